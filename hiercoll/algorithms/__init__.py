@@ -1,0 +1,18 @@
+"""The algorithms, each a pure function from (topology, rank, parameters) to a schedule."""
+
+from hiercoll.algorithms import allgather, allgather_nodes, alltoall, alltoall_nodes, reductions
+from hiercoll.algorithms.registry import REGISTRY, Algorithm, Parameter, Params, get_algorithm, register
+
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "Parameter",
+    "Params",
+    "allgather",
+    "allgather_nodes",
+    "alltoall",
+    "alltoall_nodes",
+    "get_algorithm",
+    "reductions",
+    "register",
+]

@@ -1,0 +1,123 @@
+"""Who carries data between nodes: the leader, lane and share forms, for any layout."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hiercoll.algorithms.registry import Parameter
+from hiercoll.topology import Topology
+
+Pair = tuple[int, int]
+
+WRITTEN, READ, SENT, ARRIVED = range(4)  # flags of the shared-memory forms
+
+FORM = Parameter("form", "lane", ("lane", "leader", "share"), "who carries between nodes")
+LEADERS = Parameter("leaders", 1, (1, 2), "leaders per node (leader form)", 1)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The two ranks that carry a block from its source's node to its destination's.
+
+    - ``leader``: each node has ``leaders`` groups; the leader of the source's group
+      sends to the leader of the destination's group (a node with fewer ranks than
+      leaders has one group per rank).
+    - ``lane``: the source's node hands the block to its lane (destination lane modulo
+      lanes of the node), which sends straight to the destination. Between equal nodes
+      every lane talks to the same lane only.
+    - ``share``: the pair of nodes at distance i belongs to lane (i-1) modulo lanes, at
+      both ends, so that one message goes between two nodes.
+    """
+
+    topology: Topology
+    form: str
+    leaders: int = 1
+
+    def leader(self, rank: int) -> int:
+        """Leader of the group of ``rank``."""
+        return _leaders(self.topology, self.leaders)[rank]
+
+    def out(self, source: int, target: int) -> int:
+        """The rank of the source's node that sends the block."""
+        t = self.topology
+        if self.form == "leader":
+            return self.leader(source)
+        mates = t.node(source)
+        lane = t.lane_of[target] if self.form == "lane" else self._distance(source, target) - 1
+        return mates[lane % len(mates)]
+
+    def into(self, source: int, target: int) -> int:
+        """The rank of the destination's node that receives the block."""
+        if self.form == "leader":
+            return self.leader(target)
+        if self.form == "lane":
+            return target
+        mates = self.topology.node(target)
+        return mates[(self._distance(source, target) - 1) % len(mates)]
+
+    def _distance(self, source: int, target: int) -> int:
+        t = self.topology
+        return (t.node_of[target] - t.node_of[source]) % len(t.nodes)
+
+
+@lru_cache(maxsize=64)
+def _leaders(topology: Topology, count: int) -> tuple[int, ...]:
+    leader = [0] * topology.size
+    for node in range(len(topology.nodes)):
+        for group in topology.groups(node, count):
+            for rank in group:
+                leader[rank] = group[0]
+    return tuple(leader)
+
+
+def far_ranks(topology: Topology, rank: int) -> list[int]:
+    """Ranks of the other nodes, by node distance, then lane."""
+    node, nodes = topology.node_of[rank], topology.nodes
+    return [peer for i in range(1, len(nodes)) for peer in nodes[(node + i) % len(nodes)]]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What passes through the ranks of one node, as (source, destination) pairs in message order.
+
+    ``outgoing[c][peer]`` is the message that c sends to ``peer`` on another node,
+    ``incoming[c][peer]`` the one it receives. Both ends list a message's pairs alike.
+    """
+
+    outgoing: dict[int, dict[int, list[Pair]]]
+    incoming: dict[int, dict[int, list[Pair]]]
+
+
+@lru_cache(maxsize=256)
+def node_traffic(grouping: Grouping, node: int) -> Traffic:
+    """The messages between ``node`` and the others."""
+    mates = grouping.topology.nodes[node]
+    far = far_ranks(grouping.topology, mates[0])
+    outgoing: dict[int, dict[int, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    incoming: dict[int, dict[int, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    for mate in mates:
+        for peer in far:
+            outgoing[grouping.out(mate, peer)][grouping.into(mate, peer)].append((mate, peer))
+    for peer in far:
+        for mate in mates:
+            incoming[grouping.into(peer, mate)][grouping.out(peer, mate)].append((peer, mate))
+    return Traffic(outgoing, incoming)
+
+
+def steps(grouping: Grouping, rank: int, outgoing: bool) -> dict[int, Pair]:
+    """The step in which ``rank`` meets each rank of another node: (node distance, lane distance).
+
+    Both ends of a message see the same step, so taking steps in order cannot deadlock.
+    """
+    t = grouping.topology
+    most = max(t.node_sizes)
+    sign = 1 if outgoing else -1
+    return {
+        peer: (
+            sign * (t.node_of[peer] - t.node_of[rank]) % len(t.nodes),
+            sign * (t.lane_of[peer] - t.lane_of[rank]) % most,
+        )
+        for peer in far_ranks(t, rank)
+    }

@@ -1,0 +1,136 @@
+"""What an algorithm is to the rest of hiercoll: a name, a function, parameters, constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
+from hiercoll.schedule import Schedule, in_place
+from hiercoll.topology import Topology
+
+Value: TypeAlias = "int | str"
+Params: TypeAlias = "dict[str, Value]"
+Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter: its default, the values worth trying, and its meaning.
+
+    A string parameter takes only ``choices``; an integer takes any value from
+    ``minimum`` on, ``choices`` being those that are proved and tuned.
+    """
+
+    name: str
+    default: Value
+    choices: tuple[Value, ...]
+    help: str
+    minimum: int = 0
+
+    def check(self, value: object) -> Value:
+        """``value`` if this parameter takes it, else ParameterError."""
+        if isinstance(self.default, str):
+            if value in self.choices:
+                return str(value)
+            raise ParameterError(self.name, f"one of {', '.join(map(str, self.choices))}", repr(value))
+        if isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum:
+            return value
+        raise ParameterError(self.name, f"a whole number, at least {self.minimum}", repr(value))
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A registry entry.
+
+    ``in_place`` says whether the schedule is still right when its input lies in the
+    receive buffer; ``constraint`` names what a topology lacks, or returns None.
+    """
+
+    collective: str
+    name: str
+    function: Callable[..., Schedule]
+    parameters: tuple[Parameter, ...] = ()
+    constraint: Constraint = lambda topology, params: None
+    in_place: bool = False
+
+    def resolve(self, given: Mapping[str, object]) -> Params:
+        """All parameters with their values. Raises ParameterError."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in given:
+            if name not in known:
+                takes = ", ".join(known) or "none"
+                raise ParameterError(f"parameter {name!r}", f"one that {self.name} takes ({takes})", repr(given[name]))
+        return {name: p.check(given.get(name, p.default)) for name, p in known.items()}
+
+    def refusal(self, topology: Topology, params: Mapping[str, object]) -> str | None:
+        """The constraint that does not hold on ``topology``, or None."""
+        return self.constraint(topology, self.resolve(params))
+
+    def schedule(
+        self, topology: Topology, rank: int, params: Mapping[str, object] | None = None, *, inplace: bool = False
+    ) -> Schedule:
+        """The schedule of ``rank``.
+
+        Raises ParameterError, or ConstraintError if the topology (or in-place use)
+        does not suit the algorithm.
+        """
+        resolved = self.resolve(params or {})
+        refusal = self.constraint(topology, resolved)
+        if refusal is None and inplace and not self.in_place:
+            refusal = "separate send and receive buffers"
+        if refusal is not None:
+            got = f"{topology}, {'in place' if inplace else 'not in place'}, {_spelled(resolved)}"
+            raise ConstraintError(f"algorithm {self.name!r}", refusal, got, rank)
+        schedule = self.function(topology, rank, **resolved)
+        return in_place(schedule, self.collective) if inplace else schedule
+
+    def variants(self) -> Iterator[Params]:
+        """The default parameters, then every other choice of each parameter, one at a time."""
+        default = self.resolve({})
+        yield default
+        for parameter in self.parameters:
+            for choice in parameter.choices:
+                if choice != parameter.default:
+                    yield {**default, parameter.name: choice}
+
+    def spelled(self, params: Mapping[str, Value]) -> str:
+        """The name with those parameters that differ from the defaults: ``bruck radix=4``."""
+        changed = {p.name: params[p.name] for p in self.parameters if params.get(p.name, p.default) != p.default}
+        return f"{self.name} {_spelled(changed)}".strip()
+
+
+def _spelled(params: Mapping[str, Value]) -> str:
+    return " ".join(f"{name}={value}" for name, value in params.items())
+
+
+REGISTRY: dict[str, dict[str, Algorithm]] = {}
+
+
+def register(
+    collective: str, *parameters: Parameter, constraint: Constraint | None = None, in_place: bool = False
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Enter the decorated function into the registry under its own name."""
+
+    def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        name = function.__name__.removesuffix(f"_{collective}")
+        always = constraint or (lambda topology, params: None)
+        entry = Algorithm(collective, name, function, parameters, always, in_place)
+        REGISTRY.setdefault(collective, {})[name] = entry
+        return function
+
+    return enter
+
+
+def get_algorithm(collective: str, name: str) -> Algorithm:
+    """The entry of that name. Raises UnknownAlgorithmError naming those that exist."""
+    entries = REGISTRY.get(collective, {})
+    if name not in entries:
+        raise UnknownAlgorithmError("algorithm", f"one of {', '.join(entries)} for {collective}", repr(name))
+    return entries[name]
+
+
+def window_parameter(default: int, help: str, *choices: int, minimum: int = 1) -> Parameter:
+    """The parameter ``window``: how many messages may be outstanding."""
+    return Parameter("window", default, choices, help, minimum)

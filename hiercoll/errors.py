@@ -1,0 +1,79 @@
+"""Every error that hiercoll raises on purpose.
+
+All derive from :class:`HiercollError`, and also from the built-in class that a
+caller would expect (``ValueError``, ``TypeError``, ``RuntimeError``), so that
+``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class HiercollError(Exception):
+    """Base of all errors raised by hiercoll."""
+
+
+class ArgumentError(HiercollError, ValueError):
+    """A call was given something it cannot serve; raised before any data moves.
+
+    Attributes: ``rank`` (None outside MPI), ``argument``, ``expected``, ``got``.
+    """
+
+    def __init__(self, argument: str, expected: str, got: object, rank: int | None = None) -> None:
+        self.rank = rank
+        self.argument = argument
+        self.expected = expected
+        self.got = got
+        where = "" if rank is None else f"rank {rank}: "
+        super().__init__(f"{where}{argument}: expected {expected}, got {got}")
+
+
+class BufferSizeError(ArgumentError):
+    """A buffer has the wrong number of elements or bytes."""
+
+
+class BufferTypeError(ArgumentError, TypeError):
+    """A buffer is of a kind, type or memory order that cannot be communicated."""
+
+
+class BufferOverlapError(ArgumentError):
+    """Send and receive buffers share memory."""
+
+
+class CommunicatorError(ArgumentError):
+    """The communicator is null, freed, or not an intracommunicator."""
+
+
+class UnknownAlgorithmError(ArgumentError):
+    """No algorithm of that name exists for the collective."""
+
+
+class ParameterError(ArgumentError):
+    """An algorithm's parameter is unknown or out of range."""
+
+
+class ConstraintError(ArgumentError):
+    """The algorithm cannot run on this topology; ``expected`` names the constraint."""
+
+
+class LayoutError(ArgumentError):
+    """A node layout (``HIERCOLL_NODES``, ``--layout``) is malformed or does not fit."""
+
+
+class PlanError(HiercollError, RuntimeError):
+    """A plan was used in a state that does not allow it (started twice, freed)."""
+
+
+class ThreadError(HiercollError, RuntimeError):
+    """A call from a thread that the MPI library's thread level does not allow."""
+
+
+class ScheduleError(HiercollError, ValueError):
+    """A schedule under construction breaks a rule of the model."""
+
+
+class VerificationError(HiercollError):
+    """A schedule was refuted; ``findings`` holds what was found."""
+
+    def __init__(self, findings: tuple[object, ...]) -> None:
+        self.findings = findings
+        super().__init__("\n".join(str(finding) for finding in findings))

@@ -1,0 +1,344 @@
+"""The one description of communication: regions, operations, schedules, the builder.
+
+A schedule is ONE rank's part of a collective: operations on regions of named
+buffers, each with the operations it waits for. It counts in blocks; a block may
+be cut into ``segments`` equal parts for pipelining. It knows no communicator,
+pointer, byte or environment, so the same schedule can be proved (`verify`), costed
+(`cost`), drawn (`timeline`) and run (`executor`, `loopback`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from hiercoll.errors import ScheduleError
+
+BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared"]
+Blocks: TypeAlias = "range | tuple[int, ...]"
+
+
+class Region(NamedTuple):
+    """An ordered set of blocks of one buffer, e.g. seven blocks, sixteen apart.
+
+    ``blocks`` is a ``range`` where the blocks are evenly spaced (so that it binds
+    to one strided copy or datatype), else a tuple. ``part`` selects one segment
+    of every block; None means whole blocks.
+    """
+
+    buffer: BufferName
+    blocks: Blocks
+    part: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of blocks (or of block parts)."""
+        return len(self.blocks)
+
+    def segment(self, part: int) -> Region:
+        """The given segment of each block of this region."""
+        return Region(self.buffer, self.blocks, part)
+
+    def __str__(self) -> str:
+        blocks = self.blocks
+        if isinstance(blocks, range):
+            step = "" if blocks.step == 1 else f":{blocks.step}"
+            text = str(blocks[0]) if len(blocks) == 1 else f"{blocks.start}:{blocks.stop}{step}"
+        else:
+            text = ",".join(map(str, blocks[:6])) + (f",.. {len(blocks)} blocks" if len(blocks) > 6 else "")
+        return f"{self.buffer}[{text}]" + ("" if self.part is None else f"/{self.part}")
+
+
+NOTHING = Region("recv", range(0))
+
+
+def as_blocks(blocks: Iterable[int]) -> Blocks:
+    """``blocks`` as a range where evenly and upwards spaced, else as a tuple."""
+    if isinstance(blocks, range) and blocks.step > 0:
+        return blocks
+    listed = tuple(blocks)
+    if not listed:
+        return range(0)
+    step = listed[1] - listed[0] if len(listed) > 1 else 1
+    if step > 0:
+        regular = range(listed[0], listed[-1] + 1, step)
+        if len(regular) == len(listed) and tuple(regular) == listed:
+            return regular
+    return listed
+
+
+class Buffer:
+    """A named buffer, indexed to give regions: ``RECV[3]``, ``RECV[0:8:2]``, ``RECV[ranks]``.
+
+    ``offset`` shifts all indices: one buffer can be handed out in pieces.
+    """
+
+    def __init__(self, name: BufferName, offset: int = 0) -> None:
+        self.name = name
+        self.offset = offset
+
+    def __getitem__(self, index: int | slice | Iterable[int]) -> Region:
+        offset = self.offset
+        if isinstance(index, int):
+            return Region(self.name, range(index + offset, index + offset + 1))
+        if isinstance(index, slice):
+            if index.stop is None:
+                raise ScheduleError("a region needs an explicit end")
+            index = range(index.start or 0, index.stop, index.step or 1)
+        if offset:
+            index = [block + offset for block in index]
+        return Region(self.name, as_blocks(index))
+
+
+SEND = Buffer("send")
+RECV = Buffer("recv")
+SCRATCH = Buffer("scratch")
+SHARED = Buffer("shared")
+
+Deps: TypeAlias = "tuple[int, ...]"
+
+
+class Send(NamedTuple):
+    """Send ``region`` to rank ``peer``; (source, destination, tag) is unique in a schedule."""
+
+    peer: int
+    tag: int
+    region: Region
+    deps: Deps
+
+
+class Recv(NamedTuple):
+    """Receive into ``region`` from rank ``peer``."""
+
+    peer: int
+    tag: int
+    region: Region
+    deps: Deps
+
+
+class Copy(NamedTuple):
+    """Copy ``source`` to ``target``, block by block in order."""
+
+    source: Region
+    target: Region
+    deps: Deps
+
+
+class Reduce(NamedTuple):
+    """``target = left (+) right``, block by block; the order matters."""
+
+    left: Region
+    right: Region
+    target: Region
+    deps: Deps
+
+
+class Signal(NamedTuple):
+    """Raise this rank's flag ``flag`` to the number of the current start."""
+
+    flag: int
+    deps: Deps
+
+
+class Wait(NamedTuple):
+    """Wait until flag ``flag`` of every rank in ``peers`` has reached the number of the
+    current start, or of the start before it if ``previous``."""
+
+    peers: tuple[int, ...]
+    flag: int
+    previous: bool
+    deps: Deps
+
+
+class Join(NamedTuple):
+    """Nothing but a point that waits for others: the end of a round."""
+
+    deps: Deps
+
+
+Op: TypeAlias = "Send | Recv | Copy | Reduce | Signal | Wait | Join"
+
+
+def reads(op: Op) -> tuple[Region, ...]:
+    """Regions that the operation reads."""
+    if isinstance(op, Send):
+        return (op.region,)
+    if isinstance(op, Copy):
+        return (op.source,)
+    return (op.left, op.right) if isinstance(op, Reduce) else ()
+
+
+def writes(op: Op) -> tuple[Region, ...]:
+    """Regions that the operation writes."""
+    if isinstance(op, Recv):
+        return (op.region,)
+    return (op.target,) if isinstance(op, Copy | Reduce) else ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One rank's operations, in an order in which every operation follows its ``deps``.
+
+    ``scratch`` and ``shared`` are the sizes of those buffers in blocks, ``flags``
+    the number of flags that this rank raises, ``tags`` one more than the largest tag.
+    """
+
+    rank: int
+    ops: tuple[Op, ...]
+    scratch: int = 0
+    shared: int = 0
+    flags: int = 0
+    segments: int = 1
+
+    @property
+    def tags(self) -> int:
+        """Number of tags that a plan must reserve."""
+        return 1 + max((op.tag for op in self.ops if isinstance(op, Send | Recv)), default=0)
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[int, ...], ...] | None:
+        """Operation indices by round, or None where operations overlap freely.
+
+        The dependencies are rounds if each operation waits for exactly the whole
+        round before it; running round by round is then no stricter than the schedule.
+        """
+        rounds: list[tuple[int, ...]] = []
+        current: list[int] = []
+        gate: Deps = ()
+        for index, op in enumerate(self.ops):
+            if isinstance(op, Join):
+                if op.deps != tuple(current):
+                    return None
+                rounds.append(tuple(current))
+                current, gate = [], (index,)
+            elif op.deps != gate or isinstance(op, Wait):
+                return None
+            else:
+                current.append(index)
+        return (*rounds, tuple(current)) if current else tuple(rounds)
+
+
+class Builder:
+    """Writes one rank's schedule in the words of a paper.
+
+    Operations added inside ``with b.round():`` run together, after the whole round
+    before. An operation given ``after=[...]`` (results of earlier calls) waits for
+    just those. Each call returns the operation's index.
+    """
+
+    def __init__(self, rank: int, segments: int = 1) -> None:
+        self.rank = rank
+        self.segments = segments
+        self._ops: list[Op] = []
+        self._gate: Deps = ()
+        self._scratch = 0
+        self._shared = 0
+        self._flags = 0
+
+    def scratch(self, blocks: int) -> Buffer:
+        """A new private piece of the scratch buffer, ``blocks`` long."""
+        piece = Buffer("scratch", self._scratch)
+        self._scratch += blocks
+        return piece
+
+    def shared(self, blocks: int) -> Buffer:
+        """A new piece of the node's shared buffer; every rank of the node asks alike."""
+        piece = Buffer("shared", self._shared)
+        self._shared += blocks
+        return piece
+
+    def _add(self, op: Op) -> int:
+        self._ops.append(op)
+        return len(self._ops) - 1
+
+    def _deps(self, after: Iterable[int] | None) -> Deps:
+        return self._gate if after is None else tuple(after)
+
+    def send(self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None) -> int:
+        """Send ``region`` to ``peer``."""
+        return self._add(Send(peer, tag, region, self._deps(after)))
+
+    def recv(self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None) -> int:
+        """Receive ``region`` from ``peer``."""
+        return self._add(Recv(peer, tag, region, self._deps(after)))
+
+    def copy(self, source: Region, target: Region, *, after: Iterable[int] | None = None) -> int:
+        """Copy ``source`` to ``target``."""
+        return self._add(Copy(source, target, self._deps(after)))
+
+    def reduce(self, left: Region, right: Region, target: Region, *, after: Iterable[int] | None = None) -> int:
+        """``target = left (+) right``."""
+        return self._add(Reduce(left, right, target, self._deps(after)))
+
+    def signal(self, flag: int, *, after: Iterable[int] | None = None) -> int:
+        """Raise this rank's flag ``flag`` for the ranks of its node."""
+        self._flags = max(self._flags, flag + 1)
+        return self._add(Signal(flag, self._deps(after)))
+
+    def wait(
+        self, peers: Iterable[int], flag: int, *, previous: bool = False, after: Iterable[int] | None = None
+    ) -> int:
+        """Wait for flag ``flag`` of other ranks of the node (of the start before, if ``previous``)."""
+        others = tuple(peer for peer in peers if peer != self.rank)
+        if not others:
+            return self.join(self._deps(after))
+        return self._add(Wait(others, flag, previous, self._deps(after)))
+
+    def join(self, after: Iterable[int]) -> int:
+        """A point that waits for all of ``after``."""
+        return self._add(Join(tuple(after)))
+
+    def gate(self, after: Iterable[int]) -> None:
+        """From here on, operations without ``after`` wait for all of these."""
+        self._gate = (self.join(after),)
+
+    @property
+    def gated(self) -> list[int]:
+        """What an operation without ``after`` waits for."""
+        return list(self._gate)
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """The operations added inside run together; what follows waits for all of them."""
+        first = len(self._ops)
+        yield
+        members = tuple(range(first, len(self._ops)))
+        if members:
+            self._gate = (self._add(Join(members)),)
+
+    def build(self) -> Schedule:
+        """The finished, immutable schedule."""
+        return Schedule(self.rank, tuple(self._ops), self._scratch, self._shared, self._flags, self.segments)
+
+
+def in_place(schedule: Schedule, collective: str) -> Schedule:
+    """``schedule`` with its input already lying in the receive buffer (MPI_IN_PLACE).
+
+    For allgather the contribution of rank r lies in ``recv[r]``, for the others
+    what was ``send[i]`` lies in ``recv[i]``. Copies of a region onto itself become empty.
+    Whether the result is still right is for `verify` to say.
+    """
+
+    def moved(region: Region) -> Region:
+        if region.buffer != "send":
+            return region
+        blocks = range(schedule.rank, schedule.rank + 1) if collective == "allgather" else region.blocks
+        return Region("recv", blocks, region.part)
+
+    def rewritten(op: Op) -> Op:
+        if isinstance(op, Send):
+            return op._replace(region=moved(op.region))
+        if isinstance(op, Copy):
+            op = op._replace(source=moved(op.source))
+            return Copy(NOTHING, NOTHING, op.deps) if op.source == op.target else op
+        if isinstance(op, Reduce):
+            return op._replace(left=moved(op.left), right=moved(op.right))
+        return op
+
+    ops = tuple(map(rewritten, schedule.ops))
+    return Schedule(
+        schedule.rank, ops, schedule.scratch, schedule.shared, schedule.flags, schedule.segments
+    )

@@ -1,0 +1,199 @@
+"""Which ranks share a node: the only fact about a machine that algorithms see.
+
+A :class:`Topology` is a value: it has no communicator and can be made for any
+layout, so that schedules for machines one does not have can be proved and costed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hiercoll.errors import LayoutError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LAYOUT_HELP = (
+    "NODESxLANES (2x4), a sum of node sizes (3+5), either with :block, :cyclic or :random[=SEED], "
+    "or the node of every rank (0,0,1,1)"
+)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The node of every rank.
+
+    ``node_of[r]`` is the node of rank r; nodes are numbered 0.. in the order of
+    their lowest rank. Equal topologies compare and hash equal.
+    """
+
+    node_of: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        order = list(dict.fromkeys(self.node_of))
+        if not order:
+            raise LayoutError("layout", "at least one rank", "none")
+        number = {node: i for i, node in enumerate(order)}
+        object.__setattr__(self, "node_of", tuple(number[node] for node in self.node_of))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.node_of)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.node_of)
+
+    @cached_property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node, in lane order (ascending rank)."""
+        members: list[list[int]] = [[] for _ in range(max(self.node_of) + 1)]
+        for rank, node in enumerate(self.node_of):
+            members[node].append(rank)
+        return tuple(map(tuple, members))
+
+    @cached_property
+    def lane_of(self) -> tuple[int, ...]:
+        """Index of each rank within its node."""
+        lanes = [0] * self.size
+        for ranks in self.nodes:
+            for lane, rank in enumerate(ranks):
+                lanes[rank] = lane
+        return tuple(lanes)
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """Number of ranks of each node."""
+        return tuple(map(len, self.nodes))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all nodes have the same number of ranks."""
+        return len(set(self.node_sizes)) == 1
+
+    def node(self, rank: int) -> tuple[int, ...]:
+        """The ranks that share a node with ``rank``, itself included."""
+        return self.nodes[self.node_of[rank]]
+
+    def groups(self, node: int, count: int) -> tuple[tuple[int, ...], ...]:
+        """The node's ranks in ``count`` contiguous, nearly equal groups.
+
+        A node with fewer ranks than ``count`` has one group per rank. The first
+        rank of a group is its leader.
+        """
+        ranks = self.nodes[node]
+        count = min(count, len(ranks))
+        bounds = [i * len(ranks) // count for i in range(count + 1)]
+        return tuple(ranks[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+
+    @cached_property
+    def placement(self) -> str:
+        """``block`` (nodes hold consecutive ranks), ``cyclic`` (dealt in turn) or ``irregular``."""
+        if list(self.node_of) == sorted(self.node_of):
+            return "block"
+        return "cyclic" if self.node_of == _deal(self.node_sizes) else "irregular"
+
+    def __str__(self) -> str:
+        sizes = self.node_sizes
+        text = f"{len(sizes)}x{sizes[0]}" if self.is_even else "+".join(map(str, sizes))
+        return text if self.placement == "block" else f"{text}:{self.placement}"
+
+
+def _deal(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Nodes of ranks dealt to nodes in turn, skipping the full ones."""
+    left = list(sizes)
+    nodes: list[int] = []
+    while any(left):
+        for node, room in enumerate(left):
+            if room:
+                nodes.append(node)
+                left[node] -= 1
+    return tuple(nodes)
+
+
+def parse_layout(text: str) -> Topology:
+    """Topology of a layout as written on a command line or in ``HIERCOLL_NODES``.
+
+    Forms: ``2x4`` (2 nodes of 4 ranks), ``3+5`` (a node of 3 and one of 5), both
+    with an optional placement ``:block`` (default), ``:cyclic`` or
+    ``:random[=SEED]``; or the node of each rank, ``0,0,1,1``. Raises LayoutError.
+    """
+    wrong = LayoutError("layout", LAYOUT_HELP, repr(text))
+    shape, _, placement = text.strip().partition(":")
+    if re.fullmatch(r"\d+(,\d+)*", shape) and not placement and ("," in shape):
+        return Topology(tuple(map(int, shape.split(","))))
+    if match := re.fullmatch(r"(\d+)x(\d+)", shape):
+        sizes = [int(match[2])] * int(match[1])
+    elif re.fullmatch(r"\d+(\+\d+)*", shape):
+        sizes = list(map(int, shape.split("+")))
+    else:
+        raise wrong
+    if not sizes or 0 in sizes or sum(sizes) > 1 << 20:
+        raise wrong
+    blocks = [node for node, size in enumerate(sizes) for _ in range(size)]
+    if placement in ("", "block"):
+        return Topology(tuple(blocks))
+    if placement == "cyclic":
+        return Topology(_deal(sizes))
+    if match := re.fullmatch(r"random(?:=(\d+))?", placement):
+        random.Random(int(match[1] or 0)).shuffle(blocks)
+        return Topology(tuple(blocks))
+    raise wrong
+
+
+def discover(comm: MPI.Intracomm) -> Topology:
+    """Topology of an MPI communicator (collective).
+
+    Nodes are what ``MPI_Comm_split_type(SHARED)`` says, or, where the environment
+    variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
+    MPI_COMM_WORLD. Raises LayoutError, on every rank alike, if the layout is
+    malformed, has another number of ranks than MPI_COMM_WORLD, differs between
+    ranks, or lets a virtual node span hosts.
+    """
+    from mpi4py import MPI
+
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    root = host.bcast(comm.rank)
+    host.Free()
+    text = os.environ.get("HIERCOLL_NODES") or None
+    world_rank = comm.group.Translate_ranks([comm.rank], MPI.COMM_WORLD.group)[0]
+    everyone: list[tuple[int, str | None, int]] = comm.allgather((root, text, world_rank))
+    hosts = [entry[0] for entry in everyone]
+    texts = {entry[1] for entry in everyone}
+    if texts == {None}:
+        return Topology(tuple(hosts))
+    if len(texts) > 1:
+        got = ", ".join(sorted(map(repr, texts)))
+        raise LayoutError("HIERCOLL_NODES", "the same value on every rank", got, comm.rank)
+    return _virtual(str(text), hosts, [entry[2] for entry in everyone], MPI.COMM_WORLD.size, comm.rank)
+
+
+def _virtual(text: str, hosts: list[int], world_ranks: list[int], world: int, rank: int) -> Topology:
+    """The part of the layout ``text`` of MPI_COMM_WORLD that these world ranks see."""
+    try:
+        layout = parse_layout(text)
+    except LayoutError as error:
+        raise LayoutError("HIERCOLL_NODES", LAYOUT_HELP, repr(text), rank) from error
+    if layout.size != world:
+        got = f"{text!r}, which describes {layout.size}"
+        raise LayoutError("HIERCOLL_NODES", f"a layout of the {world} ranks of MPI_COMM_WORLD", got, rank)
+    if not all(0 <= r < world for r in world_ranks):
+        got = "a communicator with ranks outside it"
+        raise LayoutError("HIERCOLL_NODES", "only ranks of MPI_COMM_WORLD", got, rank)
+    nodes = [layout.node_of[r] for r in world_ranks]
+    host_of: dict[int, int] = {}
+    for node, host in zip(nodes, hosts, strict=True):
+        if host_of.setdefault(node, host) != host:
+            got = f"{text!r}, whose node {node} spans hosts"
+            raise LayoutError("HIERCOLL_NODES", "virtual nodes within one host each", got, rank)
+    return Topology(tuple(nodes))
