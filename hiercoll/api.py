@@ -1,0 +1,188 @@
+"""The calls that users make."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.buffers import Array, HostBuffer, check_disjoint, counted_buffer, host_buffer
+from hiercoll.communicator import STATE, State, Work, _threads_allowed, get_state, get_topology
+from hiercoll.errors import BufferSizeError, BufferTypeError
+from hiercoll.executor import Plan
+
+Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
+
+__all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "get_topology"]
+
+_address = MPI.Get_address
+
+
+def alltoall(
+    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+) -> Any:
+    """Send block j of ``sendbuf`` to rank j, receive block i of the result from rank i.
+
+    ``sendbuf``: a contiguous array of any fixed-size dtype whose elements divide into
+    comm.size equal blocks (in memory order), an mpi4py buffer specification
+    ``[buffer, count per block, MPI datatype]``, or ``MPI.IN_PLACE``. ``recvbuf``: an
+    array of as many bytes and the same dtype; None for a new one like ``sendbuf``.
+    ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by the cost model,
+    "native" is the MPI library's own. All ranks pass the same ones.
+
+    Returns the receive array. Raises an ArgumentError before any data moves:
+    BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
+    UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
+    """
+    if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
+        plan = _known(comm, "alltoall", sendbuf, recvbuf, algorithm)
+        if plan is not None:
+            plan()
+            return recvbuf
+    return _call(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
+
+
+def allgather(
+    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+) -> Any:
+    """Gather the ``sendbuf`` of every rank, in rank order, on every rank.
+
+    As `alltoall`, with ``sendbuf`` as the rank's one block; the result has comm.size
+    blocks, and when new the shape ``(comm.size, *sendbuf.shape)``. With
+    ``MPI.IN_PLACE`` the rank's block lies in its place in ``recvbuf``. Collective
+    (MPI 4.1, 6.7).
+    """
+    if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
+        plan = _known(comm, "allgather", sendbuf, recvbuf, algorithm)
+        if plan is not None:
+            plan()
+            return recvbuf
+    return _call(comm, "allgather", sendbuf, recvbuf, algorithm, params)
+
+
+def alltoall_init(
+    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+) -> Plan:
+    """A plan for `alltoall` on these buffers, to be started as often as wanted.
+
+    Arguments and errors as for `alltoall`. Collective; all ranks make their plans in
+    the same order. The plan keeps the buffers alive until `Plan.free`.
+    """
+    return _plan(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
+
+
+def allgather_init(
+    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+) -> Plan:
+    """A plan for `allgather` on these buffers; see `alltoall_init`."""
+    return _plan(comm, "allgather", sendbuf, recvbuf, algorithm, params)
+
+
+def _known(comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str) -> Plan | None:
+    """The cached plan of a call seen before with arrays at these addresses.
+
+    The key holds everything that the checks of a first call look at, but for
+    contiguity, which `MPI.Get_address` checks, and whether recv is writable.
+    """
+    try:
+        state = comm.Get_attr(STATE)
+        key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes, send.dtype, recv.dtype)
+        plan: Plan = state.plans[key]
+    except (KeyError, AttributeError, BufferError, MPI.Exception):
+        return None
+    if not recv.flags.writeable or not _threads_allowed:
+        return None  # the slow path says what is wrong, if anything is
+    state.plans.move_to_end(key)
+    if plan.board_key is not None:
+        state.boards.move_to_end(plan.board_key)
+    return plan
+
+
+def _call(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]) -> Any:
+    """A blocking call, with all checks."""
+    state, sent, received, block = _checked(comm, collective, send, recv)
+    item = received.item
+    addresses = (sent.address if sent else 0, received.address)
+    key = (collective, algorithm, *addresses, sent.nbytes if sent else 0, received.nbytes,
+           sent.array.dtype if sent else None, received.array.dtype, *params.items())
+    plan = state.plans.get(key)
+    if plan is None:
+        name, resolved = state.select(collective, algorithm, params, block, sent is None)
+        work = Work(collective, name, resolved, block, item, sent is None)
+        plan = state.cached_plan(work, *addresses)
+        state.plans.keep(key, plan)
+    else:
+        state.plans.move_to_end(key)
+        if plan.board_key is not None:
+            state.boards.move_to_end(plan.board_key)
+    plan()
+    return received.array
+
+
+def _plan(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]) -> Plan:
+    state, sent, received, block = _checked(comm, collective, send, recv)
+    name, resolved = state.select(collective, algorithm, params, block, sent is None)
+    work = Work(collective, name, resolved, block, received.item, sent is None)
+    plan = state.own_plan(work, sent.address if sent else 0, received.address)
+    plan.recvbuf = received.array
+    plan.keep_alive(sent, received)
+    return plan
+
+
+def _checked(
+    comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer
+) -> tuple[State, HostBuffer | None, HostBuffer, int]:
+    """State, buffers (send None for in place) and bytes per block of a call that is sound."""
+    state = get_state(comm)
+    rank, size = state.rank, state.size
+    sent = None
+    if send is not MPI.IN_PLACE:
+        sent = _buffer(send, "sendbuf", rank, size if collective == "alltoall" else 1, writable=False)
+    if recv is None:
+        if sent is None:
+            raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", rank)
+        recv = _new_like(sent, size if collective == "allgather" else None)
+    received = _buffer(recv, "recvbuf", rank, size, writable=True)
+    block = received.nbytes // size
+    if received.nbytes % size or (received.item and block % received.item):
+        expected = f"a number of elements that {size} ranks divide"
+        raise BufferSizeError("recvbuf" if sent is None else "sendbuf", expected, received.items, rank)
+    if sent is not None:
+        _check_pair(state, collective, sent, received)
+    return state, sent, received, block
+
+
+def _check_pair(state: State, collective: str, sent: HostBuffer, received: HostBuffer) -> None:
+    """Size, type and overlap of a send and a receive buffer."""
+    factor = state.size if collective == "allgather" else 1
+    if collective == "alltoall" and sent.item and sent.nbytes // sent.item % state.size:
+        expected = f"a number of elements that {state.size} ranks divide"
+        raise BufferSizeError("sendbuf", expected, sent.items, state.rank)
+    if sent.nbytes * factor != received.nbytes:
+        got = f"{received.nbytes} bytes"
+        expected = f"{sent.nbytes * factor} bytes ({factor} x sendbuf)" if factor > 1 else f"{sent.nbytes} bytes, as sendbuf"
+        raise BufferSizeError("recvbuf", expected, got, state.rank)
+    if sent.item != received.item or (sent.typed and received.typed and sent.array.dtype != received.array.dtype):
+        raise BufferTypeError("recvbuf", f"the type of sendbuf, {sent.type_name}", received.type_name, state.rank)
+    check_disjoint(sent, received, state.rank)
+
+
+def _buffer(obj: Buffer, argument: str, rank: int, blocks: int, *, writable: bool) -> HostBuffer:
+    if isinstance(obj, list | tuple):
+        return counted_buffer(obj, argument, rank, blocks, writable=writable)
+    return host_buffer(obj, argument, rank, writable=writable)
+
+
+def _new_like(sent: HostBuffer, copies: int | None) -> Array:
+    """A new array like that of ``sent``, with ``copies`` of it along a new first axis if given.
+
+    Memory order is kept within a block, so that what arrives has the sender's indices.
+    """
+    array = sent.array
+    if copies is None:
+        return np.empty_like(array)
+    if array.flags.c_contiguous:
+        return np.empty((copies, *array.shape), array.dtype)
+    reverse = np.empty((copies, *array.shape[::-1]), array.dtype)
+    return reverse.transpose(0, *range(array.ndim, 0, -1))

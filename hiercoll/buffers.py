@@ -1,0 +1,226 @@
+"""User arrays as blocks, and the memory that plans work on.
+
+`BlockLayout` turns the blocks of a schedule into bytes. `Memory` is what a plan asks
+of a kind of memory: who allocates scratch, who copies, who synchronises. Host memory
+is here; device memory implements the same interface.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import setitem
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hiercoll.errors import BufferOverlapError, BufferSizeError, BufferTypeError
+from hiercoll.schedule import Region
+
+Array: TypeAlias = npt.NDArray[Any]
+Action: TypeAlias = "Callable[[], object]"
+Combine: TypeAlias = "Callable[[Array, Array, Array], object]"
+
+
+class BlockLayout(NamedTuple):
+    """Bytes of a block, of one item in it, and the number of segments it is cut into.
+
+    Segments are cut between items, as equal as they can be.
+    """
+
+    block: int
+    item: int = 1
+    segments: int = 1
+
+    def extent(self, part: int | None) -> tuple[int, int]:
+        """Offset and length, in bytes, of a segment within its block."""
+        if part is None:
+            return 0, self.block
+        items = self.block // self.item
+        start, end = (items * i // self.segments * self.item for i in (part, part + 1))
+        return start, end - start
+
+    def runs(self, region: Region) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of the contiguous pieces of ``region``, in order."""
+        offset, length = self.extent(region.part)
+        whole = length == self.block
+        runs: list[tuple[int, int]] = []
+        for block in region.blocks:
+            start = block * self.block + offset
+            if whole and runs and sum(runs[-1]) == start:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+            else:
+                runs.append((start, length))
+        return runs
+
+
+class Memory(Protocol):
+    """What a plan needs of the memory that its buffers lie in."""
+
+    kind: str
+
+    def allocate(self, nbytes: int) -> tuple[int, object]:
+        """Address of ``nbytes`` of scratch, and the object that keeps it alive."""
+
+    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action:
+        """A callable that copies between regions of the buffers at two addresses."""
+
+    def before_messages(self) -> None:
+        """Order what the caller has produced before the first message."""
+
+    def after_messages(self) -> None:
+        """Order what has arrived before what the caller does next."""
+
+
+class HostMemory:
+    """Memory that NumPy arrays live in: copies happen when called, nothing to synchronise."""
+
+    kind = "host"
+
+    def allocate(self, nbytes: int) -> tuple[int, object]:
+        """Uninitialised bytes, aligned to 64."""
+        owner = np.empty(nbytes + 64, dtype=np.uint8)
+        return -(-owner.ctypes.data // 64) * 64, owner
+
+    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action:
+        """See `Memory.copy`; strided and scattered regions without work per block."""
+        (src_view, src), (dst_view, dst) = blocks_view(layout, *source), blocks_view(layout, *target)
+        if isinstance(src, slice):
+            src_view = src_view[src]
+            if isinstance(dst, slice):
+                dst_view = dst_view[dst]
+                if src_view.flags.c_contiguous and dst_view.flags.c_contiguous and src_view.nbytes:
+                    return partial(setitem, _bytes(dst_view), slice(None), _bytes(src_view))
+                return partial(np.copyto, dst_view, src_view)
+            return partial(setitem, dst_view, dst, src_view)
+        if isinstance(dst, slice):
+            return partial(np.take, src_view, src, axis=0, out=dst_view[dst], mode="clip")
+        return partial(_scatter, dst_view, dst, src_view, src)
+
+    def before_messages(self) -> None:
+        """Nothing to do."""
+
+    def after_messages(self) -> None:
+        """Nothing to do."""
+
+
+def _scatter(dst: Array, where: Array, src: Array, which: Array) -> None:
+    dst[where] = src[which]
+
+
+def _bytes(view: Array) -> memoryview:
+    return memoryview(view.view(np.uint8).reshape(-1))
+
+
+def blocks_view(layout: BlockLayout, address: int, region: Region) -> tuple[Array, slice | Array]:
+    """The blocks (or segments of blocks) of the buffer at ``address`` as a 1-D array of
+    opaque items, and the index that selects those of ``region``."""
+    offset, length = layout.extent(region.part)
+    blocks = region.blocks
+    count = 1 + max(blocks[-1] if isinstance(blocks, range) else max(blocks), 0) if blocks else 0
+    if not count or not length:
+        return np.empty(0, dtype="V1"), slice(0, 0)
+    memory = (ctypes.c_char * (count * layout.block)).from_address(address)
+    strides: tuple[int, ...] = (layout.block,)
+    if length < 1 << 30:
+        view: Array = np.ndarray((count,), f"V{length}", memory, offset, strides)
+    else:  # NumPy's items are limited to 2 GiB
+        view = np.ndarray((count, length), np.uint8, memory, offset, (layout.block, 1))
+    if isinstance(blocks, range):
+        return view, slice(blocks.start, blocks.stop, blocks.step)
+    return view, np.array(blocks)
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """A contiguous user array on the host."""
+
+    address: int
+    nbytes: int
+    item: int
+    array: Array
+    typed: bool = True  # False where an MPI datatype says what the elements are
+
+    @property
+    def type_name(self) -> str:
+        """The type of the elements in words."""
+        return str(self.array.dtype) if self.typed else f"items of {self.item} bytes"
+
+    @property
+    def items(self) -> int:
+        """Number of elements."""
+        return self.nbytes // self.item if self.item else 0
+
+
+def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> HostBuffer:
+    """The array behind ``obj``: an ndarray or anything with the buffer protocol.
+
+    Raises BufferTypeError for other objects, for arrays that are not contiguous, hold
+    Python objects, or are read-only where they must be written.
+    """
+    if hasattr(obj, "__cuda_array_interface__"):
+        raise BufferTypeError(argument, "an array in host memory", f"a device array ({type(obj).__name__})", rank)
+    if isinstance(obj, np.ndarray):
+        array: Array = obj
+    else:
+        try:
+            array = np.asarray(memoryview(obj))  # type: ignore[arg-type]
+        except (TypeError, ValueError, BufferError):
+            expected = "a NumPy array, a buffer, or [buffer, count, MPI datatype]"
+            raise BufferTypeError(argument, expected, type(obj).__name__, rank) from None
+    if array.dtype.hasobject:
+        raise BufferTypeError(argument, "elements of a fixed size", f"Python objects (dtype {array.dtype})", rank)
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        got = f"shape {array.shape} with strides {array.strides}"
+        raise BufferTypeError(argument, "a contiguous array (see numpy.ascontiguousarray)", got, rank)
+    if writable and not array.flags.writeable:
+        raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
+    return HostBuffer(array.__array_interface__["data"][0], array.nbytes, array.dtype.itemsize, array)
+
+
+def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *, writable: bool) -> HostBuffer:
+    """The buffer of an mpi4py specification ``[buf, MPI.TYPE]``, ``[buf, count, MPI.TYPE]``
+    or ``[buf, (count, None), MPI.TYPE]`` with ``count`` items in each of ``blocks`` blocks.
+
+    Raises BufferTypeError for displacements and types with gaps, BufferSizeError for
+    counts that the buffer does not hold.
+    """
+    expected = "[buffer, MPI datatype] or [buffer, count, MPI datatype]"
+    if len(spec) not in (2, 3):
+        raise BufferTypeError(argument, expected, f"{len(spec)} entries", rank)
+    buffer = host_buffer(spec[0], argument, rank, writable=writable)
+    count, datatype = (None, spec[1]) if len(spec) == 2 else (spec[1], spec[2])
+    if isinstance(count, tuple | list) and len(count) == 2 and not count[1]:
+        count = count[0]
+    if isinstance(datatype, str):
+        item = np.dtype(datatype).itemsize
+    elif hasattr(datatype, "Get_extent"):
+        item = datatype.Get_size()
+        if datatype.Get_extent() != (0, item):
+            raise BufferTypeError(argument, "a datatype without gaps", f"size {item}, extent {datatype.Get_extent()}", rank)
+    else:
+        raise BufferTypeError(argument, expected, f"a {type(datatype).__name__} as the datatype", rank)
+    if count is None:
+        if item == 0 or buffer.nbytes % item:
+            raise BufferSizeError(argument, f"a multiple of {item} bytes", f"{buffer.nbytes} bytes", rank)
+        count = buffer.nbytes // item // blocks if buffer.nbytes // item % blocks == 0 else -1
+        if count < 0:
+            raise BufferSizeError(argument, f"a multiple of {blocks} items", f"{buffer.nbytes // item}", rank)
+    if not isinstance(count, int | np.integer) or count < 0:
+        raise BufferTypeError(argument, "a count per block, and no displacement", repr(spec[1]), rank)
+    nbytes = int(count) * item * blocks
+    if nbytes > buffer.nbytes:
+        got = f"{count} items of {item} bytes in each of {blocks} blocks, with a buffer of {buffer.nbytes} bytes"
+        raise BufferSizeError(argument, "counts that fit the buffer", got, rank)
+    return HostBuffer(buffer.address, nbytes, item, buffer.array, typed=False)
+
+
+def check_disjoint(send: HostBuffer, recv: HostBuffer, rank: int) -> None:
+    """Raises BufferOverlapError if the two buffers share bytes."""
+    overlap = min(send.address + send.nbytes, recv.address + recv.nbytes) - max(send.address, recv.address)
+    if overlap > 0 and send.nbytes and recv.nbytes:
+        expected = "a buffer apart from sendbuf (or sendbuf=MPI.IN_PLACE)"
+        raise BufferOverlapError("recvbuf", expected, f"{overlap} shared bytes", rank)

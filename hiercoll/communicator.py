@@ -1,0 +1,323 @@
+"""What hiercoll keeps with a communicator: a private duplicate, the topology, plans, windows.
+
+The state hangs on the user's communicator as an MPI attribute, so it is found again
+through any alias of the handle and freed with it, or at the latest at exit. Everything
+collective happens in an order that is equal on all ranks: the duplicate at the first
+call, windows at the first use of a schedule and size, tags in the order of `*_init` calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, TypeAlias
+
+from mpi4py import MPI
+
+from hiercoll.algorithms import Params, get_algorithm
+from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.errors import CommunicatorError, ParameterError, ThreadError
+from hiercoll.executor import Binding, Board, NativePlan, Plan, bind, native_message
+from hiercoll.schedule import BufferName, Schedule
+from hiercoll.topology import Topology, discover
+from hiercoll.tuner import NATIVE, choose
+
+MAX_PLANS = 128  # cached plans per communicator
+MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
+MAX_BOARDS = 32  # shared windows per communicator
+MAX_SHARED = 256 << 20  # bytes of shared windows of cached plans per communicator and node
+
+Key: TypeAlias = "tuple[Hashable, ...]"
+
+
+class Cache(OrderedDict[Key, Any]):
+    """Entries with ``nbytes`` and ``free()``; the least recently used go when limits are met."""
+
+    def __init__(self, entries: int, nbytes: int) -> None:
+        super().__init__()
+        self._entries, self._limit, self.nbytes = entries, nbytes, 0
+
+    def keep(self, key: Key, entry: Any) -> None:
+        """Add an entry, which itself never goes, however large."""
+        self[key] = entry
+        self.nbytes += entry.nbytes
+        while len(self) > 1 and (len(self) > self._entries or self.nbytes > self._limit):
+            self.drop(next(iter(self)))
+
+    def drop(self, key: Key) -> None:
+        """Remove and free an entry."""
+        entry = self.pop(key)
+        self.nbytes -= entry.nbytes
+        entry.free()
+
+    def drop_all(self) -> None:
+        """Remove and free all entries, oldest first."""
+        while self:
+            self.drop(next(iter(self)))
+
+
+class _Scratch:
+    """Bytes that the cached plans of one size class share: only one of them runs at a time."""
+
+    def __init__(self, memory: HostMemory, nbytes: int) -> None:
+        self.address, self.owner = memory.allocate(nbytes)
+
+
+class Work:
+    """One call, apart from its buffers' addresses: equal on all ranks."""
+
+    def __init__(self, collective: str, algorithm: str, params: Params, block: int, item: int, inplace: bool) -> None:
+        self.collective, self.algorithm, self.params = collective, algorithm, params
+        self.block, self.item, self.inplace = block, item, inplace
+        self.key: Key = (collective, algorithm, tuple(params.items()), block, item, inplace)
+
+    @property
+    def name(self) -> str:
+        """Collective and algorithm in words."""
+        return " ".join([self.collective, self.algorithm, *(f"{k}={v}" for k, v in self.params.items())])
+
+
+class State:
+    """hiercoll's side of one communicator. Made and freed collectively."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm.Split(0, comm.rank)  # unlike Dup, runs none of the user's callbacks
+        self.rank, self.size = self.comm.rank, self.comm.size
+        try:
+            self.topology: Topology = discover(self.comm)
+        except BaseException:
+            self.comm.Free()
+            raise
+        self.disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
+        self.memory = HostMemory()
+        self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
+        self.boards = Cache(MAX_BOARDS, MAX_SHARED)
+        self._scratch: weakref.WeakValueDictionary[int, _Scratch] = weakref.WeakValueDictionary()
+        self._schedules: dict[Key, Schedule] = {}
+        self._node: MPI.Intracomm | None = None
+        self._own: dict[Plan, Board | None] = {}  # plans that users hold
+        self._retired: list[Board] = []  # boards of freed plans, until all ranks have freed theirs
+        self._own_comms: list[MPI.Intracomm] = []
+        self._next_tag = 0
+
+    def select(self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool) -> tuple[str, Params]:
+        """The algorithm to run and all its parameters; equal on all ranks by construction.
+
+        Raises UnknownAlgorithmError or ParameterError.
+        """
+        if algorithm in ("auto", NATIVE) and params:
+            name, value = next(iter(params.items()))
+            raise ParameterError(f"parameter {name!r}", f"none with algorithm={algorithm!r}", repr(value), self.rank)
+        if self.disabled:
+            return NATIVE, {}
+        if algorithm == "auto":
+            chosen = choose(collective, self.topology, block, inplace=inplace)
+            algorithm, params = chosen.algorithm, dict(chosen.params)
+        return algorithm, {} if algorithm == NATIVE else get_algorithm(collective, algorithm).resolve(params)
+
+    def schedule(self, work: Work) -> Schedule:
+        """This rank's schedule, generated once. Raises ConstraintError."""
+        key = (work.collective, work.algorithm, tuple(work.params.items()), work.inplace)
+        if key not in self._schedules:
+            entry = get_algorithm(work.collective, work.algorithm)
+            schedule = entry.schedule(self.topology, self.rank, work.params, inplace=work.inplace)
+            self._schedules[key] = schedule
+        return self._schedules[key]
+
+    def cached_plan(self, work: Work, send: int, recv: int) -> Plan:
+        """A plan for a blocking call on buffers at these addresses. Local, but for the
+        window that the first use of a schedule with shared memory and a size makes."""
+        if work.block == 0 or work.algorithm == NATIVE:
+            return self._plain(work, send, recv)
+        schedule = self.schedule(work)
+        layout = BlockLayout(work.block, work.item, schedule.segments)
+        board = None
+        if schedule.shared:
+            board = self.boards.get(work.key)
+            if board is None:
+                board = Board(self.node, schedule.shared * work.block, self._most(self.node, schedule.flags))
+                self.boards.keep(work.key, board)
+                self._forget_plans_without_board()
+        size_class = 1 << (schedule.scratch * work.block).bit_length()
+        scratch = self._scratch.get(size_class)
+        if scratch is None:
+            scratch = self._scratch[size_class] = _Scratch(self.memory, size_class)
+        plan = self._bind(work, schedule, layout, self.comm, 0, send, recv, scratch.address, board)
+        plan.keep_alive(scratch, nbytes=schedule.scratch * work.block)
+        plan.board_key = work.key if board else None
+        return plan
+
+    def _forget_plans_without_board(self) -> None:
+        """Free the cached plans whose window has been evicted."""
+        for key in [k for k, plan in self.plans.items() if plan.board_key and plan.board_key not in self.boards]:
+            self.plans.drop(key)
+
+    def own_plan(self, work: Work, send: int, recv: int) -> Plan:
+        """A plan for the user to hold, with tags, scratch and window of its own. Collective."""
+        if work.block == 0 or work.algorithm == NATIVE:
+            plan = self._plain(work, send, recv)
+            self._own[plan] = None
+        else:
+            schedule = self.schedule(work)
+            layout = BlockLayout(work.block, work.item, schedule.segments)
+            board = None
+            if schedule.shared:
+                board = Board(self.node, schedule.shared * work.block, self._most(self.node, schedule.flags))
+            comm, tag = self._reserve_tags(self._most(self.comm, schedule.tags))
+            address, owner = self.memory.allocate(schedule.scratch * work.block)
+            plan = self._bind(work, schedule, layout, comm, tag, send, recv, address, board)
+            plan.keep_alive(owner, nbytes=schedule.scratch * work.block)
+            self._own[plan] = board
+        self._free_retired()
+        plan.on_free = self._release
+        return plan
+
+    @property
+    def node(self) -> MPI.Intracomm:
+        """This rank's node. Collective at its first use."""
+        if self._node is None:
+            self._node = self.comm.Split(self.topology.node_of[self.rank], self.rank)
+        return self._node
+
+    def _plain(self, work: Work, send: int, recv: int) -> Plan:
+        """A plan without a schedule: the MPI library's collective, or nothing for empty blocks."""
+        if work.block == 0:
+            return bind(Schedule(self.rank, ()), self._binding(BlockLayout(0), self.comm, 0, {}, None), work.name)
+        comm, alltoall = self.comm, work.collective == "alltoall"
+        sendbuf: Any = MPI.IN_PLACE
+        datatypes = []
+        if not work.inplace:
+            sendbuf, datatype = native_message(send, work.block, self.size if alltoall else 1)
+            datatypes.append(datatype)
+        recvbuf, datatype = native_message(recv, work.block, self.size)
+        datatypes.append(datatype)
+        calls = (comm.Alltoall, comm.Ialltoall) if alltoall else (comm.Allgather, comm.Iallgather)
+        plan = NativePlan(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
+        return plan
+
+    def _bind(
+        self, work: Work, schedule: Schedule, layout: BlockLayout, comm: MPI.Intracomm, tag: int,
+        send: int, recv: int, scratch: int, board: Board | None,
+    ) -> Plan:
+        addresses: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
+        if board is not None:
+            addresses["shared"] = board.address
+        return bind(schedule, self._binding(layout, comm, tag, addresses, board), work.name)
+
+    def _binding(
+        self, layout: BlockLayout, comm: MPI.Intracomm, tag: int, addresses: dict[BufferName, int], board: Board | None
+    ) -> Binding:
+        return Binding(comm, self.topology.lane_of, self.memory, layout, addresses, tag, board)
+
+    def _most(self, comm: MPI.Intracomm, value: int) -> int:
+        """The largest ``value`` of the ranks of ``comm``. Collective."""
+        return int(comm.allreduce(value, op=MPI.MAX))
+
+    def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
+        """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
+        limit = self.comm.Get_attr(MPI.TAG_UB) or 32767
+        if not self._own_comms or self._next_tag + count > limit:
+            self._own_comms.append(self.comm.Split(0, self.rank))
+            self._next_tag = 0
+        self._next_tag += count
+        return self._own_comms[-1], self._next_tag - count
+
+    def _release(self, plan: Plan) -> None:
+        """The user has freed a plan on this rank; its window must wait for the others."""
+        board = self._own.pop(plan, None)
+        if board is not None:
+            self._retired.append(board)
+
+    def _free_retired(self) -> None:
+        """Free the windows whose plans all ranks of the node have freed. Collective."""
+        if self._node is not None:
+            retired = {board.number: board for board in self._retired}
+            everywhere = set.intersection(*map(set, self._node.allgather(list(retired))))
+            for number in sorted(everywhere):
+                retired[number].free()
+            self._retired = [board for board in self._retired if board.number not in everywhere]
+
+    def free(self) -> None:
+        """Free everything. Collective; plans that are still active are left alone."""
+        _live.pop(id(self), None)
+        if MPI.Is_finalized():
+            return
+        boards = self._retired + [board for board in self._own.values() if board is not None]
+        for plan in list(self._own):
+            plan.on_free = None
+            if not plan.active:
+                plan.free()
+        self.plans.drop_all()
+        self.boards.drop_all()
+        for board in sorted(boards, key=lambda board: board.number):
+            board.free()
+        for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
+            comm.Free()
+
+
+_live: dict[int, State] = {}  # in the order of creation, which is equal on all ranks of a communicator
+_main_thread = threading.get_ident()
+_threads_allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
+    state.free()
+
+
+def _free_all(*_: object) -> None:
+    """Free the states of all communicators, unless an exception has separated the ranks."""
+    if not MPI.Is_finalized() and getattr(sys, "last_value", None) is None:
+        for state in list(_live.values()):
+            state.free()
+
+
+STATE = MPI.Comm.Create_keyval(delete_fn=_deleted)
+MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # for an explicit MPI.Finalize()
+atexit.register(_free_all)
+
+
+def get_state(comm: MPI.Intracomm) -> State:
+    """The state of ``comm``; collective at the first call for a communicator.
+
+    Raises CommunicatorError for what is not a live intracommunicator, ThreadError for
+    calls from a second thread without MPI_THREAD_MULTIPLE, LayoutError for a bad
+    ``HIERCOLL_NODES``.
+    """
+    try:
+        state: State | None = comm.Get_attr(STATE)
+    except (AttributeError, MPI.Exception):
+        state = None
+    if state is None:
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
+            raise CommunicatorError("comm", "an intracommunicator", got)
+        check_thread()
+        state = State(comm)
+        comm.Set_attr(STATE, state)
+        _live[id(state)] = state
+    elif not _threads_allowed:
+        check_thread()
+    return state
+
+
+def check_thread() -> None:
+    """Raises ThreadError where this thread may not call MPI."""
+    if not _threads_allowed and threading.get_ident() != _main_thread:
+        raise ThreadError(
+            "hiercoll was called from a second thread, but the MPI library was initialised without "
+            "MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)"
+        )
+
+
+def get_topology(comm: MPI.Intracomm) -> Topology:
+    """Nodes and lanes of the ranks of ``comm`` (collective at the first call).
+
+    Nodes share memory, or are the virtual ones of ``HIERCOLL_NODES``. Raises
+    CommunicatorError and LayoutError.
+    """
+    return get_state(comm).topology
