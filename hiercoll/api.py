@@ -86,7 +86,7 @@ def _known(comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algor
     contiguity, which `MPI.Get_address` checks, and whether recv is writable.
     """
     try:
-        state = comm.Get_attr(STATE)
+        state: Any = comm.Get_attr(STATE)
         key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes, send.dtype, recv.dtype)
         plan: Plan = state.plans[key]
     except (KeyError, AttributeError, BufferError, MPI.Exception):
@@ -99,13 +99,23 @@ def _known(comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algor
     return plan
 
 
-def _call(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]) -> Any:
+def _call(
+    comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]
+) -> Any:
     """A blocking call, with all checks."""
     state, sent, received, block = _checked(comm, collective, send, recv)
     item = received.item
     addresses = (sent.address if sent else 0, received.address)
-    key = (collective, algorithm, *addresses, sent.nbytes if sent else 0, received.nbytes,
-           sent.array.dtype if sent else None, received.array.dtype, *params.items())
+    key = (
+        collective,
+        algorithm,
+        *addresses,
+        sent.nbytes if sent else 0,
+        received.nbytes,
+        sent.array.dtype if sent else None,
+        received.array.dtype,
+        *params.items(),
+    )
     plan = state.plans.get(key)
     if plan is None:
         name, resolved = state.select(collective, algorithm, params, block, sent is None)
@@ -120,7 +130,9 @@ def _call(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algo
     return received.array
 
 
-def _plan(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]) -> Plan:
+def _plan(
+    comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]
+) -> Plan:
     state, sent, received, block = _checked(comm, collective, send, recv)
     name, resolved = state.select(collective, algorithm, params, block, sent is None)
     work = Work(collective, name, resolved, block, received.item, sent is None)
@@ -161,7 +173,9 @@ def _check_pair(state: State, collective: str, sent: HostBuffer, received: HostB
         raise BufferSizeError("sendbuf", expected, sent.items, state.rank)
     if sent.nbytes * factor != received.nbytes:
         got = f"{received.nbytes} bytes"
-        expected = f"{sent.nbytes * factor} bytes ({factor} x sendbuf)" if factor > 1 else f"{sent.nbytes} bytes, as sendbuf"
+        expected = (
+            f"{sent.nbytes * factor} bytes ({factor} x sendbuf)" if factor > 1 else f"{sent.nbytes} bytes, as sendbuf"
+        )
         raise BufferSizeError("recvbuf", expected, got, state.rank)
     if sent.item != received.item or (sent.typed and received.typed and sent.array.dtype != received.array.dtype):
         raise BufferTypeError("recvbuf", f"the type of sendbuf, {sent.type_name}", received.type_name, state.rank)
@@ -185,4 +199,5 @@ def _new_like(sent: HostBuffer, copies: int | None) -> Array:
     if array.flags.c_contiguous:
         return np.empty((copies, *array.shape), array.dtype)
     reverse = np.empty((copies, *array.shape[::-1]), array.dtype)
-    return reverse.transpose(0, *range(array.ndim, 0, -1))
+    transposed: Array = reverse.transpose(0, *range(array.ndim, 0, -1))
+    return transposed

@@ -112,7 +112,7 @@ def _scatter(dst: Array, where: Array, src: Array, which: Array) -> None:
 
 
 def _bytes(view: Array) -> memoryview:
-    return memoryview(view.view(np.uint8).reshape(-1))
+    return memoryview(view.view(np.uint8).reshape(-1))  # type: ignore[arg-type]
 
 
 def blocks_view(layout: BlockLayout, address: int, region: Region) -> tuple[Array, slice | Array]:
@@ -123,7 +123,7 @@ def blocks_view(layout: BlockLayout, address: int, region: Region) -> tuple[Arra
     count = 1 + max(blocks[-1] if isinstance(blocks, range) else max(blocks), 0) if blocks else 0
     if not count or not length:
         return np.empty(0, dtype="V1"), slice(0, 0)
-    memory = (ctypes.c_char * (count * layout.block)).from_address(address)
+    memory: Any = (ctypes.c_char * (count * layout.block)).from_address(address)
     strides: tuple[int, ...] = (layout.block,)
     if length < 1 << 30:
         view: Array = np.ndarray((count,), f"V{length}", memory, offset, strides)
@@ -200,7 +200,9 @@ def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *
     elif hasattr(datatype, "Get_extent"):
         item = datatype.Get_size()
         if datatype.Get_extent() != (0, item):
-            raise BufferTypeError(argument, "a datatype without gaps", f"size {item}, extent {datatype.Get_extent()}", rank)
+            raise BufferTypeError(
+                argument, "a datatype without gaps", f"size {item}, extent {datatype.Get_extent()}", rank
+            )
     else:
         raise BufferTypeError(argument, expected, f"a {type(datatype).__name__} as the datatype", rank)
     if count is None:

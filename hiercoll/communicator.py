@@ -15,14 +15,15 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from mpi4py import MPI
 
 from hiercoll.algorithms import Params, get_algorithm
 from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.engines import Board
 from hiercoll.errors import CommunicatorError, ParameterError, ThreadError
-from hiercoll.executor import Binding, Board, NativePlan, Plan, bind, native_message
+from hiercoll.executor import Binding, NativePlan, Plan, bind, native_message
 from hiercoll.schedule import BufferName, Schedule
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import NATIVE, choose
@@ -82,11 +83,16 @@ class Work:
         return " ".join([self.collective, self.algorithm, *(f"{k}={v}" for k, v in self.params.items())])
 
 
+def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
+    """The ranks of ``comm`` with the same ``color``, in the same order. Collective."""
+    return cast(MPI.Intracomm, comm.Split(color, comm.rank))
+
+
 class State:
     """hiercoll's side of one communicator. Made and freed collectively."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm.Split(0, comm.rank)  # unlike Dup, runs none of the user's callbacks
+        self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
         self.rank, self.size = self.comm.rank, self.comm.size
         try:
             self.topology: Topology = discover(self.comm)
@@ -104,8 +110,11 @@ class State:
         self._retired: list[Board] = []  # boards of freed plans, until all ranks have freed theirs
         self._own_comms: list[MPI.Intracomm] = []
         self._next_tag = 0
+        self._boards_made = 0
 
-    def select(self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool) -> tuple[str, Params]:
+    def select(
+        self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool
+    ) -> tuple[str, Params]:
         """The algorithm to run and all its parameters; equal on all ranks by construction.
 
         Raises UnknownAlgorithmError or ParameterError.
@@ -140,7 +149,7 @@ class State:
         if schedule.shared:
             board = self.boards.get(work.key)
             if board is None:
-                board = Board(self.node, schedule.shared * work.block, self._most(self.node, schedule.flags))
+                board = self._board(schedule, work.block)
                 self.boards.keep(work.key, board)
                 self._forget_plans_without_board()
         size_class = 1 << (schedule.scratch * work.block).bit_length()
@@ -151,6 +160,12 @@ class State:
         plan.keep_alive(scratch, nbytes=schedule.scratch * work.block)
         plan.board_key = work.key if board else None
         return plan
+
+    def _board(self, schedule: Schedule, block: int) -> Board:
+        """A new shared window. Collective over the node."""
+        self._boards_made += 1
+        flags = self._most(self.node, schedule.flags)
+        return Board(self.node, schedule.shared * block, flags, self._boards_made)
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""
@@ -167,7 +182,7 @@ class State:
             layout = BlockLayout(work.block, work.item, schedule.segments)
             board = None
             if schedule.shared:
-                board = Board(self.node, schedule.shared * work.block, self._most(self.node, schedule.flags))
+                board = self._board(schedule, work.block)
             comm, tag = self._reserve_tags(self._most(self.comm, schedule.tags))
             address, owner = self.memory.allocate(schedule.scratch * work.block)
             plan = self._bind(work, schedule, layout, comm, tag, send, recv, address, board)
@@ -181,7 +196,7 @@ class State:
     def node(self) -> MPI.Intracomm:
         """This rank's node. Collective at its first use."""
         if self._node is None:
-            self._node = self.comm.Split(self.topology.node_of[self.rank], self.rank)
+            self._node = split(self.comm, self.topology.node_of[self.rank])
         return self._node
 
     def _plain(self, work: Work, send: int, recv: int) -> Plan:
@@ -201,8 +216,16 @@ class State:
         return plan
 
     def _bind(
-        self, work: Work, schedule: Schedule, layout: BlockLayout, comm: MPI.Intracomm, tag: int,
-        send: int, recv: int, scratch: int, board: Board | None,
+        self,
+        work: Work,
+        schedule: Schedule,
+        layout: BlockLayout,
+        comm: MPI.Intracomm,
+        tag: int,
+        send: int,
+        recv: int,
+        scratch: int,
+        board: Board | None,
     ) -> Plan:
         addresses: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
         if board is not None:
@@ -222,7 +245,7 @@ class State:
         """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
         limit = self.comm.Get_attr(MPI.TAG_UB) or 32767
         if not self._own_comms or self._next_tag + count > limit:
-            self._own_comms.append(self.comm.Split(0, self.rank))
+            self._own_comms.append(split(self.comm, 0))
             self._next_tag = 0
         self._next_tag += count
         return self._own_comms[-1], self._next_tag - count
@@ -288,8 +311,9 @@ def get_state(comm: MPI.Intracomm) -> State:
     calls from a second thread without MPI_THREAD_MULTIPLE, LayoutError for a bad
     ``HIERCOLL_NODES``.
     """
+    state: Any
     try:
-        state: State | None = comm.Get_attr(STATE)
+        state = comm.Get_attr(STATE)
     except (AttributeError, MPI.Exception):
         state = None
     if state is None:
@@ -302,7 +326,7 @@ def get_state(comm: MPI.Intracomm) -> State:
         _live[id(state)] = state
     elif not _threads_allowed:
         check_thread()
-    return state
+    return cast(State, state)
 
 
 def check_thread() -> None:

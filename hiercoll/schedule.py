@@ -339,6 +339,4 @@ def in_place(schedule: Schedule, collective: str) -> Schedule:
         return op
 
     ops = tuple(map(rewritten, schedule.ops))
-    return Schedule(
-        schedule.rank, ops, schedule.scratch, schedule.shared, schedule.flags, schedule.segments
-    )
+    return Schedule(schedule.rank, ops, schedule.scratch, schedule.shared, schedule.flags, schedule.segments)

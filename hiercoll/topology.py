@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hiercoll.errors import LayoutError
@@ -94,7 +95,7 @@ class Topology:
         ranks = self.nodes[node]
         count = min(count, len(ranks))
         bounds = [i * len(ranks) // count for i in range(count + 1)]
-        return tuple(ranks[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+        return tuple(ranks[a:b] for a, b in pairwise(bounds))
 
     @cached_property
     def placement(self) -> str:

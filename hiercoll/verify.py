@@ -165,7 +165,7 @@ class _System:
             return "waits for the flag of a rank on another node"
         for region in (*reads(op), *writes(op)):
             blocks = region.blocks
-            if blocks and not (0 <= min(blocks) and max(blocks) < limits[region.buffer]):
+            if blocks and (min(blocks) < 0 or max(blocks) >= limits[region.buffer]):
                 return f"{region} lies outside the buffer of {limits[region.buffer]} blocks"
             if region.part is not None and not 0 <= region.part < self.segments:
                 return f"{region} names a segment of {self.segments}"
@@ -192,12 +192,17 @@ class _System:
         for gid, op in enumerate(self.ops):
             if isinstance(op, Send | Recv):
                 rank = self.rank_of[gid]
-                known, key = (sends, (rank, op.peer, op.tag)) if isinstance(op, Send) else (recvs, (op.peer, rank, op.tag))
+                known, key = (
+                    (sends, (rank, op.peer, op.tag)) if isinstance(op, Send) else (recvs, (op.peer, rank, op.tag))
+                )
                 if key in known:
                     yield self.finding(
-                        "unmatched", gid,
+                        "unmatched",
+                        gid,
                         f"{self.name(gid)} and {self.name(known[key])} have the same source, destination and tag "
-                        f"{op.tag}: arrival order would decide which is which", op.region)
+                        f"{op.tag}: arrival order would decide which is which",
+                        op.region,
+                    )
                 known[key] = gid
         for key in sends.keys() - recvs.keys():
             gid = sends[key]
@@ -211,8 +216,11 @@ class _System:
                 assert isinstance(out, Send) and isinstance(into, Recv)
                 if self._width(out.region) != self._width(into.region):
                     yield self.finding(
-                        "unmatched", recv, f"{self.name(sends[key])} has {out.region}, "
-                        f"its receive has {into.region}: the sizes differ", into.region)
+                        "unmatched",
+                        recv,
+                        f"{self.name(sends[key])} has {out.region}, its receive has {into.region}: the sizes differ",
+                        into.region,
+                    )
                 self.send_of[recv] = sends[key]
         for gid, op in enumerate(self.ops):
             if isinstance(op, Wait):
@@ -303,8 +311,12 @@ class _System:
     def _race(self, rank: int, first: int, second: int, region: Region) -> Finding:
         a, b = self.base[rank] + first, self.base[rank] + second
         return self.finding(
-            "race", b, f"{self.name(b)} may run while {self.name(a)} still uses the same blocks: "
-            "no dependency orders them, so the contents depend on timing", region)
+            "race",
+            b,
+            f"{self.name(b)} may run while {self.name(a)} still uses the same blocks: "
+            "no dependency orders them, so the contents depend on timing",
+            region,
+        )
 
     def shared_races(self) -> Iterator[Finding]:
         """Shared buffers: the same over two starts of all ranks of a node."""
@@ -362,8 +374,12 @@ class _System:
     def _shared_race(self, first: tuple[int, int], second: tuple[int, int], region: Region) -> Finding:
         when = "in the next start " if second[0] > first[0] else ""
         return self.finding(
-            "race", second[1], f"{when}{self.name(second[1])} may run while {self.name(first[1])} still uses the same "
-            "blocks of the node's shared buffer: no flag or message orders them", region)
+            "race",
+            second[1],
+            f"{when}{self.name(second[1])} may run while {self.name(first[1])} still uses the same "
+            "blocks of the node's shared buffer: no flag or message orders them",
+            region,
+        )
 
     # Rules 4, 5 and 6: what is read, what is delivered, what is needed.
 
@@ -385,8 +401,12 @@ class _System:
                 if UNDEFINED in tokens:
                     block = units[tokens.index(UNDEFINED)] // self.segments
                     reader = self.send_of.get(gid, gid)
-                    yield self.finding("undefined", reader,
-                                       f"{self.name(reader)} reads block {block}, which nobody has written", region)
+                    yield self.finding(
+                        "undefined",
+                        reader,
+                        f"{self.name(reader)} reads block {block}, which nobody has written",
+                        region,
+                    )
                     return
                 values.append(tokens)
                 used += _pick(cells.writers, units)
@@ -432,7 +452,11 @@ class _System:
                     yield Finding(
                         "contract",
                         f"block {block} of the receive buffer must hold {self.contract.describe(want)} "
-                        f"and holds {sums.describe(have)}", rank, None, Region("recv", range(block, block + 1)))
+                        f"and holds {sums.describe(have)}",
+                        rank,
+                        None,
+                        Region("recv", range(block, block + 1)),
+                    )
                     break
 
     def _unneeded(self, memory: dict[tuple[int, str], _Memory], sources: dict[int, list[int]]) -> Iterator[Finding]:
@@ -506,6 +530,7 @@ def describe(op: Op) -> str:
             return f"raise flag {op.flag}"
         case Wait():
             return f"wait for flag {op.flag} of ranks {', '.join(map(str, op.peers))}" + (
-                " (start before)" if op.previous else "")
+                " (start before)" if op.previous else ""
+            )
         case Join():
             return "end of a round"

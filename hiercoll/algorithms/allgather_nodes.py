@@ -162,7 +162,9 @@ def lane_steps(topology: Topology, rank: int, outer: str) -> list[LaneStep]:
     steps: list[LaneStep] = []
     if outer == "recursive_doubling":
         for peer, sends, receives in doubling_steps(n, me):
-            steps.append(LaneStep(nodes[peer][lane], [nodes[x][lane] for x in sends], [nodes[x][lane] for x in receives]))
+            steps.append(
+                LaneStep(nodes[peer][lane], [nodes[x][lane] for x in sends], [nodes[x][lane] for x in receives])
+            )
         return steps
     for i in range(1, n):
         if outer == "ring":

@@ -144,8 +144,6 @@ def grouped(
     return relay.through_bruck(inner) if outer == "bruck" else relay.through_scratch(inner, outer == "pairwise")
 
 
-
-
 class _Relay:
     """One rank's part of `grouped`, in phases.
 
@@ -169,10 +167,14 @@ class _Relay:
         collected = {peer: pairs for peer, pairs in self.incoming.items() if not _all_to(self.rank, pairs)}
         inbox = self.place(self.b.scratch(sum(map(len, collected.values()))), collected)
         ready = self.inner_exchange(inner, outbox, relayed)
-        sources = {peer: region_of(outbox, pairs) if peer in relayed else SEND[[d for _, d in pairs]]
-                   for peer, pairs in self.outgoing.items()}
-        targets = {peer: region_of(inbox, pairs) if peer in collected else RECV[[s for s, _ in pairs]]
-                   for peer, pairs in self.incoming.items()}
+        sources = {
+            peer: region_of(outbox, pairs) if peer in relayed else SEND[[d for _, d in pairs]]
+            for peer, pairs in self.outgoing.items()
+        }
+        targets = {
+            peer: region_of(inbox, pairs) if peer in collected else RECV[[s for s, _ in pairs]]
+            for peer, pairs in self.incoming.items()
+        }
         _, arrived = self.outer_exchange(sources, ready, targets, [], pairwise)
         self.scatter(inner, inbox, collected, arrived)
         return self.b.build()
@@ -182,17 +184,23 @@ class _Relay:
         b, nodes, node = self.b, self.topology.nodes, self.topology.node_of[self.rank]
         width = max((len(pairs) for pairs in self.outgoing.values()), default=0)
         data = b.scratch(2 * len(nodes) * width)
-        outbox = {pair: (data, self.distance(peer) * width + i)
-                  for peer, pairs in self.outgoing.items() for i, pair in enumerate(pairs)}
+        outbox = {
+            pair: (data, self.distance(peer) * width + i)
+            for peer, pairs in self.outgoing.items()
+            for i, pair in enumerate(pairs)
+        }
         ready = self.inner_exchange(inner, outbox, self.outgoing)
         inbox: Places = {}
         if width:
             b.gate([op for ops in ready.values() for op in ops])
             peers = [ranks[self.lane] for ranks in nodes]
             at = bruck_exchange(b, peers, node, data, width, 2)
-            inbox = {pair: (data, at[-self.distance(peer) % len(nodes)] + i)
-                     for peer, pairs in self.incoming.items() for i, pair in enumerate(pairs)}
-        arrived = {peer: b.gated for peer in self.incoming}
+            inbox = {
+                pair: (data, at[-self.distance(peer) % len(nodes)] + i)
+                for peer, pairs in self.incoming.items()
+                for i, pair in enumerate(pairs)
+            }
+        arrived = dict.fromkeys(self.incoming, b.gated)
         self.scatter(inner, inbox, self.incoming, arrived)
         return b.build()
 
@@ -213,10 +221,14 @@ class _Relay:
             put.append(b.copy(SEND[[d for _, d in mine]], region_of(outbox, mine), after=free))
         b.signal(WRITTEN, after=put)
         written = [b.wait(mates, WRITTEN), *put]
-        sources = {peer: region_of(outbox, pairs) if pairs[0] in outbox else SEND[[d for _, d in pairs]]
-                   for peer, pairs in self.outgoing.items()}
-        targets = {peer: region_of(inbox, pairs) if pairs[0] in inbox else RECV[[s for s, _ in pairs]]
-                   for peer, pairs in self.incoming.items()}
+        sources = {
+            peer: region_of(outbox, pairs) if pairs[0] in outbox else SEND[[d for _, d in pairs]]
+            for peer, pairs in self.outgoing.items()
+        }
+        targets = {
+            peer: region_of(inbox, pairs) if pairs[0] in inbox else RECV[[s for s, _ in pairs]]
+            for peer, pairs in self.incoming.items()
+        }
         sent, arrived = self.outer_exchange(sources, dict.fromkeys(sources, written), targets, free, pairwise)
         b.signal(SENT, after=sent)
         arrivals = [op for ops in arrived.values() for op in ops]
@@ -279,12 +291,18 @@ class _Relay:
                 yield k, SEND[targets]
 
     def outer_exchange(
-        self, sources: dict[int, Region], ready: dict[int, list[int]],
-        targets: dict[int, Region], free: list[int], pairwise: bool,
+        self,
+        sources: dict[int, Region],
+        ready: dict[int, list[int]],
+        targets: dict[int, Region],
+        free: list[int],
+        pairwise: bool,
     ) -> tuple[list[int], dict[int, list[int]]]:
         """The messages between nodes. Returns the sends, and the receive of each message."""
-        order = sorted([(step, 1, peer) for peer, step in steps(self.grouping, self.rank, True).items() if peer in sources]
-                       + [(step, 0, peer) for peer, step in steps(self.grouping, self.rank, False).items() if peer in targets])
+        order = sorted(
+            [(step, 1, peer) for peer, step in steps(self.grouping, self.rank, True).items() if peer in sources]
+            + [(step, 0, peer) for peer, step in steps(self.grouping, self.rank, False).items() if peer in targets]
+        )
         sent: list[int] = []
         arrived: dict[int, list[int]] = {}
         taken: list[list[int]] = []  # operations of each step so far

@@ -1,0 +1,274 @@
+"""What runs a bound schedule: round by round, or driven by completions; and the flags of a node."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+
+from mpi4py import MPI
+
+from hiercoll.buffers import Action
+from hiercoll.schedule import Op, Signal, Wait
+
+NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
+LINE = 8  # flags (of 8 bytes) per cache line
+Bound: TypeAlias = "MPI.Prequest | Action | None"
+
+
+class Board:
+    """The ``shared`` buffer and the flags of a node, in an MPI shared-memory window.
+
+    Each rank has a line of flags of its own. A flag holds the number of the last start
+    that raised it; ``epoch`` counts this rank's starts. ``number`` names it on all ranks
+    of the node. Collective over the node.
+    """
+
+    def __init__(self, node: MPI.Intracomm, nbytes: int, flags: int, number: int) -> None:
+        self.number = number
+        self._width = -(-max(flags, 1) // LINE) * LINE
+        header = node.size * self._width * 8
+        size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
+        self.window = MPI.Win.Allocate_shared(size, 1, comm=node)
+        base, _ = self.window.Shared_query(0)
+        self.window.Lock_all(MPI.MODE_NOCHECK)
+        address = MPI.Get_address(base)
+        self.flags = memoryview(cast(Any, MPI.buffer.fromaddress(address, header))).cast("q")
+        own = node.rank * self._width
+        self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
+        self.address = address + header
+        self.nbytes = header + nbytes
+        self.lane, self.epoch = node.rank, 0
+        self.window.Sync()
+        node.Barrier()
+        self.window.Sync()
+
+    def slot(self, lane: int, flag: int) -> int:
+        """Index in ``flags`` of a lane's flag."""
+        return lane * self._width + flag
+
+    def free(self) -> None:
+        """Free the window (collective over the node)."""
+        self.flags.release()
+        self.window.Unlock_all()
+        self.window.Free()
+
+
+class Traced(NamedTuple):
+    """When an operation was started and completed, in seconds of time.perf_counter."""
+
+    op: int
+    begin: float
+    end: float
+
+
+class Engine(Protocol):
+    """Runs a bound schedule."""
+
+    def start(self) -> None:
+        """Begin a start."""
+
+    def progress(self, block: bool) -> bool:
+        """Go on; True when everything has completed. ``block``: wait for it."""
+
+    def free(self) -> None:
+        """Free the requests."""
+
+
+class Rounds:
+    """Round by round: start all requests, do the copies, wait for all requests."""
+
+    def __init__(self, rounds: list[list[Bound]]) -> None:
+        self._rounds = []
+        for members in rounds:
+            requests = [bound for bound in members if isinstance(bound, MPI.Prequest)]
+            actions = [bound for bound in members if bound is not None and not isinstance(bound, MPI.Prequest)]
+            if requests or actions:
+                self._rounds.append((requests, actions))
+        self._first = self._rounds[0] if self._rounds else ([], [])
+        self._current = len(self._rounds)
+
+    def start(self) -> None:
+        requests, actions = self._first
+        self._current = 0
+        if requests:
+            MPI.Prequest.Startall(requests)
+        for action in actions:
+            action()
+
+    def progress(self, block: bool) -> bool:
+        rounds, current = self._rounds, self._current
+        while current < len(rounds):
+            requests = rounds[current][0]
+            if requests:
+                if block:
+                    MPI.Request.Waitall(requests)
+                elif not MPI.Request.Testall(requests):
+                    self._current = current
+                    return False
+            current += 1
+            if current < len(rounds):
+                requests, actions = rounds[current]
+                if requests:
+                    MPI.Prequest.Startall(requests)
+                for action in actions:
+                    action()
+        self._current = current
+        return True
+
+    def free(self) -> None:
+        for requests, _ in self._rounds:
+            for request in requests:
+                request.Free()
+
+
+class Dataflow:
+    """Completion-driven: an operation starts when all that it waits for have completed."""
+
+    def __init__(self, ops: Sequence[Op], bound: list[Bound], board: Board | None, lane_of: Sequence[int]) -> None:
+        self._bound = bound
+        self._requests = {i: b for i, b in enumerate(bound) if isinstance(b, MPI.Prequest)}
+        self._needs = [len(op.deps) for op in ops]
+        self._dependents: list[list[int]] = [[] for _ in ops]
+        for index, op in enumerate(ops):
+            for dep in op.deps:
+                self._dependents[dep].append(index)
+        self._first = [index for index, op in enumerate(ops) if not op.deps]
+        self._board = board
+        self._signal: dict[int, int] = {}
+        self._flags: dict[int, tuple[list[int], int]] = {}
+        if self._board is not None:
+            for index, op in enumerate(ops):
+                if isinstance(op, Signal):
+                    self._signal[index] = self._board.slot(self._board.lane, op.flag)
+                elif isinstance(op, Wait):
+                    slots = [self._board.slot(lane_of[peer], op.flag) for peer in op.peers]
+                    self._flags[index] = (slots, int(op.previous))
+        self._waiting: list[int] = []
+        self._active: list[MPI.Prequest] = []
+        self._active_ops: list[int] = []
+        self._polled: list[int] = []
+        self.log: list[Traced] | None = None
+        self._begun: dict[int, float] = {}
+
+    def start(self) -> None:
+        self._waiting = self._needs.copy()
+        if self._board is not None:
+            self._board.epoch += 1
+        self._launch(self._first)
+
+    def progress(self, block: bool) -> bool:
+        while True:
+            if not self._active and not self._polled:
+                return True
+            done = self._completed(block)
+            if done:
+                self._launch(self._released(done))
+            elif not block:
+                return False
+            elif self._polled:
+                os.sched_yield()
+
+    def _completed(self, block: bool) -> list[int]:
+        """Operations that have completed; waits for one if that is all there is to wait for."""
+        done = []
+        if self._active:
+            wait = MPI.Request.Waitsome if block and not self._polled else MPI.Request.Testsome
+            for position in sorted(wait(self._active) or (), reverse=True):
+                done.append(self._active_ops[position])
+                last, last_op = self._active.pop(), self._active_ops.pop()
+                if position < len(self._active):
+                    self._active[position], self._active_ops[position] = last, last_op
+        if self._polled:
+            raised = [index for index in self._polled if self._raised(index)]
+            if raised:
+                self._polled = [index for index in self._polled if index not in raised]
+                done += raised
+        return done
+
+    def _raised(self, index: int) -> bool:
+        """Whether all the flags of a wait have been raised."""
+        slots, previous = self._flags[index]
+        board = self._board
+        assert board is not None
+        if NEEDS_FENCE:
+            board.window.Sync()
+        goal = board.epoch - previous
+        return all(board.flags[slot] >= goal for slot in slots)
+
+    def _released(self, done: list[int]) -> list[int]:
+        """Operations that waited for nothing but ``done``."""
+        if self.log is not None:
+            now = perf_counter()
+            self.log += [Traced(index, self._begun[index], now) for index in done]
+        waiting, ready = self._waiting, []
+        for index in done:
+            for dependent in self._dependents[index]:
+                waiting[dependent] -= 1
+                if not waiting[dependent]:
+                    ready.append(dependent)
+        return ready
+
+    def _launch(self, ready: list[int]) -> None:
+        """Start all that is ready, and what becomes ready by that without waiting."""
+        requests = self._requests
+        while ready:
+            if self.log is not None:
+                self._begun.update(dict.fromkeys(ready, perf_counter()))
+            messages = [index for index in ready if index in requests]
+            if messages:  # first, so that they travel while this rank copies
+                batch = [requests[index] for index in messages]
+                MPI.Prequest.Startall(batch)
+                self._active += batch
+                self._active_ops += messages
+            done: list[int] = []
+            for index in ready:
+                if index in requests:
+                    continue
+                if index in self._flags:
+                    (done if self._raised(index) else self._polled).append(index)
+                else:
+                    self._act(index)
+                    done.append(index)
+            ready = self._released(done)
+
+    def _act(self, index: int) -> None:
+        """Do what completes at once: a copy, a signal, a join."""
+        action = self._bound[index]
+        if index in self._signal:
+            board = self._board
+            assert board is not None
+            if NEEDS_FENCE:
+                board.window.Sync()
+            board.flags[self._signal[index]] = board.epoch
+        elif callable(action):
+            action()
+
+    def free(self) -> None:
+        for request in self._requests.values():
+            request.Free()
+
+
+class Native:
+    """A non-blocking collective as an engine."""
+
+    def __init__(
+        self, nonblocking: Callable[..., MPI.Request], args: tuple[Any, ...], datatypes: list[MPI.Datatype]
+    ) -> None:
+        self._nonblocking, self._args, self._datatypes = nonblocking, args, datatypes
+        self._request = MPI.REQUEST_NULL
+
+    def start(self) -> None:
+        self._request = self._nonblocking(*self._args)
+
+    def progress(self, block: bool) -> bool:
+        if block:
+            self._request.Wait()
+            return True
+        return bool(self._request.Test())
+
+    def free(self) -> None:
+        for datatype in self._datatypes:
+            datatype.Free()
