@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import Array, HostBuffer, check_disjoint, counted_buffer, host_buffer
-from hiercoll.communicator import STATE, State, Work, _threads_allowed, get_state, get_topology
+from hiercoll.communicator import State, Work, _threads_allowed, by_handle, get_state, get_topology
 from hiercoll.errors import BufferSizeError, BufferTypeError
 from hiercoll.executor import Plan
 
@@ -82,20 +82,20 @@ def allgather_init(
 def _known(comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str) -> Plan | None:
     """The cached plan of a call seen before with arrays at these addresses.
 
-    The key holds everything that the checks of a first call look at, but for
-    contiguity, which `MPI.Get_address` checks, and whether recv is writable.
+    Equal addresses, sizes and types need no second check; contiguity is checked by
+    `MPI.Get_address`, and that recv is writable below.
     """
     try:
-        state: Any = comm.Get_attr(STATE)
-        key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes, send.dtype, recv.dtype)
+        state = by_handle[comm.handle]
+        key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes)
         plan: Plan = state.plans[key]
     except (KeyError, AttributeError, BufferError, MPI.Exception):
         return None
+    if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype:
+        return None
     if not recv.flags.writeable or not _threads_allowed:
         return None  # the slow path says what is wrong, if anything is
-    state.plans.move_to_end(key)
-    if plan.board_key is not None:
-        state.boards.move_to_end(plan.board_key)
+    state.touch(key, plan)
     return plan
 
 
@@ -106,26 +106,17 @@ def _call(
     state, sent, received, block = _checked(comm, collective, send, recv)
     item = received.item
     addresses = (sent.address if sent else 0, received.address)
-    key = (
-        collective,
-        algorithm,
-        *addresses,
-        sent.nbytes if sent else 0,
-        received.nbytes,
-        sent.array.dtype if sent else None,
-        received.array.dtype,
-        *params.items(),
-    )
+    dtypes = (sent.array.dtype if sent else None, received.array.dtype)
+    key = (collective, algorithm, *addresses, sent.nbytes if sent else 0, received.nbytes, *params.items())
     plan = state.plans.get(key)
-    if plan is None:
+    if plan is None or plan.dtypes != dtypes:
         name, resolved = state.select(collective, algorithm, params, block, sent is None)
         work = Work(collective, name, resolved, block, item, sent is None)
         plan = state.cached_plan(work, *addresses)
+        plan.dtypes = dtypes
         state.plans.keep(key, plan)
     else:
-        state.plans.move_to_end(key)
-        if plan.board_key is not None:
-            state.boards.move_to_end(plan.board_key)
+        state.touch(key, plan)
     plan()
     return received.array
 

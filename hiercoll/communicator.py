@@ -21,9 +21,9 @@ from mpi4py import MPI
 
 from hiercoll.algorithms import Params, get_algorithm
 from hiercoll.buffers import BlockLayout, HostMemory
-from hiercoll.engines import Board
+from hiercoll.engines import Board, Native
 from hiercoll.errors import CommunicatorError, ParameterError, ThreadError
-from hiercoll.executor import Binding, NativePlan, Plan, bind, native_message
+from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.schedule import BufferName, Schedule
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import NATIVE, choose
@@ -44,7 +44,9 @@ class Cache(OrderedDict[Key, Any]):
         self._entries, self._limit, self.nbytes = entries, nbytes, 0
 
     def keep(self, key: Key, entry: Any) -> None:
-        """Add an entry, which itself never goes, however large."""
+        """Add (or replace) an entry, which itself never goes, however large."""
+        if key in self:
+            self.drop(key)
         self[key] = entry
         self.nbytes += entry.nbytes
         while len(self) > 1 and (len(self) > self._entries or self.nbytes > self._limit):
@@ -144,22 +146,29 @@ class State:
         if work.block == 0 or work.algorithm == NATIVE:
             return self._plain(work, send, recv)
         schedule = self.schedule(work)
-        layout = BlockLayout(work.block, work.item, schedule.segments)
         board = None
         if schedule.shared:
-            board = self.boards.get(work.key)
-            if board is None:
-                board = self._board(schedule, work.block)
-                self.boards.keep(work.key, board)
+            if work.key in self.boards:
+                self.boards.move_to_end(work.key)  # in the same order on all ranks, see `touch`
+            else:
+                self.boards.keep(work.key, self._board(schedule, work.block))
                 self._forget_plans_without_board()
+            board = self.boards[work.key]
         size_class = 1 << (schedule.scratch * work.block).bit_length()
         scratch = self._scratch.get(size_class)
         if scratch is None:
             scratch = self._scratch[size_class] = _Scratch(self.memory, size_class)
-        plan = self._bind(work, schedule, layout, self.comm, 0, send, recv, scratch.address, board)
+        binding = self._binding(work, schedule, self.comm, 0, (send, recv, scratch.address), board)
+        plan = bind(schedule, binding, work.name)
         plan.keep_alive(scratch, nbytes=schedule.scratch * work.block)
         plan.board_key = work.key if board else None
         return plan
+
+    def touch(self, key: Key, plan: Plan) -> None:
+        """A cached plan is used again: note it, and its window, as used last."""
+        self.plans.move_to_end(key)
+        if plan.board_key is not None:
+            self.boards.move_to_end(plan.board_key)
 
     def _board(self, schedule: Schedule, block: int) -> Board:
         """A new shared window. Collective over the node."""
@@ -172,20 +181,21 @@ class State:
         for key in [k for k, plan in self.plans.items() if plan.board_key and plan.board_key not in self.boards]:
             self.plans.drop(key)
 
-    def own_plan(self, work: Work, send: int, recv: int) -> Plan:
-        """A plan for the user to hold, with tags, scratch and window of its own. Collective."""
+    def own_plan(self, work: Work, send: int, recv: int, *, traced: bool = False) -> Plan:
+        """A plan for the user to hold, with tags, scratch and window of its own. Collective.
+
+        ``traced``: bound so that `Plan.trace` can time its operations.
+        """
         if work.block == 0 or work.algorithm == NATIVE:
             plan = self._plain(work, send, recv)
             self._own[plan] = None
         else:
             schedule = self.schedule(work)
-            layout = BlockLayout(work.block, work.item, schedule.segments)
-            board = None
-            if schedule.shared:
-                board = self._board(schedule, work.block)
+            board = self._board(schedule, work.block) if schedule.shared else None
             comm, tag = self._reserve_tags(self._most(self.comm, schedule.tags))
             address, owner = self.memory.allocate(schedule.scratch * work.block)
-            plan = self._bind(work, schedule, layout, comm, tag, send, recv, address, board)
+            binding = self._binding(work, schedule, comm, tag, (send, recv, address), board)
+            plan = bind(schedule, binding, work.name, traced=traced)
             plan.keep_alive(owner, nbytes=schedule.scratch * work.block)
             self._own[plan] = board
         self._free_retired()
@@ -202,7 +212,8 @@ class State:
     def _plain(self, work: Work, send: int, recv: int) -> Plan:
         """A plan without a schedule: the MPI library's collective, or nothing for empty blocks."""
         if work.block == 0:
-            return bind(Schedule(self.rank, ()), self._binding(BlockLayout(0), self.comm, 0, {}, None), work.name)
+            nothing = Schedule(self.rank, ())
+            return bind(nothing, self._binding(work, nothing, self.comm, 0, (send, recv, 0), None), work.name)
         comm, alltoall = self.comm, work.collective == "alltoall"
         sendbuf: Any = MPI.IN_PLACE
         datatypes = []
@@ -212,30 +223,25 @@ class State:
         recvbuf, datatype = native_message(recv, work.block, self.size)
         datatypes.append(datatype)
         calls = (comm.Alltoall, comm.Ialltoall) if alltoall else (comm.Allgather, comm.Iallgather)
-        plan = NativePlan(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
-        return plan
+        engine = Native(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
+        return Plan(engine, work.name, None, None)
 
-    def _bind(
+    def _binding(
         self,
         work: Work,
         schedule: Schedule,
-        layout: BlockLayout,
         comm: MPI.Intracomm,
         tag: int,
-        send: int,
-        recv: int,
-        scratch: int,
+        addresses: tuple[int, int, int],
         board: Board | None,
-    ) -> Plan:
-        addresses: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
-        if board is not None:
-            addresses["shared"] = board.address
-        return bind(schedule, self._binding(layout, comm, tag, addresses, board), work.name)
-
-    def _binding(
-        self, layout: BlockLayout, comm: MPI.Intracomm, tag: int, addresses: dict[BufferName, int], board: Board | None
     ) -> Binding:
-        return Binding(comm, self.topology.lane_of, self.memory, layout, addresses, tag, board)
+        """How to bind ``schedule`` to send, recv and scratch at ``addresses``."""
+        send, recv, scratch = addresses
+        places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
+        if board is not None:
+            places["shared"] = board.address
+        layout = BlockLayout(work.block, work.item, schedule.segments)
+        return Binding(comm, self.topology.lane_of, self.memory, layout, places, tag, board)
 
     def _most(self, comm: MPI.Intracomm, value: int) -> int:
         """The largest ``value`` of the ranks of ``comm``. Collective."""
@@ -243,7 +249,7 @@ class State:
 
     def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
         """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
-        limit = self.comm.Get_attr(MPI.TAG_UB) or 32767
+        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         if not self._own_comms or self._next_tag + count > limit:
             self._own_comms.append(split(self.comm, 0))
             self._next_tag = 0
@@ -284,11 +290,13 @@ class State:
 
 
 _live: dict[int, State] = {}  # in the order of creation, which is equal on all ranks of a communicator
+by_handle: dict[int, State] = {}  # for speed; a handle is not used again before `_deleted` has run
 _main_thread = threading.get_ident()
 _threads_allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
+    by_handle.pop(comm.handle, None)
     state.free()
 
 
@@ -323,7 +331,7 @@ def get_state(comm: MPI.Intracomm) -> State:
         check_thread()
         state = State(comm)
         comm.Set_attr(STATE, state)
-        _live[id(state)] = state
+        _live[id(state)] = by_handle[comm.handle] = state
     elif not _threads_allowed:
         check_thread()
     return cast(State, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
@@ -73,6 +74,9 @@ class Engine(Protocol):
     def progress(self, block: bool) -> bool:
         """Go on; True when everything has completed. ``block``: wait for it."""
 
+    def run(self) -> None:
+        """Start and complete."""
+
     def free(self) -> None:
         """Free the requests."""
 
@@ -87,12 +91,23 @@ class Rounds:
             actions = [bound for bound in members if bound is not None and not isinstance(bound, MPI.Prequest)]
             if requests or actions:
                 self._rounds.append((requests, actions))
-        self._first = self._rounds[0] if self._rounds else ([], [])
         self._current = len(self._rounds)
 
+    def run(self, startall: Any = MPI.Prequest.Startall, waitall: Any = MPI.Request.Waitall) -> None:
+        for requests, actions in self._rounds:
+            if requests:
+                startall(requests)
+            for action in actions:
+                action()
+            if requests:
+                waitall(requests)
+
     def start(self) -> None:
-        requests, actions = self._first
         self._current = 0
+        if self._rounds:
+            self._enter(*self._rounds[0])
+
+    def _enter(self, requests: list[MPI.Prequest], actions: list[Action]) -> None:
         if requests:
             MPI.Prequest.Startall(requests)
         for action in actions:
@@ -110,11 +125,7 @@ class Rounds:
                     return False
             current += 1
             if current < len(rounds):
-                requests, actions = rounds[current]
-                if requests:
-                    MPI.Prequest.Startall(requests)
-                for action in actions:
-                    action()
+                self._enter(*rounds[current])
         self._current = current
         return True
 
@@ -147,6 +158,7 @@ class Dataflow:
                     slots = [self._board.slot(lane_of[peer], op.flag) for peer in op.peers]
                     self._flags[index] = (slots, int(op.previous))
         self._waiting: list[int] = []
+        self._left = 0  # operations that have not completed
         self._active: list[MPI.Prequest] = []
         self._active_ops: list[int] = []
         self._polled: list[int] = []
@@ -155,9 +167,14 @@ class Dataflow:
 
     def start(self) -> None:
         self._waiting = self._needs.copy()
+        self._left = len(self._needs)
         if self._board is not None:
             self._board.epoch += 1
         self._launch(self._first)
+
+    def run(self) -> None:
+        self.start()
+        self.progress(True)
 
     def progress(self, block: bool) -> bool:
         while True:
@@ -168,15 +185,18 @@ class Dataflow:
                 self._launch(self._released(done))
             elif not block:
                 return False
-            elif self._polled:
+            else:
                 os.sched_yield()
 
     def _completed(self, block: bool) -> list[int]:
-        """Operations that have completed; waits for one if that is all there is to wait for."""
+        """Operations that have completed since; all, if nothing else is to be started and ``block``."""
         done = []
-        if self._active:
-            wait = MPI.Request.Waitsome if block and not self._polled else MPI.Request.Testsome
-            for position in sorted(wait(self._active) or (), reverse=True):
+        if block and len(self._active) == self._left:
+            MPI.Request.Waitall(self._active)
+            done, self._active, self._active_ops = self._active_ops, [], []
+        elif self._active:
+            # Not Waitsome: MPICH polls in it without yielding, which costs dearly on shared cores.
+            for position in sorted(MPI.Request.Testsome(self._active) or (), reverse=True):
                 done.append(self._active_ops[position])
                 last, last_op = self._active.pop(), self._active_ops.pop()
                 if position < len(self._active):
@@ -203,6 +223,7 @@ class Dataflow:
         if self.log is not None:
             now = perf_counter()
             self.log += [Traced(index, self._begun[index], now) for index in done]
+        self._left -= len(done)
         waiting, ready = self._waiting, []
         for index in done:
             for dependent in self._dependents[index]:
@@ -252,16 +273,22 @@ class Dataflow:
 
 
 class Native:
-    """A non-blocking collective as an engine."""
+    """The MPI library's own collective as an engine."""
 
     def __init__(
-        self, nonblocking: Callable[..., MPI.Request], args: tuple[Any, ...], datatypes: list[MPI.Datatype]
+        self,
+        blocking: Callable[..., None],
+        nonblocking: Callable[..., MPI.Request],
+        args: tuple[Any, ...],
+        datatypes: list[MPI.Datatype],
     ) -> None:
-        self._nonblocking, self._args, self._datatypes = nonblocking, args, datatypes
+        self.run = partial(blocking, *args)
+        self.start = partial(self._start, nonblocking, args)
+        self._datatypes = datatypes
         self._request = MPI.REQUEST_NULL
 
-    def start(self) -> None:
-        self._request = self._nonblocking(*self._args)
+    def _start(self, nonblocking: Callable[..., MPI.Request], args: tuple[Any, ...]) -> None:
+        self._request = nonblocking(*args)
 
     def progress(self, block: bool) -> bool:
         if block:

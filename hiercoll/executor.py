@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from mpi4py import MPI
 
 from hiercoll.buffers import BlockLayout, Memory
-from hiercoll.engines import Board, Bound, Dataflow, Engine, Native, Rounds, Traced
+from hiercoll.engines import Board, Bound, Dataflow, Engine, Rounds, Traced
 from hiercoll.errors import PlanError
 from hiercoll.schedule import BufferName, Copy, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
 
@@ -58,12 +58,14 @@ class Plan:
         self.recvbuf: Any = None
         self.active = False
         self.nbytes = 0
-        self.board_key: Hashable = None  # of the shared window that it uses, if cached
+        self.dtypes: tuple[Any, Any] = (None, None)  # of the buffers it was made for, if cached
+        self.board_key: tuple[Hashable, ...] | None = None  # of the shared window that it uses, if cached
         self.on_free: Callable[[Plan], None] | None = None
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
         # Host memory needs no synchronisation: leave its two calls out of the hot path.
         self._memory = memory if memory is not None and memory.kind != "host" else None
+        self._run: Callable[[], None] | None = self._run_ordered if self._memory else engine.run
 
     def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
         """Hold on to ``owners``, with ``nbytes`` of scratch, until the plan is freed."""
@@ -98,18 +100,22 @@ class Plan:
 
     def __call__(self) -> Any:
         """Run once: start and wait. Returns the receive array."""
-        engine = self._engine
-        if engine is None or self.active:
+        run = self._run
+        if run is None or self.active:
             self._checked()
-        if self._memory:
-            self._memory.before_messages()
-        self.active = True
-        engine.start()  # type: ignore[union-attr]
-        engine.progress(True)  # type: ignore[union-attr]
-        self.active = False
-        if self._memory:
-            self._memory.after_messages()
+        try:
+            run()  # type: ignore[misc]
+        except BaseException:
+            self.active = True  # interrupted: nobody knows which messages are under way
+            raise
         return self.recvbuf
+
+    def _run_ordered(self) -> None:
+        """Run once on memory that must be synchronised with."""
+        assert self._engine is not None and self._memory is not None
+        self._memory.before_messages()
+        self._engine.run()
+        self._memory.after_messages()
 
     def free(self) -> None:
         """Free requests and scratch. Raises PlanError while a start is active."""
@@ -117,7 +123,7 @@ class Plan:
             if self.active:
                 raise PlanError(f"plan {self.name} is active: wait for it before freeing it")
             self._engine.free()
-            self._engine, self._owners = None, ()
+            self._engine, self._run, self._owners = None, None, ()
             if self.on_free:
                 self.on_free(self)
 
@@ -228,27 +234,6 @@ def _datatype(runs: tuple[tuple[int, int], ...]) -> MPI.Datatype:
     if len(set(lengths)) == 1 and len(steps) == 1 and offsets[0] == 0 < max(offsets):
         return MPI.BYTE.Create_hvector(len(runs), lengths[0], steps.pop())
     return MPI.BYTE.Create_hindexed(lengths, offsets)
-
-
-class NativePlan(Plan):
-    """The MPI library's own collective, in the shape of a plan."""
-
-    def __init__(
-        self,
-        blocking: Callable[..., None],
-        nonblocking: Callable[..., MPI.Request],
-        args: tuple[Any, ...],
-        datatypes: list[MPI.Datatype],
-    ) -> None:
-        super().__init__(Native(nonblocking, args, datatypes), "native", None, None)
-        self._blocking, self._args = blocking, args
-
-    def __call__(self) -> Any:
-        """Run once, by the blocking call. Returns the receive array."""
-        if self._engine is None or self.active:
-            self._checked()
-        self._blocking(*self._args)
-        return self.recvbuf
 
 
 def native_message(address: int, block: int, blocks: int) -> tuple[list[Any], MPI.Datatype | None]:

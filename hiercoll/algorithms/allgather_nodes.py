@@ -22,6 +22,7 @@ def _as_many_leaders(topology: Topology, params: dict[str, int | str]) -> str | 
     Parameter("segments", 1, (1, 2), "parts of a block, for pipelining", 1),
     constraint=_as_many_leaders,
     in_place=True,
+    together=({"leaders": 2, "segments": 2},),
 )
 def hierarchical(topology: Topology, rank: int, *, leaders: int, segments: int) -> Schedule:
     """The paper's Algorithm 1: leaders do recursive doubling while gather and broadcast
@@ -103,6 +104,7 @@ def _even_for_steps(topology: Topology, params: dict[str, int | str]) -> str | N
     Parameter("flows", 0, (0, 4), "messages in flight out of a node, at least 1 per lane, 0 = all", 0),
     constraint=_even_for_steps,
     in_place=True,
+    together=({"inner": "overlap", "outer": "ring"}, {"inner": "overlap", "outer": "recursive_doubling"}),
 )
 def node_aware(topology: Topology, rank: int, *, inner: str, outer: str, flows: int) -> Schedule:
     """Each lane carries its share between nodes, then the node exchanges what its lanes have.
@@ -198,6 +200,7 @@ def _holding(rank: int, blocks: list[int], held: dict[int, list[int]]) -> tuple[
     LEADERS,
     Parameter("flows", 0, (0, 4), "messages in flight out of a node, at least 1 per carrier, 0 = all", 0),
     in_place=True,
+    together=({"form": "leader", "leaders": 2}, {"form": "share", "flows": 4}),
 )
 def shared(topology: Topology, rank: int, *, form: str, leaders: int, flows: int) -> Schedule:
     """Through a buffer that the node shares: write once, one message per carrier, read once.

@@ -115,6 +115,17 @@ def _grouping_constraint(topology: Topology, params: dict[str, int | str]) -> st
     Parameter("flows", 0, (0, 4), "messages in flight out of a node, at least 1 per carrier, 0 = all", 0),
     Parameter("memory", "private", ("private", "shared"), "where a node's data are put together"),
     constraint=_grouping_constraint,
+    together=(
+        {"form": "leader", "leaders": 2},
+        {"form": "leader", "leaders": 2, "inner": "overlap"},
+        {"form": "leader", "inner": "pairwise", "outer": "pairwise"},
+        {"form": "leader", "outer": "bruck"},
+        {"form": "leader", "leaders": 2, "memory": "shared"},
+        {"form": "share", "inner": "overlap", "flows": 4},
+        {"form": "share", "memory": "shared"},
+        {"form": "share", "memory": "shared", "outer": "pairwise"},
+        {"outer": "pairwise", "flows": 4},
+    ),
 )
 def grouped(
     topology: Topology, rank: int, *, form: str, leaders: int, inner: str, outer: str, flows: int, memory: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeAlias
 
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
@@ -45,7 +46,8 @@ class Algorithm:
     """A registry entry.
 
     ``in_place`` says whether the schedule is still right when its input lies in the
-    receive buffer; ``constraint`` names what a topology lacks, or returns None.
+    receive buffer; ``constraint`` names what a topology lacks, or returns None;
+    ``together`` lists parameters that mean something only in company.
     """
 
     collective: str
@@ -54,6 +56,7 @@ class Algorithm:
     parameters: tuple[Parameter, ...] = ()
     constraint: Constraint = lambda topology, params: None
     in_place: bool = False
+    together: tuple[Params, ...] = ()
 
     def resolve(self, given: Mapping[str, object]) -> Params:
         """All parameters with their values. Raises ParameterError."""
@@ -87,13 +90,21 @@ class Algorithm:
         return in_place(schedule, self.collective) if inplace else schedule
 
     def variants(self) -> Iterator[Params]:
-        """The default parameters, then every other choice of each parameter, one at a time."""
+        """The default parameters, every other choice of each one at a time, and those of ``together``."""
         default = self.resolve({})
         yield default
         for parameter in self.parameters:
             for choice in parameter.choices:
                 if choice != parameter.default:
                     yield {**default, parameter.name: choice}
+        for params in self.together:
+            yield {**default, **params}
+
+    def all_combinations(self) -> Iterator[Params]:
+        """Every combination of the parameters' choices."""
+        names = [parameter.name for parameter in self.parameters]
+        for values in product(*(parameter.choices for parameter in self.parameters)):
+            yield dict(zip(names, values, strict=True))
 
     def spelled(self, params: Mapping[str, Value]) -> str:
         """The name with those parameters that differ from the defaults: ``bruck radix=4``."""
@@ -109,14 +120,18 @@ REGISTRY: dict[str, dict[str, Algorithm]] = {}
 
 
 def register(
-    collective: str, *parameters: Parameter, constraint: Constraint | None = None, in_place: bool = False
+    collective: str,
+    *parameters: Parameter,
+    constraint: Constraint | None = None,
+    in_place: bool = False,
+    together: tuple[Params, ...] = (),
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Enter the decorated function into the registry under its own name."""
 
     def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
         name = function.__name__.removesuffix(f"_{collective}")
         always = constraint or (lambda topology, params: None)
-        entry = Algorithm(collective, name, function, parameters, always, in_place)
+        entry = Algorithm(collective, name, function, parameters, always, in_place, together)
         REGISTRY.setdefault(collective, {})[name] = entry
         return function
 

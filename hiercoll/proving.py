@@ -1,0 +1,116 @@
+"""Algorithms put to the proof on layouts, many at a time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.collectives import Contract
+from hiercoll.schedule import Schedule
+from hiercoll.topology import Topology, parse_layout
+from hiercoll.verify import Proof, verify
+
+SHAPES = ("1x1", "1x2", "1x7", "2x1", "2x4", "3x5", "4x4", "5+3", "1+4+2", "7x1", "16x8")
+PLACEMENTS = ("block", "cyclic", "random=1", "random=2", "random=3")
+ALL_LAYOUTS = tuple(f"{shape}:{placement}" for shape in SHAPES for placement in PLACEMENTS)
+
+
+class Case(NamedTuple):
+    """What is to be proved: an algorithm with parameters on a layout."""
+
+    collective: str
+    algorithm: str
+    params: Params
+    layout: str
+    inplace: bool = False
+
+    def __str__(self) -> str:
+        spelled = get_algorithm(self.collective, self.algorithm).spelled(self.params)
+        return f"{self.collective} {spelled} on {self.layout}" + (" in place" if self.inplace else "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a case: proved, refused by the algorithm's constraint, or refuted by findings."""
+
+    case: Case
+    refusal: str | None = None
+    findings: tuple[str, ...] = ()
+    operations: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """``proved``, ``refused`` or ``refuted``."""
+        return "refuted" if self.findings else "refused" if self.refusal else "proved"
+
+
+def contract_of(collective: str, schedules: list[Schedule], inplace: bool = False) -> Contract:
+    """The contract that an algorithm's schedules are to fulfil."""
+    size = len(schedules)
+    blocks = size if collective == "allreduce" else 1  # the ring cuts the vector into one block per rank
+    return Contract(collective, size, schedules[0].segments, blocks=blocks, in_place=inplace)
+
+
+def generate(
+    collective: str, name: str, params: Params, topology: Topology, *, inplace: bool = False
+) -> list[Schedule]:
+    """The schedules of all ranks. Raises as `Algorithm.schedule` does."""
+    entry = get_algorithm(collective, name)
+    return [entry.schedule(topology, rank, params, inplace=inplace) for rank in range(topology.size)]
+
+
+def prove(collective: str, name: str, params: Params, topology: Topology, *, inplace: bool = False) -> Proof:
+    """Generate and verify. Raises ConstraintError where the algorithm refuses."""
+    schedules = generate(collective, name, params, topology, inplace=inplace)
+    return verify(schedules, contract_of(collective, schedules, inplace), topology)
+
+
+def decide(case: Case) -> Outcome:
+    """Prove one case, or say why not."""
+    topology = parse_layout(case.layout)
+    refusal = get_algorithm(case.collective, case.algorithm).refusal(topology, case.params)
+    if refusal is not None:
+        return Outcome(case, refusal)
+    # Many small tuples and no cycles: the collector would only look at them again and again.
+    gc.disable()
+    try:
+        proof = prove(case.collective, case.algorithm, case.params, topology, inplace=case.inplace)
+    finally:
+        gc.enable()
+    return Outcome(case, None, tuple(map(str, proof.findings)), proof.operations)
+
+
+def cases(algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterable[str]) -> Iterator[Case]:
+    """Cases for (collective, name, parameters; None for all variants) on distinct topologies,
+    in place too where the algorithm says that it can."""
+    distinct: dict[Topology, str] = {}
+    for layout in layouts:
+        distinct.setdefault(parse_layout(layout), layout)
+    for collective, name, params in algorithms:
+        entry = get_algorithm(collective, name)
+        for variant in entry.variants() if params is None else [entry.resolve(params)]:
+            for layout in distinct.values():
+                for inplace in (False, True) if entry.in_place else (False,):
+                    yield Case(collective, name, variant, layout, inplace)
+
+
+def every_algorithm() -> list[tuple[str, str, Params | None]]:
+    """All registry entries, in all variants."""
+    return [(collective, name, None) for collective, entries in REGISTRY.items() for name in entries]
+
+
+def decide_all(todo: list[Case], workers: int) -> Iterator[Outcome]:
+    """Outcomes as they come, from ``workers`` processes; large layouts first."""
+    size = {layout: parse_layout(layout).size for layout in {case.layout for case in todo}}
+    ordered = sorted(todo, key=lambda case: -size[case.layout])
+    if workers <= 1:
+        yield from map(decide, ordered)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [pool.submit(decide, case) for case in ordered]
+        for future in as_completed(futures):
+            yield future.result()
