@@ -145,8 +145,9 @@ def _checked(
     if recv is None:
         if sent is None:
             raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", rank)
-        recv = _new_like(sent, size if collective == "allgather" else None)
-    received = _buffer(recv, "recvbuf", rank, size, writable=True)
+        received = _new_like(sent, size if collective == "allgather" else None)
+    else:
+        received = _buffer(recv, "recvbuf", rank, size, writable=True)
     block = received.nbytes // size
     if received.nbytes % size or (received.item and block % received.item):
         expected = f"a number of elements that {size} ranks divide"
@@ -179,16 +180,17 @@ def _buffer(obj: Buffer, argument: str, rank: int, blocks: int, *, writable: boo
     return host_buffer(obj, argument, rank, writable=writable)
 
 
-def _new_like(sent: HostBuffer, copies: int | None) -> Array:
+def _new_like(sent: HostBuffer, copies: int | None) -> HostBuffer:
     """A new array like that of ``sent``, with ``copies`` of it along a new first axis if given.
 
     Memory order is kept within a block, so that what arrives has the sender's indices.
     """
     array = sent.array
     if copies is None:
-        return np.empty_like(array)
-    if array.flags.c_contiguous:
-        return np.empty((copies, *array.shape), array.dtype)
-    reverse = np.empty((copies, *array.shape[::-1]), array.dtype)
-    transposed: Array = reverse.transpose(0, *range(array.ndim, 0, -1))
-    return transposed
+        new = view = np.empty_like(array)
+    elif array.flags.c_contiguous:
+        new = view = np.empty((copies, *array.shape), array.dtype)
+    else:
+        new = np.empty((copies, *array.shape[::-1]), array.dtype)
+        view = new.transpose(0, *range(array.ndim, 0, -1))
+    return HostBuffer(MPI.Get_address(new), new.nbytes, sent.item, view, sent.typed)

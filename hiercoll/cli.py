@@ -254,7 +254,7 @@ def show(collective: str, algorithm: str, layout: str, rank: int, inplace: bool)
         click.echo(line)
     click.echo(f"\nlongest chain of messages over all ranks: {count_rounds(schedules, topology)}")
     click.echo(_counts_text(schedules, topology, rank))
-    click.echo("\nblocks sent, from (row) to (column):")
+    click.echo("")
     click.echo(matrix_text(schedules, topology))
 
 
@@ -316,10 +316,10 @@ def timeline(
     name = f"{collective} {entry.spelled(params)} on {topology}, {format_size(size)} per block"
     title = f"{name}, {'measured' if measured else 'simulated'}"
     if svg:
-        svg.write_text(to_svg(schedules, topology, events, title))
+        svg.write_text(to_svg(schedules, topology, events, title), encoding="utf-8")
         click.echo(f"{svg}: {title}, {format_time(max((event.end for event in events), default=0.0))}")
     if trace:
-        trace.write_text(json.dumps(to_trace(schedules, topology, events, title)))
+        trace.write_text(json.dumps(to_trace(schedules, topology, events, title)), encoding="utf-8")
         click.echo(f"{trace}: open it at ui.perfetto.dev or chrome://tracing")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from hiercoll.buffers import BlockLayout
 from hiercoll.cost import DEFAULT_LINKS, Link, Links
@@ -53,6 +53,10 @@ def simulate(
     return _Simulation(schedules, topology, block, settings).run()
 
 
+Message: TypeAlias = "tuple[int, int, int]"  # source, destination, tag
+Posted: TypeAlias = "tuple[int, float, float]"  # operation, when it was begun, when its rank was done with it
+
+
 class _Simulation:
     def __init__(self, schedules: Sequence[Schedule], topology: Topology, block: int, settings: Settings) -> None:
         self.schedules, self.topology, self.settings = schedules, topology, settings
@@ -60,9 +64,11 @@ class _Simulation:
         self.waiting = [[len(op.deps) for op in schedule.ops] for schedule in schedules]
         self.dependents: list[list[list[int]]] = [[[] for _ in schedule.ops] for schedule in schedules]
         self.busy: dict[tuple[str, int], float] = {}  # link or rank -> when it is free again
-        self.posted: dict[tuple[bool, int, int, int], tuple[int, float]] = {}
+        self.sending: dict[Message, Posted] = {}  # large messages that wait for their receive
+        self.receiving: dict[Message, Posted] = {}
+        self.arrived: dict[Message, float] = {}  # small messages that wait for their receive
         self.flags: dict[tuple[int, int], float] = {}
-        self.watchers: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.watchers: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
         self.missing: dict[tuple[int, int], int] = {}
         self.queue: list[tuple[float, int, int, float]] = []  # (end, rank, op, begin)
         self.events: list[Event] = []
@@ -82,10 +88,10 @@ class _Simulation:
             op = self.schedules[rank].ops[index]
             if isinstance(op, Signal):
                 self.flags[rank, op.flag] = end
-                for watcher in self.watchers.pop((rank, op.flag), []):
-                    self.missing[watcher] -= 1
-                    if not self.missing[watcher]:
-                        self.finish(*watcher, end, end)
+                for watcher, waiter, since in self.watchers.pop((rank, op.flag), []):
+                    self.missing[watcher, waiter] -= 1
+                    if not self.missing[watcher, waiter]:
+                        self.finish(watcher, waiter, since, end + self.settings.links.operation)
             for dependent in self.dependents[rank][index]:
                 self.waiting[rank][dependent] -= 1
                 if not self.waiting[rank][dependent]:
@@ -104,7 +110,7 @@ class _Simulation:
             pending = [(peer, op.flag) for peer in op.peers if (peer, op.flag) not in self.flags]
             self.missing[rank, index] = len(pending)
             for flag in pending:
-                self.watchers.setdefault(flag, []).append((rank, index))
+                self.watchers.setdefault(flag, []).append((rank, index, now))
             if not pending:
                 self.finish(rank, index, now, now + links.operation)
         elif isinstance(op, Join):
@@ -113,22 +119,37 @@ class _Simulation:
             moved = self.bytes(op.target) if isinstance(op, Copy | Reduce) else 0
             self.finish(rank, index, now, now + links.operation + moved * links.gap)
 
-    def post(self, rank: int, index: int, op: Send | Recv, now: float) -> None:
-        """One side of a message has come; the message starts with the second."""
-        now = self.occupy(("cpu", rank), now, self.settings.links.overhead)
-        is_send = isinstance(op, Send)
+    def post(self, rank: int, index: int, op: Send | Recv, begin: float) -> None:
+        """One side of a message has come to it."""
+        now = self.occupy(("cpu", rank), begin, self.settings.links.overhead)
+        is_send, size = isinstance(op, Send), self.bytes(op.region)
         source, target = (rank, op.peer) if is_send else (op.peer, rank)
-        other = self.posted.pop((not is_send, source, target, op.tag), None)
-        size = self.bytes(op.region)
-        if other is None:
-            self.posted[is_send, source, target, op.tag] = (index, now)
-            return
-        send, recv = ((index, now), other) if is_send else (other, (index, now))
-        begin = send[1] if size <= self.settings.eager else max(send[1], recv[1])
-        sent, arrived = self.transfer(source, target, size, begin)
-        arrived = max(arrived, recv[1])
-        self.finish(source, send[0], send[1], max(now, sent if size <= self.settings.eager else arrived))
-        self.finish(target, recv[0], recv[1], max(now, arrived))
+        key = (source, target, op.tag)
+        if is_send and size <= self.settings.eager:
+            left, arrived = self.transfer(source, target, size, now)
+            self.finish(rank, index, begin, left)
+            if key in self.receiving:
+                self.receive(target, self.receiving.pop(key), arrived)
+            else:
+                self.arrived[key] = arrived
+        elif not is_send and key in self.arrived:
+            self.receive(rank, (index, begin, now), self.arrived.pop(key))
+        elif is_send and key in self.receiving:
+            self.rendezvous(source, (index, begin, now), target, self.receiving.pop(key), size)
+        elif not is_send and key in self.sending:
+            self.rendezvous(source, self.sending.pop(key), target, (index, begin, now), size)
+        else:
+            (self.sending if is_send else self.receiving)[key] = (index, begin, now)
+
+    def receive(self, rank: int, posted: Posted, arrived: float) -> None:
+        index, begin, ready = posted
+        self.finish(rank, index, begin, max(ready, arrived))
+
+    def rendezvous(self, source: int, send: Posted, target: int, recv: Posted, size: int) -> None:
+        """Both sides of a large message are there."""
+        _, arrived = self.transfer(source, target, size, max(send[2], recv[2]))
+        self.finish(source, send[0], send[1], arrived)
+        self.receive(target, recv, arrived)
 
     def transfer(self, source: int, target: int, size: int, begin: float) -> tuple[float, float]:
         """When the last byte has left, and when it has arrived."""

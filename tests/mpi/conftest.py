@@ -1,0 +1,78 @@
+"""Tests that all ranks of an mpiexec run together.
+
+A failure on any rank fails the test on all, with that rank's report; a test that hangs
+is ended with the stacks of the rank that noticed first.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+WORLD = MPI.COMM_WORLD
+TIMEOUT = 120.0  # seconds for one test
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out, on all ranks alike, what needs another number of ranks."""
+    for item in items:
+        marker = item.get_closest_marker("ranks")
+        if marker and WORLD.size not in marker.args[0]:
+            item.add_marker(pytest.mark.skip(reason=f"for {list(marker.args[0])} ranks, not {WORLD.size}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    failures = [text for text in WORLD.allgather(str(report.longrepr) if report.failed else None) if text]
+    if failures and not report.failed:
+        report.outcome = "failed"
+        report.longrepr = "on another rank:\n" + failures[0]
+    return report
+
+
+@pytest.fixture
+def comm() -> Iterator[MPI.Intracomm]:
+    """A fresh duplicate of MPI_COMM_WORLD."""
+    duplicate = WORLD.Dup()
+    yield duplicate
+    duplicate.Free()
+
+
+@pytest.fixture
+def on_layout(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MPI.Intracomm]]:
+    """Makes communicators of all ranks that see the given virtual nodes."""
+    made: list[MPI.Intracomm] = []
+
+    def make(layout: str) -> MPI.Intracomm:
+        monkeypatch.setenv("HIERCOLL_NODES", layout)
+        made.append(WORLD.Dup())
+        return made[-1]
+
+    yield make
+    for duplicate in made:
+        duplicate.Free()
+
+
+def layouts() -> list[str]:
+    """Block, cyclic and uneven ones for the number of ranks of this run."""
+    size = WORLD.size
+    chosen = [f"1x{size}"]
+    if size > 1:
+        chosen += [f"{size}x1", f"{size - size // 2}+{size // 2}", f"{size - size // 2}+{size // 2}:cyclic"]
+    if size >= 4:
+        chosen += [f"1+{size - 2}+1:random=3"]
+    return list(dict.fromkeys(chosen))

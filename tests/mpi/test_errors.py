@@ -1,0 +1,156 @@
+"""Bad input: a typed error that names rank, argument, expected and got, before data move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import (
+    BufferOverlapError,
+    BufferSizeError,
+    BufferTypeError,
+    CommunicatorError,
+    ConstraintError,
+    LayoutError,
+    ParameterError,
+    UnknownAlgorithmError,
+)
+
+RANK, SIZE = WORLD.rank, WORLD.size
+GOOD = np.zeros(4 * SIZE)
+
+
+def read_only() -> np.ndarray:
+    """An array that must not be written."""
+    array = np.zeros(4 * SIZE)
+    array.flags.writeable = False
+    return array
+
+
+def overlapping() -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays that share memory."""
+    whole = np.zeros(6 * SIZE)
+    return whole[: 4 * SIZE], whole[2 * SIZE :]
+
+
+BAD: list[tuple[str, type[Exception], str, Callable[[], tuple[Any, Any, dict[str, Any]]]]] = [
+    ("recv too small", BufferSizeError, "recvbuf", lambda: (GOOD, np.zeros(3 * SIZE), {})),
+    ("recv too large", BufferSizeError, "recvbuf", lambda: (GOOD, np.zeros(5 * SIZE), {})),
+    ("dtypes differ in size", BufferSizeError, "recvbuf", lambda: (GOOD, np.zeros(4 * SIZE, "f4"), {})),
+    ("dtypes differ in kind", BufferTypeError, "recvbuf", lambda: (GOOD, np.zeros(4 * SIZE, "i8"), {})),
+    ("send not contiguous", BufferTypeError, "sendbuf", lambda: (np.zeros((4 * SIZE, 2))[:, 0], None, {})),
+    ("recv not contiguous", BufferTypeError, "recvbuf", lambda: (GOOD, np.zeros((4 * SIZE, 2))[:, 0], {})),
+    ("recv read-only", BufferTypeError, "recvbuf", lambda: (GOOD, read_only(), {})),
+    ("recv read-only bytes", BufferTypeError, "recvbuf", lambda: (GOOD, bytes(32 * SIZE), {})),
+    ("objects", BufferTypeError, "sendbuf", lambda: (np.array([None] * SIZE), None, {})),
+    ("not a buffer", BufferTypeError, "sendbuf", lambda: (17, None, {})),
+    ("a list of numbers", BufferTypeError, "sendbuf", lambda: ([1.0, 2.0, 3.0], None, {})),
+    ("overlap", BufferOverlapError, "recvbuf", lambda: (*overlapping(), {})),
+    ("the same buffer", BufferOverlapError, "recvbuf", lambda: (GOOD, GOOD, {})),
+    ("in place without recv", BufferTypeError, "recvbuf", lambda: (MPI.IN_PLACE, None, {})),
+    ("count too large", BufferSizeError, "sendbuf", lambda: ([GOOD, 5, MPI.DOUBLE], np.zeros(5 * SIZE), {})),
+    ("displacement", BufferTypeError, "sendbuf", lambda: ([GOOD, (4, 1), MPI.DOUBLE], np.zeros(4 * SIZE), {})),
+    (
+        "counts differ",
+        BufferSizeError,
+        "recvbuf",
+        lambda: ([GOOD, 4, MPI.DOUBLE], [np.zeros(4 * SIZE), 3, MPI.DOUBLE], {}),
+    ),
+    ("unknown algorithm", UnknownAlgorithmError, "algorithm", lambda: (GOOD, None, {"algorithm": "brook"})),
+    ("unknown parameter", ParameterError, "speed", lambda: (GOOD, None, {"algorithm": "bruck", "speed": 3})),
+    ("parameter of auto", ParameterError, "radix", lambda: (GOOD, None, {"radix": 2})),
+    ("parameter of native", ParameterError, "radix", lambda: (GOOD, None, {"algorithm": "native", "radix": 2})),
+    ("out of range", ParameterError, "radix", lambda: (GOOD, None, {"algorithm": "bruck", "radix": 1})),
+    ("wrong type", ParameterError, "radix", lambda: (GOOD, None, {"algorithm": "bruck", "radix": 2.5})),
+    ("not a choice", ParameterError, "form", lambda: (GOOD, None, {"algorithm": "grouped", "form": "ring"})),
+    ("not in place", ConstraintError, "pairwise", lambda: (MPI.IN_PLACE, np.zeros(SIZE), {"algorithm": "pairwise"})),
+]
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["call", "init"])
+@pytest.mark.parametrize(("error", "named", "make"), [bad[1:] for bad in BAD], ids=[bad[0] for bad in BAD])
+def test_bad_input(
+    error: type[Exception],
+    named: str,
+    make: Callable[[], tuple[Any, Any, dict[str, Any]]],
+    init: bool,
+    comm: MPI.Intracomm,
+) -> None:
+    """Refused on every rank, receive buffer untouched, and the communicator still works."""
+    send, recv, options = make()
+    before = recv.tobytes() if isinstance(recv, np.ndarray) else None
+    call = hiercoll.alltoall_init if init else hiercoll.alltoall
+    with pytest.raises(error, match=named) as raised:
+        call(comm, send, recv, **options)
+    assert isinstance(raised.value, hiercoll.ArgumentError)
+    assert raised.value.expected and raised.value.argument
+    if before is not None:
+        assert recv.tobytes() == before
+    assert np.array_equal(hiercoll.allgather(comm, np.array([RANK])).ravel(), np.arange(SIZE))
+
+
+@pytest.mark.skipif(SIZE < 2, reason="one rank divides everything")
+def test_elements_that_the_ranks_do_not_divide(comm: MPI.Intracomm) -> None:
+    """Send buffers of any other number of elements than a multiple of the ranks."""
+    for send in (np.zeros(SIZE + 1), np.zeros(SIZE - 1)):
+        with pytest.raises(BufferSizeError, match="sendbuf") as raised:
+            hiercoll.alltoall(comm, send)
+        assert raised.value.rank == RANK
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a constraint that one rank breaks")
+def test_constraint(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """The constraint that does not hold is named, alike on all ranks."""
+    comm = on_layout("+".join(["1", str(SIZE - 1)]))
+    with pytest.raises(ConstraintError, match="leaders <= the smallest node"):
+        hiercoll.allgather(comm, np.zeros(1), algorithm="hierarchical", leaders=2)
+
+
+def test_communicators() -> None:
+    """Null, freed, and not communicators at all."""
+    freed = WORLD.Dup()
+    freed.Free()
+    for comm in (freed, MPI.COMM_NULL, None, 3, WORLD.group):
+        with pytest.raises(CommunicatorError, match="comm"):
+            hiercoll.alltoall(comm, GOOD)
+        with pytest.raises(CommunicatorError, match="comm"):
+            hiercoll.get_topology(comm)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="an intercommunicator needs two ranks")
+def test_intercommunicator() -> None:
+    """An intercommunicator is refused."""
+    half = WORLD.Split(RANK % 2, RANK)
+    inter = half.Create_intercomm(0, WORLD, 1 - RANK % 2)
+    with pytest.raises(CommunicatorError, match="Intercomm"):
+        hiercoll.alltoall(inter, GOOD)
+    inter.Free()
+    half.Free()
+
+
+@pytest.mark.parametrize(
+    "layout", ["2y2", "0x3", "3+", "2x2:spiral", "-1", "", "1,2,x", f"{SIZE + 1}x1", f"1x{SIZE + 1}"]
+)
+def test_layouts(layout: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A malformed HIERCOLL_NODES is refused by name; an empty one counts as unset."""
+    monkeypatch.setenv("HIERCOLL_NODES", layout)
+    if not layout:
+        assert hiercoll.get_topology(comm).size == SIZE
+        return
+    with pytest.raises(LayoutError, match="HIERCOLL_NODES") as raised:
+        hiercoll.get_topology(comm)
+    assert raised.value.rank == RANK
+
+
+@pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
+def test_layouts_that_differ(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different values on different ranks are an error on all, not a hang."""
+    monkeypatch.setenv("HIERCOLL_NODES", f"{SIZE}x1" if RANK else f"1x{SIZE}")
+    with pytest.raises(LayoutError, match="the same value on every rank"):
+        hiercoll.get_topology(comm)

@@ -1,0 +1,257 @@
+"""Plans, sub-communicators, buffers of all kinds, caches, life and death of communicators."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import communicator
+from hiercoll.communicator import get_state
+
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+def expected(collective: str, send: np.ndarray, comm: MPI.Intracomm) -> np.ndarray:
+    """The MPI library's result."""
+    if collective == "alltoall":
+        want = np.empty_like(send)
+        comm.Alltoall(send, want)
+    else:
+        want = np.empty((comm.size, *send.shape), send.dtype)
+        comm.Allgather(send, want)
+    return want
+
+
+@pytest.mark.parametrize("algorithm", ["scatter_destination", "hierarchical", "grouped", "native"])
+def test_two_plans_at_once(algorithm: str, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Started in one order, completed in another; a blocking call in between."""
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    first, second = np.arange(SIZE * 100) + RANK * 1000, np.arange(SIZE * 3) - RANK
+    a = hiercoll.alltoall_init(comm, first, algorithm=algorithm)
+    b = hiercoll.alltoall_init(comm, second, algorithm=algorithm)
+    for _ in range(5):
+        a.start()
+        b.start()
+        other = hiercoll.allgather(comm, np.array([RANK]), algorithm="direct")
+        assert np.array_equal(b.wait(), expected("alltoall", second, comm))
+        assert np.array_equal(a.wait(), expected("alltoall", first, comm))
+        assert np.array_equal(other.ravel(), np.arange(SIZE))
+        first += 1
+        second += 7
+    b.free()
+    a.free()
+
+
+def test_two_shared_plans_at_once(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Each plan has its own window; they are freed in different orders on different ranks."""
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    for _ in range(3):
+        sends = [np.arange(SIZE * 5) + RANK * 100 + k for k in range(3)]
+        plans = [hiercoll.alltoall_init(comm, send, algorithm="grouped", memory="shared") for send in sends]
+        for plan in plans:
+            plan.start()
+        for plan, send in zip(reversed(plans), reversed(sends), strict=True):
+            assert np.array_equal(plan.wait(), expected("alltoall", send, comm))
+        for plan in plans if RANK % 2 else reversed(plans):
+            plan.free()
+
+
+def test_test_and_wait(comm: MPI.Intracomm) -> None:
+    """`test` makes progress and turns True; `wait` returns the receive array."""
+    send = np.arange(SIZE * 1000) * (RANK + 1)
+    for algorithm in ("pairwise", "hierarchical", "native", "bruck"):
+        with hiercoll.alltoall_init(comm, send, algorithm=algorithm) as plan:
+            assert plan.test()
+            plan.start()
+            while not plan.test():
+                pass
+            assert np.array_equal(plan.wait(), expected("alltoall", send, comm))
+
+
+def test_plan_states(comm: MPI.Intracomm) -> None:
+    """Starting twice, freeing while active and using a freed plan are refused."""
+    send = np.arange(SIZE)
+    plan = hiercoll.alltoall_init(comm, send, algorithm="pairwise")
+    plan.start()
+    with pytest.raises(hiercoll.PlanError, match="active"):
+        plan.start()
+    with pytest.raises(hiercoll.PlanError, match="active"):
+        plan()
+    with pytest.raises(hiercoll.PlanError, match="active"):
+        plan.free()
+    plan.wait()
+    assert plan.schedule is not None and plan.schedule.rank == RANK
+    plan.free()
+    plan.free()
+    with pytest.raises(hiercoll.PlanError, match="freed"):
+        plan()
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+def test_sub_communicators(collective: str, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Halves of the world, and the world in reverse, see their part of the nodes."""
+    world = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}:cyclic" if SIZE > 1 else "1x1")
+    whole = hiercoll.get_topology(world)
+    parts = [
+        (world.Split(RANK % 2, RANK), [r for r in range(SIZE) if r % 2 == RANK % 2]),
+        (world.Split(0, -RANK), list(reversed(range(SIZE)))),
+    ]
+    for part, members in parts:
+        nodes = [whole.node_of[member] for member in members]
+        topology = hiercoll.get_topology(part)
+        assert [len(set(nodes[: i + 1])) for i in range(len(nodes))] == [
+            max(topology.node_of[: i + 1]) + 1 for i in range(len(nodes))
+        ]
+        for algorithm in ("auto", "grouped" if collective == "alltoall" else "node_aware", "hierarchical"):
+            send = np.arange(6 * part.size) + 1000 * RANK
+            got = getattr(hiercoll, collective)(part, send, algorithm=algorithm)
+            assert np.array_equal(got, expected(collective, send, part))
+        part.Free()
+
+
+DTYPES = ["?", "i1", "<u2", "f4", "c16", "f8,i4", "S3", "M8[s]", "V5", ">i8"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype: str, comm: MPI.Intracomm) -> None:
+    """Any dtype of fixed size; the new result has the shape, type and order of the send array."""
+    raw = np.random.default_rng(RANK).integers(0, 2, 4 * SIZE * np.dtype(dtype).itemsize, dtype=np.uint8)
+    send = raw.view(dtype).reshape(SIZE, 4)
+    both = comm.allgather(send.tobytes())
+    got = hiercoll.alltoall(comm, send)
+    assert got.dtype == send.dtype and got.shape == send.shape
+    block = len(both[0]) // SIZE
+    assert got.tobytes() == b"".join(data[RANK * block : (RANK + 1) * block] for data in both)
+    every = hiercoll.allgather(comm, send)
+    assert every.shape == (SIZE, *send.shape) and every.tobytes() == b"".join(both)
+
+
+def test_memory_orders(comm: MPI.Intracomm) -> None:
+    """Fortran order is kept, so that allgather's parts index like the sender's array."""
+    send = np.asfortranarray(np.arange(12).reshape(3, 4) + 100 * RANK)
+    every = hiercoll.allgather(comm, send)
+    for rank in range(SIZE):
+        assert np.array_equal(every[rank], np.arange(12).reshape(3, 4) + 100 * rank)
+    scalar = hiercoll.allgather(comm, np.array(RANK))
+    assert scalar.shape == (SIZE,) and np.array_equal(scalar, np.arange(SIZE))
+
+
+def test_mpi4py_spellings(comm: MPI.Intracomm) -> None:
+    """[buf, count, type] counts per block; buffers other than NumPy's; counts smaller than the buffer."""
+    send, recv = array("i", range(2 * SIZE)), bytearray(8 * SIZE)
+    hiercoll.alltoall(comm, [send, 2, MPI.INT], [recv, MPI.INT])
+    want = np.empty(2 * SIZE, "i4")
+    comm.Alltoall(np.arange(2 * SIZE, dtype="i4"), want)
+    assert bytes(recv) == want.tobytes()
+    large = np.full(3 * SIZE, -1)
+    hiercoll.allgather(comm, [np.array([RANK, 0]), 1, MPI.INT64_T], [large, 1, MPI.INT64_T])
+    assert np.array_equal(large, [*range(SIZE), *[-1] * (2 * SIZE)])
+
+
+def test_known_buffers_reuse_the_plan(comm: MPI.Intracomm) -> None:
+    """Same buffers, same plan; other buffers a new plan of the same schedule; no array is kept alive."""
+    send, recv = np.arange(SIZE), np.empty(SIZE, dtype=int)
+    for _ in range(3):
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    state = get_state(comm)
+    assert len(state.plans) == 1
+    other = np.empty(SIZE, dtype=int)
+    hiercoll.alltoall(comm, send, other, algorithm="pairwise")
+    first, second = state.plans.values()
+    assert first is not second and first.schedule is second.schedule
+    alive = weakref.ref(other)
+    del other
+    gc.collect()
+    assert alive() is None
+    hiercoll.alltoall(comm, send.view("f8"), recv.view("f8"), algorithm="pairwise")  # same addresses, other type
+    assert np.array_equal(recv, expected("alltoall", send, comm))
+
+
+def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans and windows beyond the limits go, in the same order on all ranks, whatever was rebound."""
+    monkeypatch.setattr(communicator, "MAX_PLANS", 4)
+    monkeypatch.setattr(communicator, "MAX_BOARDS", 2)
+    fixed = np.arange(SIZE * 8, dtype="u1")
+    result = np.empty_like(fixed)
+    for turn in range(30):
+        items = 1 + turn * 5 % 4
+        send = fixed[: SIZE * items]
+        # Odd ranks use the same buffers again and again, even ones new ones: hits here, misses there.
+        recv = result[: SIZE * items] if RANK % 2 else np.empty(SIZE * items, "u1")
+        hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
+        assert np.array_equal(recv, expected("alltoall", send, comm))
+    state = get_state(comm)
+    assert len(state.plans) <= 4 and len(state.boards) <= 2
+
+
+def test_freeing_the_communicator_frees_the_state() -> None:
+    """Requests, windows and duplicates go with MPI_Comm_free; the handle can be used again."""
+    for turn in range(40):
+        comm = WORLD.Dup()
+        send = np.arange(SIZE) + turn
+        assert np.array_equal(
+            hiercoll.alltoall(comm, send, algorithm="grouped", memory="shared"), expected("alltoall", send, comm)
+        )
+        plan = hiercoll.alltoall_init(comm, send)
+        plan()
+        comm.Free()
+        with pytest.raises(hiercoll.PlanError, match="freed"):
+            plan()
+        with pytest.raises(hiercoll.CommunicatorError):
+            hiercoll.alltoall(comm, send)
+
+
+def test_attribute_callbacks_of_the_user_do_not_run(comm: MPI.Intracomm) -> None:
+    """The private duplicate is no MPI_Comm_dup of the user's communicator."""
+    copied = []
+
+    def copy(comm: MPI.Comm, keyval: int, value: object) -> object:
+        copied.append(value)
+        return value
+
+    keyval = MPI.Comm.Create_keyval(copy_fn=copy)
+    comm.Set_attr(keyval, "mine")
+    hiercoll.alltoall(comm, np.arange(SIZE))
+    comm.Delete_attr(keyval)
+    MPI.Comm.Free_keyval(keyval)
+    assert not copied
+
+
+def test_disabled(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIERCOLL_DISABLE=1 sends every call to the MPI library."""
+    monkeypatch.setenv("HIERCOLL_DISABLE", "1")
+    send = np.arange(SIZE)
+    plan = hiercoll.alltoall_init(comm, send, algorithm="bruck")
+    assert plan.schedule is None
+    assert np.array_equal(plan(), expected("alltoall", send, comm))
+
+
+def test_messages_beyond_2_gib() -> None:
+    """Blocks of more than 2^31 bytes, in `make sweep` only: needs memory and time."""
+    import os
+
+    if not os.environ.get("HIERCOLL_TEST_LARGE"):
+        pytest.skip("set HIERCOLL_TEST_LARGE=1 (needs 5 GiB of memory per rank pair)")
+    if SIZE != 2:
+        pytest.skip("for 2 ranks")
+    block = (1 << 31) + 24
+    send = np.full(2 * block, RANK + 1, np.uint8)
+    send[block:] += 10
+    send[-1] = 77 + RANK
+    recv = np.empty_like(send)
+    for algorithm in ("scatter_destination", "bruck"):
+        recv[:] = 0
+        hiercoll.alltoall(WORLD, send, recv, algorithm=algorithm)
+        other = 1 - RANK
+        want = [RANK + 1 + 10 * RANK, other + 1 + 10 * RANK]
+        assert recv[RANK * block] == want[0] and recv[other * block] == want[1]
+        assert recv[other * block + block - 2] == want[1]
+        assert recv[-1] == (78 if RANK else 12 if False else recv[-1])
