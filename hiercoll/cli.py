@@ -163,6 +163,7 @@ def list_(collective: str | None) -> None:
 @click.argument("collective", required=False, type=click.Choice(list(REGISTRY)))
 @click.argument("algorithm", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every algorithm, each parameter at every choice.")
+@click.option("--combinations", is_flag=True, help="Every combination of every algorithm's parameters (long).")
 @click.option(
     "--layout",
     "-l",
@@ -175,15 +176,20 @@ def list_(collective: str | None) -> None:
     "--workers", "-j", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Processes."
 )
 def verify(
-    collective: str | None, algorithm: str | None, everything: bool, layouts: tuple[str, ...], workers: int
+    collective: str | None,
+    algorithm: str | None,
+    everything: bool,
+    combinations: bool,
+    layouts: tuple[str, ...],
+    workers: int,
 ) -> None:
     """Prove algorithms: no deadlock, no race, every block delivered.
 
     Exits with 1 if anything is refuted.
     """
-    if everything == bool(collective):
-        raise click.UsageError("name a collective (and an algorithm), or say --all")
-    chosen = every_algorithm()
+    if sum([everything, combinations, bool(collective)]) != 1:
+        raise click.UsageError("name a collective (and an algorithm), or say --all or --combinations")
+    chosen = every_algorithm(combinations)
     if algorithm and collective:
         entry, params = known_algorithm(collective, algorithm)
         chosen = [(collective, entry.name, params if ":" in algorithm else None)]

@@ -98,9 +98,12 @@ def cases(algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterabl
                     yield Case(collective, name, variant, layout, inplace)
 
 
-def every_algorithm() -> list[tuple[str, str, Params | None]]:
-    """All registry entries, in all variants."""
-    return [(collective, name, None) for collective, entries in REGISTRY.items() for name in entries]
+def every_algorithm(combinations: bool = False) -> list[tuple[str, str, Params | None]]:
+    """All registry entries, in all variants (None), or in all combinations of their parameters."""
+    entries = [entry for entries in REGISTRY.values() for entry in entries.values()]
+    if not combinations:
+        return [(entry.collective, entry.name, None) for entry in entries]
+    return [(entry.collective, entry.name, params) for entry in entries for params in entry.all_combinations()]
 
 
 def decide_all(todo: list[Case], workers: int) -> Iterator[Outcome]:

@@ -133,8 +133,8 @@ def inplace(topology: Topology, rank: int, *, window: int) -> Schedule:
         node 1: 3 4 5   | step 2: 0 <-> 2, 3 <-> 5 (1 and 4 meet themselves)
 
     The block to send is saved to scratch, then both directions run at once.
-    Counts (window 1): rounds = p-1; messages = p-1; blocks = p-1;
-        network_messages = p-m; scratch = 1
+    Counts (window 1; a rank that meets itself pauses): rounds = p if p > 2 else p-1;
+        messages = p-1; blocks = p-1; network_messages = p-m; scratch = min(window, p-1)
     Constraints: none.
     Reference: MPI 4.1, 6.8 (MPI_IN_PLACE); tournament: the circle method.
     """
@@ -248,7 +248,7 @@ def eager(topology: Topology, rank: int, *, window: int) -> Schedule:
     needs powers of two, and its bounds leave out the last partner across; here each
     stream takes its partners in rotation (node by node, lane by lane), so that all
     are covered on any layout. ``window`` bounds each stream; the paper posts all.
-    Counts: rounds = 1; messages = p-1; blocks = p-1; network_messages = p-m; scratch = 0
+    Counts: rounds = min(1, p-1); messages = p-1; blocks = p-1; network_messages = p-m; scratch = 0
     Constraints: none. Not in place.
     Reference: Khorassani et al. 2021, section III-B, Algorithm 2.
     """
