@@ -78,8 +78,8 @@ def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, B
 
 
 def default_subjects(collective: str) -> list[Subject]:
-    """native, every algorithm with its defaults, and what "auto" considers."""
-    subjects = [Subject(NATIVE, {}), *(Subject(name, {}) for name in REGISTRY[collective])]
+    """native, auto, every algorithm with its defaults, and what "auto" chooses from."""
+    subjects = [Subject(NATIVE, {}), Subject("auto", {}), *(Subject(name, {}) for name in REGISTRY[collective])]
     for name, params in CANDIDATES[collective]:
         spelled = {k: v for k, v in params.items() if get_algorithm(collective, name).resolve({})[k] != v}
         if Subject(name, spelled) not in subjects:
@@ -169,10 +169,11 @@ class Bench:
 def provenance(comm: MPI.Intracomm, topology: Topology) -> dict[str, Any]:
     """What a figure means nothing without. Collective."""
     hosts = comm.allgather(platform.node())
+    vendor, version = MPI.get_vendor()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "hiercoll": hiercoll.__version__,
-        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].split()[:4]).rstrip(","),
+        "mpi": f"{vendor} {'.'.join(map(str, version))}",
         "mpi4py": mpi4py.__version__,
         "python": platform.python_version(),
         "ranks": comm.size,

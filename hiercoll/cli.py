@@ -481,8 +481,12 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
     for size in sizes:
         native = next(r for r in results if r.size == size and r.subject.algorithm == NATIVE)
         won = best[size]
-        gain = f", {native.median / won.median:.2f}x faster than native" if won is not native else ""
-        click.echo(f"{collective} {format_size(size):>5}: {won.subject} wins with {format_time(won.median)}{gain}")
+        clear = won.q3 < native.q1
+        gain = f", {native.median / won.median:.2f}x native" + ("" if clear else " (within the spread)")
+        click.echo(
+            f"{collective} {format_size(size):>5}: {won.subject} wins with {format_time(won.median)}"
+            + (gain if won is not native else "")
+        )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
+from time import monotonic
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 from mpi4py import MPI
 
 from hiercoll.algorithms import Params, get_algorithm
@@ -271,10 +273,23 @@ class State:
                 retired[number].free()
             self._retired = [board for board in self._retired if board.number not in everywhere]
 
+    def unharmed(self) -> bool:
+        """Whether no rank ends by an uncaught exception. Collective, but never waits for others
+        on a rank that does: they may be anywhere, and what is collective cannot be freed."""
+        sound = getattr(sys, "last_value", None) is None
+        everywhere = np.empty(1, dtype=bool)
+        request = self.comm.Iallreduce(np.array([sound]), everywhere, op=MPI.LAND)
+        if not sound:
+            deadline = monotonic() + 1.0
+            while not request.Test() and monotonic() < deadline:
+                os.sched_yield()
+            return False
+        request.Wait()
+        return bool(everywhere[0])
+
     def free(self) -> None:
         """Free everything. Collective; plans that are still active are left alone."""
-        _live.pop(id(self), None)
-        if MPI.Is_finalized():
+        if _live.pop(id(self), None) is None or MPI.Is_finalized():
             return
         boards = self._retired + [board for board in self._own.values() if board is not None]
         for plan in list(self._own):
@@ -301,10 +316,11 @@ def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
 
 
 def _free_all(*_: object) -> None:
-    """Free the states of all communicators, unless an exception has separated the ranks."""
-    if not MPI.Is_finalized() and getattr(sys, "last_value", None) is None:
+    """Free the states of all communicators, but for those that an exception has torn apart."""
+    if not MPI.Is_finalized():
         for state in list(_live.values()):
-            state.free()
+            if state.unharmed():
+                state.free()
 
 
 STATE = MPI.Comm.Create_keyval(delete_fn=_deleted)

@@ -16,6 +16,7 @@ from hiercoll.schedule import Op, Signal, Wait
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
+PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
 Bound: TypeAlias = "MPI.Prequest | Action | None"
 
 
@@ -162,6 +163,7 @@ class Dataflow:
         self._active: list[MPI.Prequest] = []
         self._active_ops: list[int] = []
         self._polled: list[int] = []
+        self._idled = 0
         self.log: list[Traced] | None = None
         self._begun: dict[int, float] = {}
 
@@ -186,7 +188,16 @@ class Dataflow:
             elif not block:
                 return False
             else:
-                os.sched_yield()
+                self._idle()
+
+    def _idle(self) -> None:
+        """Nothing has happened since the last look."""
+        self._idled += 1
+        if not self._active and self._idled % PROGRESS_EVERY == 0:
+            # Only flags are waited for, but what others wait for may still be in the MPI
+            # library's queues: a send that has completed need not have left.
+            MPI.COMM_SELF.Iprobe()
+        os.sched_yield()
 
     def _completed(self, block: bool) -> list[int]:
         """Operations that have completed since; all, if nothing else is to be started and ``block``."""

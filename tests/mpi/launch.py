@@ -4,7 +4,8 @@
 
 Starts mpiexec once per number of ranks, with a time limit. Passes only if every rank's
 pytest passes, at least one test ran, and nothing was printed apart from pytest's own
-output: an MPI library that complains at exit fails the run.
+output: an MPI library that complains at exit fails the run. Then the programs beside
+this file, which try how jobs end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,28 +48,34 @@ def vendor() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def launch(library: str, ranks: int, limit: float, arguments: list[str]) -> dict[str, int] | None:
+def mpiexec(library: str, ranks: int, limit: float, program: list[str]) -> tuple[int, str]:
+    """Exit status and all output of a job; -1 if it did not end in time."""
+    starter = [str(Path(sys.executable).with_name("mpiexec")), *FLAGS.get(library, []), "-n", str(ranks)]
+    job = subprocess.Popen(
+        [*starter, sys.executable, *program],
+        env={**os.environ, **SETTINGS},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        output, _ = job.communicate(timeout=limit)
+        return job.returncode, output.strip()
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        output, _ = job.communicate()
+        return -1, f"no end after {limit:.0f} s\n{output}"
+
+
+def run_tests(library: str, ranks: int, limit: float, arguments: list[str]) -> dict[str, int] | None:
     """Counts of outcomes on rank 0; None if anything is wrong, which is printed."""
-    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        command = [mpiexec, *FLAGS.get(library, []), "-n", str(ranks)]
-        command += [sys.executable, __file__, "--rank-output", folder, *arguments]
-        begin = time.monotonic()
-        try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, **SETTINGS},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=limit,
-            )
-            code, noise = done.returncode, done.stdout.strip()
-        except subprocess.TimeoutExpired as expired:
-            code, noise = -1, f"no end after {limit:.0f} s\n{expired.stdout or ''}"
+        code, noise = mpiexec(library, ranks, limit, [__file__, "--rank-output", folder, *arguments])
         texts = [path.read_text() for path in sorted(Path(folder).iterdir(), key=lambda p: int(p.stem))]
-    last = texts[0].strip().splitlines()[-1] if texts else "no output"
+    last = texts[0].strip().splitlines()[-1] if any(texts) else "no output"
     print(f"{library}, {ranks} ranks: {last} (wall {time.monotonic() - begin:.0f} s)", flush=True)
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
     if code == 0 and not noise and counts.get("passed") and len(texts) == ranks:
@@ -80,6 +88,19 @@ def launch(library: str, ranks: int, limit: float, arguments: list[str]) -> dict
     return None
 
 
+def run_program(library: str, program: Path) -> bool:
+    """A program on 4 ranks: a silent success, or, if its docstring expects it, a prompt failure."""
+    begin = time.monotonic()
+    text = program.read_text()
+    expect_failure = "Expect: failure" in text
+    runner = ["-m", "mpi4py"] if "Run by: python -m mpi4py" in text else []
+    code, noise = mpiexec(library, 4, 60, [*runner, str(program)])
+    good = code > 0 if expect_failure else code == 0 and not noise
+    verdict = "as expected" if good else f"WRONG: exit status {code}, printed:\n{noise}\n"
+    print(f"{library}, {program.stem}: {verdict} (wall {time.monotonic() - begin:.0f} s)", flush=True)
+    return good
+
+
 def main() -> int:
     """Launch for each number of ranks; 1 if any fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,9 +111,10 @@ def main() -> int:
     if options.rank_output:
         return run_rank(options.rank_output, arguments)
     library = vendor()
-    results = [launch(library, int(ranks), options.timeout, arguments) for ranks in options.ranks.split(",")]
-    passed = sum(counts["passed"] for counts in results if counts)
-    failed = sum(counts is None for counts in results)
+    results = [run_tests(library, int(ranks), options.timeout, arguments) for ranks in options.ranks.split(",")]
+    programs = [run_program(library, path) for path in sorted((HERE / "programs").glob("*.py"))]
+    passed = sum(counts["passed"] for counts in results if counts) + sum(programs)
+    failed = sum(counts is None for counts in results) + programs.count(False)
     skipped = sum(counts.get("skipped", 0) for counts in results if counts)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed else 0

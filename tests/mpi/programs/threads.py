@@ -1,0 +1,32 @@
+"""Threads with a communicator each run collectives at the same time."""
+
+import threading
+
+import numpy as np
+from mpi4py import MPI
+
+import hiercoll
+
+assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
+comms = [MPI.COMM_WORLD.Dup() for _ in range(3)]
+wrong: list[str] = []
+
+
+def work(number: int, comm: MPI.Intracomm) -> None:
+    """Many calls on one communicator."""
+    algorithms = ("pairwise", "grouped", "hierarchical", "bruck")
+    for turn in range(60):
+        send = np.arange(comm.size * 4) + 1000 * comm.rank + turn + number
+        got = hiercoll.alltoall(comm, send, algorithm=algorithms[(turn + number) % 4])
+        first = np.arange(4) + 4 * comm.rank + turn + number
+        want = np.concatenate([first + 1000 * rank for rank in range(comm.size)])
+        if not np.array_equal(got, want):
+            wrong.append(f"thread {number}, turn {turn}")
+
+
+threads = [threading.Thread(target=work, args=pair) for pair in enumerate(comms)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong, wrong[:3]
