@@ -85,7 +85,7 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
     last: dict[int, tuple[int, int]] = {}  # of the last message received from each peer
     for op in schedule.ops:
         chain = max((depth[dep] for dep in op.deps), default=(0, 0))
-        if isinstance(op, Send | Recv):
+        if isinstance(op, (Send, Recv)):
             far = node_of[op.peer] != own
             blocks = op.region.size / (1 if op.region.part is None else schedule.segments)
             if isinstance(op, Recv):
@@ -101,10 +101,10 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
             chain = (chain[0] + 1, chain[1] + far)
             if isinstance(op, Recv):
                 last[op.peer] = chain
-        elif isinstance(op, Copy | Reduce):
+        elif isinstance(op, (Copy, Reduce)):
             n["copies"] += 1
             n["copied_blocks"] += op.target.size
-        elif isinstance(op, Signal | Wait):
+        elif isinstance(op, (Signal, Wait)):
             n["synchronisations"] += 1
         depth.append(chain)
     n["chain"], n["network_chain"] = max(depth, default=(0, 0))

@@ -191,7 +191,7 @@ def _datatypes() -> Iterator[Datatypes]:
 
 def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
     """The request or action of an operation; None where there is nothing to do."""
-    if isinstance(op, Send | Recv):
+    if isinstance(op, (Send, Recv)):
         address = binding.addresses[op.region.buffer]
         make = binding.comm.Send_init if isinstance(op, Send) else binding.comm.Recv_init
         return make(_message(address, op.region, binding.layout, cache), op.peer, op.tag + binding.tag)
@@ -200,7 +200,7 @@ def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
             return None
         source = (binding.addresses[op.source.buffer], op.source)
         return binding.memory.copy(binding.layout, source, (binding.addresses[op.target.buffer], op.target))
-    if isinstance(op, Signal | Wait | Join):
+    if isinstance(op, (Signal, Wait, Join)):
         return None
     raise PlanError("reductions cannot be executed yet: no collective of this version needs them")
 

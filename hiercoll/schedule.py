@@ -175,7 +175,7 @@ def writes(op: Op) -> tuple[Region, ...]:
     """Regions that the operation writes."""
     if isinstance(op, Recv):
         return (op.region,)
-    return (op.target,) if isinstance(op, Copy | Reduce) else ()
+    return (op.target,) if isinstance(op, (Copy, Reduce)) else ()
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Schedule:
     @property
     def tags(self) -> int:
         """Number of tags that a plan must reserve."""
-        return 1 + max((op.tag for op in self.ops if isinstance(op, Send | Recv)), default=0)
+        return 1 + max((op.tag for op in self.ops if isinstance(op, (Send, Recv))), default=0)
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...] | None:

@@ -104,7 +104,7 @@ class _Simulation:
     def begin(self, rank: int, index: int, now: float) -> None:
         """All that the operation waited for has completed."""
         op, links = self.schedules[rank].ops[index], self.settings.links
-        if isinstance(op, Send | Recv):
+        if isinstance(op, (Send, Recv)):
             self.post(rank, index, op, now)
         elif isinstance(op, Wait) and not op.previous:
             pending = [(peer, op.flag) for peer in op.peers if (peer, op.flag) not in self.flags]
@@ -116,7 +116,7 @@ class _Simulation:
         elif isinstance(op, Join):
             self.finish(rank, index, now, now)
         else:
-            moved = self.bytes(op.target) if isinstance(op, Copy | Reduce) else 0
+            moved = self.bytes(op.target) if isinstance(op, (Copy, Reduce)) else 0
             self.finish(rank, index, now, now + links.operation + moved * links.gap)
 
     def post(self, rank: int, index: int, op: Send | Recv, begin: float) -> None:

@@ -157,7 +157,7 @@ class _System:
     def _problem(self, rank: int, index: int, op: Op, limits: dict[Any, int]) -> str | None:
         if op.deps and not 0 <= min(op.deps) <= max(op.deps) < index:
             return "waits for an operation that does not come before it"
-        if isinstance(op, Send | Recv) and (op.peer == rank or not 0 <= op.peer < self.contract.size):
+        if isinstance(op, (Send, Recv)) and (op.peer == rank or not 0 <= op.peer < self.contract.size):
             return f"has rank {op.peer} as its peer"
         if isinstance(op, Signal) and not 0 <= op.flag < self.schedules[rank].flags:
             return f"raises flag {op.flag} of {self.schedules[rank].flags}"
@@ -165,7 +165,8 @@ class _System:
             return "waits for the flag of a rank on another node"
         for region in (*reads(op), *writes(op)):
             blocks = region.blocks
-            if blocks and (min(blocks) < 0 or max(blocks) >= limits[region.buffer]):
+            ends = (blocks[0], blocks[-1]) if blocks and isinstance(blocks, range) else blocks
+            if ends and (min(ends) < 0 or max(ends) >= limits[region.buffer]):
                 return f"{region} lies outside the buffer of {limits[region.buffer]} blocks"
             if region.part is not None and not 0 <= region.part < self.segments:
                 return f"{region} names a segment of {self.segments}"
@@ -190,7 +191,7 @@ class _System:
         sends: dict[tuple[int, int, int], int] = {}
         recvs: dict[tuple[int, int, int], int] = {}
         for gid, op in enumerate(self.ops):
-            if isinstance(op, Send | Recv):
+            if isinstance(op, (Send, Recv)):
                 rank = self.rank_of[gid]
                 known, key = (
                     (sends, (rank, op.peer, op.tag)) if isinstance(op, Send) else (recvs, (op.peer, rank, op.tag))
@@ -438,7 +439,7 @@ class _System:
         if isinstance(op, Recv):
             send = self.send_of[gid]
             return [(self.rank_of[send], region) for region in reads(self.ops[send])]
-        return [(rank, region) for region in reads(op)] if isinstance(op, Copy | Reduce) else None
+        return [(rank, region) for region in reads(op)] if isinstance(op, (Copy, Reduce)) else None
 
     def _undelivered(self, memory: dict[tuple[int, str], _Memory], sums: _Sums) -> Iterator[Finding]:
         for rank in range(self.contract.size):

@@ -186,7 +186,7 @@ class _Relay:
             peer: region_of(inbox, pairs) if peer in collected else RECV[[s for s, _ in pairs]]
             for peer, pairs in self.incoming.items()
         }
-        _, arrived = self.outer_exchange(sources, ready, targets, [], pairwise)
+        _, arrived = self.outer_exchange(sources, ready, targets, {}, pairwise)
         self.scatter(inner, inbox, collected, arrived)
         return self.b.build()
 
@@ -225,11 +225,11 @@ class _Relay:
             outbox.update(self.place(b.shared(sum(map(len, out.values()))), out))
             into = {k: v for k, v in traffic.incoming.get(carrier, {}).items() if not _all_to(carrier, v)}
             inbox.update(self.place(b.shared(sum(map(len, into.values()))), into))
-        free = [b.wait(mates, READ, previous=True), b.wait(mates, SENT, previous=True)]
+        all_read, all_sent = b.wait(mates, READ, previous=True), b.wait(mates, SENT, previous=True)
         mine, row = [pair for pair in outbox if pair[0] == me], self.lane * len(mates)
-        put = [b.copy(SEND[mates], near[row : row + len(mates)], after=free)]
+        put = [b.copy(SEND[mates], near[row : row + len(mates)], after=[all_read])]
         if mine:
-            put.append(b.copy(SEND[[d for _, d in mine]], region_of(outbox, mine), after=free))
+            put.append(b.copy(SEND[[d for _, d in mine]], region_of(outbox, mine), after=[all_sent]))
         b.signal(WRITTEN, after=put)
         written = [b.wait(mates, WRITTEN), *put]
         sources = {
@@ -240,6 +240,7 @@ class _Relay:
             peer: region_of(inbox, pairs) if pairs[0] in inbox else RECV[[s for s, _ in pairs]]
             for peer, pairs in self.incoming.items()
         }
+        free = {peer: [all_read] for peer, region in targets.items() if region.buffer == "shared"}
         sent, arrived = self.outer_exchange(sources, dict.fromkeys(sources, written), targets, free, pairwise)
         b.signal(SENT, after=sent)
         arrivals = [op for ops in arrived.values() for op in ops]
@@ -306,10 +307,13 @@ class _Relay:
         sources: dict[int, Region],
         ready: dict[int, list[int]],
         targets: dict[int, Region],
-        free: list[int],
+        free: dict[int, list[int]],
         pairwise: bool,
     ) -> tuple[list[int], dict[int, list[int]]]:
-        """The messages between nodes. Returns the sends, and the receive of each message."""
+        """The messages between nodes, each sent when ``ready`` and received when ``free``.
+
+        Returns the sends, and the receive of each message.
+        """
         order = sorted(
             [(step, 1, peer) for peer, step in steps(self.grouping, self.rank, True).items() if peer in sources]
             + [(step, 0, peer) for peer, step in steps(self.grouping, self.rank, False).items() if peer in targets]
@@ -327,7 +331,7 @@ class _Relay:
                     sent.append(self.b.send(peer, sources[peer], tag=OUTER, after=[*ready[peer], *bound, *gate]))
                     ops.append(sent[-1])
                 else:
-                    arrived[peer] = [self.b.recv(peer, targets[peer], tag=OUTER, after=[*free, *gate])]
+                    arrived[peer] = [self.b.recv(peer, targets[peer], tag=OUTER, after=[*free.get(peer, ()), *gate])]
                     ops += arrived[peer]
             taken.append(ops)
         return sent, arrived

@@ -78,7 +78,7 @@ def judge(
     return _Machine(schedules, contract, topology, buffered=True, every_order=every_order).explore(limit)
 
 
-class _Wrong(Exception):
+class _WrongError(Exception):
     """The order of events at hand goes wrong."""
 
 
@@ -120,7 +120,7 @@ class _Machine:
         self.starts = 2 if any(s.shared or s.flags for s in schedules) else 1
         self._lay_out(schedules, topology)
         self._number(schedules)
-        self._connect(schedules)
+        self._connect()
         self._find_races()
         if every_order:
             self.racing = [~0] * self.events
@@ -172,7 +172,7 @@ class _Machine:
         """The event in which the user reads what ``start`` brought, and writes for the next."""
         return self.users + start * len(self.ranks) + rank
 
-    def _connect(self, schedules: Sequence[Schedule]) -> None:
+    def _connect(self) -> None:
         """What must have happened before each event, as far as that is the same in every run."""
         self.needs: list[set[int]] = [set() for _ in range(self.events)]
         ends: dict[tuple[bool, Key, int], list[int]] = defaultdict(list)
@@ -285,7 +285,7 @@ class _Machine:
                     child = run.copy()
                     self._happen(child, event)
                     stack.append(child)
-            except _Wrong as wrong:
+            except _WrongError as wrong:
                 return Verdict("changed", str(wrong), len(seen))
         return Verdict("same", "", len(seen))
 
@@ -312,7 +312,7 @@ class _Machine:
         if event % 2 == 0 or event >= self.users or not self.contested:
             return True
         op = self.ops[event // 2]
-        if not isinstance(op, Send | Recv) or isinstance(op, Send) and self.buffered:
+        if not isinstance(op, Send | Recv) or (isinstance(op, Send) and self.buffered):
             return True
         key = _key(self.where[event // 2][1], op)
         if key not in self.contested:
@@ -349,11 +349,11 @@ class _Machine:
 
     def _send(self, run: _Run, i: int, ending: bool) -> None:
         """A send keeps what it read twice: for itself until it ends, and for its receive."""
-        values = self._read(run, i, self.sources[i][0])
+        cells = self.sources[i][0]
         if not ending:
-            run.held[2 * i] = run.held[2 * i + 1] = values
-        elif run.held.pop(2 * i) != values:
-            raise _Wrong(f"{self._name(i)}: its blocks change while they are sent")
+            run.held[2 * i] = run.held[2 * i + 1] = self._read(run, i, cells)
+        elif run.held.pop(2 * i) != [run.memory[cell] for cell in cells]:
+            raise _WrongError(f"{self._name(i)}: its blocks change while they are sent")
 
     def _message(self, run: _Run, i: int, op: Recv) -> int:
         """The send whose message receive ``i`` takes."""
@@ -373,12 +373,12 @@ class _Machine:
     def _read(self, run: _Run, i: int, cells: list[int]) -> list[Value]:
         values = [run.memory[cell] for cell in cells]
         if NEVER_WRITTEN in values or GARBAGE in values:
-            raise _Wrong(f"{self._name(i)}: reads what is not there")
+            raise _WrongError(f"{self._name(i)}: reads what is not there")
         return values
 
     def _write(self, run: _Run, i: int, values: list[Value]) -> None:
         if len(values) != len(self.targets[i]):
-            raise _Wrong(f"{self._name(i)}: gets {len(values)} blocks for {len(self.targets[i])}")
+            raise _WrongError(f"{self._name(i)}: gets {len(values)} blocks for {len(self.targets[i])}")
         for cell, value in zip(self.targets[i], values, strict=True):
             run.memory[cell] = value
 
@@ -388,7 +388,7 @@ class _Machine:
         due = [self._due(int(token), start) for token in self.contract.expected(rank)]
         got = [run.memory[cell] for cell in piece[: len(due)]]
         if got != due:
-            raise _Wrong(f"rank {rank}, start {start}: receives {got} for {due}")
+            raise _WrongError(f"rank {rank}, start {start}: receives {got} for {due}")
         if start + 1 < self.starts:
             self._write_inputs(run.memory, start + 1, [rank])
 
@@ -407,7 +407,7 @@ class _Machine:
     def _check_finished(self, run: _Run) -> None:
         for i in range(len(self.ops)):
             if not run.done >> (2 * i + 1) & 1:
-                raise _Wrong(f"{self._name(i)}: never ends")
+                raise _WrongError(f"{self._name(i)}: never ends")
 
     def _name(self, i: int) -> str:
         start, rank, index = self.where[i]

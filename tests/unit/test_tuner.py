@@ -1,0 +1,181 @@
+"""Choosing: the same on every rank, only what can run, and not always the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hiercoll import tuner
+from hiercoll.algorithms import REGISTRY
+from hiercoll.cost import DEFAULT_LINKS, Link, count_rank, predict
+from hiercoll.proving import prove
+from hiercoll.topology import Topology, parse_layout
+from hiercoll.tuner import CANDIDATES, NATIVE, choose, rank_by_model
+
+LAYOUTS = ("1x2", "1x3", "2x1", "7x1", "2x4", "4x4:cyclic", "5+3", "1+4+2:random=1", "3x5")
+SIZES = (0, 8, 512, 4096, 65536, 1 << 20)
+each_collective = pytest.mark.parametrize("collective", CANDIDATES)
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Candidates may be replaced: nothing is remembered from before, nor afterwards."""
+    tuner._counted.cache_clear()
+    yield monkeypatch
+    tuner._counted.cache_clear()
+
+
+@each_collective
+def test_candidates_exist(collective: str) -> None:
+    """With these parameters, each once, and one at least that runs anywhere, in place too."""
+    spelled = []
+    for name, params in CANDIDATES[collective]:
+        entry = REGISTRY[collective][name]
+        spelled.append((name, tuple(entry.resolve(params).items())))
+    assert len(set(spelled)) == len(spelled)
+    for layout in LAYOUTS:
+        for inplace in (False, True):
+            assert choose(collective, parse_layout(layout), 64, inplace=inplace).algorithm != NATIVE
+
+
+@each_collective
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_is_ranked_can_run(collective: str, layout: str, inplace: bool) -> None:
+    """Candidates are fastest first, and every one suits the layout and the buffers."""
+    topology = parse_layout(layout)
+    for size in SIZES:
+        ranked = rank_by_model(collective, topology, size, inplace=inplace)
+        assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
+        assert all(c.seconds > 0 for c in ranked)
+        assert choose(collective, topology, size, inplace=inplace) == ranked[0]
+        for candidate in ranked:
+            entry = REGISTRY[collective][candidate.algorithm]
+            assert entry.refusal(topology, candidate.params) is None
+            assert entry.in_place or not inplace
+    able = [
+        (name, params)
+        for name, params in CANDIDATES[collective]
+        if REGISTRY[collective][name].refusal(topology, params) is None
+        and (REGISTRY[collective][name].in_place or not inplace)
+    ]
+    assert len(ranked) == len(able) and all((c.algorithm, c.params) in able for c in ranked)
+
+
+@each_collective
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_is_chosen_is_right(collective: str, inplace: bool) -> None:
+    """Proved, on a layout without any regularity."""
+    topology = parse_layout("1+4+2:random=1")
+    for size in (8, 1 << 20):
+        chosen = choose(collective, topology, size, inplace=inplace)
+        assert prove(collective, chosen.algorithm, chosen.params, topology, inplace=inplace).ok
+
+
+def test_choices_depend_on_size_and_layout() -> None:
+    """Few messages for small blocks, few bytes for large ones."""
+    for collective in CANDIDATES:
+        topology = parse_layout("4x8")
+        assert len({choose(collective, topology, size).spelled for size in SIZES}) > 1
+        assert len({choose(collective, parse_layout(text), 512).spelled for text in LAYOUTS}) > 1
+    topology = parse_layout("8x1")
+    small, large = (choose("alltoall", topology, size) for size in (1, 1 << 20))
+    chosen = [REGISTRY["alltoall"][c.algorithm].schedule(topology, 0, c.params) for c in (small, large)]
+    few, many = (count_rank(schedule, topology) for schedule in chosen)
+    assert few.messages < many.messages and few.blocks > many.blocks
+
+
+def test_in_place_is_another_choice() -> None:
+    """Large blocks in place cannot go by what needs a send buffer."""
+    topology = parse_layout("2x4")
+    chosen = choose("alltoall", topology, 1 << 20)
+    assert not REGISTRY["alltoall"][chosen.algorithm].in_place
+    assert REGISTRY["alltoall"][choose("alltoall", topology, 1 << 20, inplace=True).algorithm].in_place
+
+
+@each_collective
+@pytest.mark.parametrize("layout", ["2x4", "1x9", "5+3:cyclic"])
+def test_predictions_are_the_cost_models(collective: str, layout: str) -> None:
+    """Of the busiest node, all its ranks."""
+    topology = parse_layout(layout)
+    busiest = max(topology.nodes, key=len)
+    for candidate in rank_by_model(collective, topology, 4096):
+        entry = REGISTRY[collective][candidate.algorithm]
+        counts = [count_rank(entry.schedule(topology, rank, candidate.params), topology) for rank in busiest]
+        assert candidate.seconds == pytest.approx(predict(counts, 4096))
+
+
+def test_predictions_for_many_lanes() -> None:
+    """Where not all lanes are counted, the prediction is still about that of all."""
+    topology = parse_layout("2x20")
+    for collective in CANDIDATES:
+        for candidate in rank_by_model(collective, topology, 4096):
+            entry = REGISTRY[collective][candidate.algorithm]
+            counts = [count_rank(entry.schedule(topology, r, candidate.params), topology) for r in topology.nodes[0]]
+            assert candidate.seconds == pytest.approx(predict(counts, 4096), rel=0.1), candidate.spelled
+
+
+def test_links_matter() -> None:
+    """A slow network turns the choice."""
+    topology = parse_layout("2x4")
+    slow = type(DEFAULT_LINKS)(network=Link(1.0, 0.0))
+    [first, *_] = rank_by_model("alltoall", topology, 4096, links=slow)
+    assert first.seconds > 1 > choose("alltoall", topology, 4096).seconds
+
+
+@pytest.mark.parametrize("collective", [*CANDIDATES, "gather"])
+def test_one_rank_has_nobody_to_talk_to(collective: str) -> None:
+    """The library's own collective serves it; and what there is no candidate for."""
+    assert choose(collective, parse_layout("1x1"), 4096).algorithm == NATIVE
+    assert choose("gather", parse_layout("2x2"), 4096).algorithm == NATIVE
+
+
+def test_no_candidate_left(only: pytest.MonkeyPatch) -> None:
+    """If all refuse, or none works in place, the library's own collective is left."""
+    only.setitem(CANDIDATES, "allgather", (("neighbor_exchange", {}),))
+    only.setitem(CANDIDATES, "alltoall", (("pairwise", {}),))
+    odd, even = parse_layout("1x3"), parse_layout("1x4")
+    assert choose("allgather", odd, 64).algorithm == NATIVE
+    assert choose("allgather", even, 64).algorithm == "neighbor_exchange"
+    assert choose("alltoall", even, 64, inplace=True).algorithm == NATIVE
+    assert choose("alltoall", even, 64).algorithm == "pairwise"
+
+
+CHOICES = """
+from hiercoll.topology import parse_layout
+from hiercoll.tuner import CANDIDATES, choose
+for collective in CANDIDATES:
+    for layout in ("1x3", "2x4", "5+3:cyclic", "4x4:random=2"):
+        for size in (1, 777, 50_000, 1 << 20):
+            for inplace in (False, True):
+                print(choose(collective, parse_layout(layout), size, inplace=inplace))
+"""
+
+
+def test_every_process_chooses_alike() -> None:
+    """Whatever its hash seed."""
+    said = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", CHOICES], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1] and len(said[0].splitlines()) == 64
+    here = str(choose("alltoall", parse_layout("1x3"), 1))
+    assert said[0].splitlines()[0] == here
+
+
+def test_equal_topologies_choose_alike() -> None:
+    """However they came about."""
+    one, other = parse_layout("2x2"), Topology((9, 9, 4, 4))
+    assert choose("alltoall", one, 512) == choose("alltoall", other, 512)
+
+
+def test_in_words() -> None:
+    """Name and parameters."""
+    assert tuner.Candidate("bruck", {"radix": 4}, 1.0).spelled == "bruck radix=4"
+    assert tuner.Candidate("ring", {}, 1.0).spelled == "ring"
