@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from array import array
 from collections.abc import Callable
@@ -234,24 +235,42 @@ def test_disabled(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(plan(), expected("alltoall", send, comm))
 
 
-def test_messages_beyond_2_gib() -> None:
-    """Blocks of more than 2^31 bytes, in `make sweep` only: needs memory and time."""
-    import os
+LARGE = pytest.mark.skipif(not os.environ.get("HIERCOLL_TEST_LARGE"), reason="set HIERCOLL_TEST_LARGE=1: takes 14 GiB")
+GIB = 1 << 30
 
-    if not os.environ.get("HIERCOLL_TEST_LARGE"):
-        pytest.skip("set HIERCOLL_TEST_LARGE=1 (needs 5 GiB of memory per rank pair)")
-    if SIZE != 2:
-        pytest.skip("for 2 ranks")
-    block = (1 << 31) + 24
-    send = np.full(2 * block, RANK + 1, np.uint8)
-    send[block:] += 10
-    send[-1] = 77 + RANK
-    recv = np.empty_like(send)
-    for algorithm in ("scatter_destination", "bruck"):
-        recv[:] = 0
-        hiercoll.alltoall(WORLD, send, recv, algorithm=algorithm)
-        other = 1 - RANK
-        want = [RANK + 1 + 10 * RANK, other + 1 + 10 * RANK]
-        assert recv[RANK * block] == want[0] and recv[other * block] == want[1]
-        assert recv[other * block + block - 2] == want[1]
-        assert recv[-1] == (78 if RANK else 12 if False else recv[-1])
+
+@LARGE
+@pytest.mark.ranks({2})
+@pytest.mark.parametrize("algorithm", ["direct", "native"])
+def test_blocks_beyond_2_gib(algorithm: str, comm: MPI.Intracomm) -> None:
+    """One block of more than 2^31 bytes, of which no part is lost or moved."""
+    send = np.arange((2 * GIB + 24) // 8, dtype="u8")
+    send += np.uint64(RANK << 40)
+    recv = np.zeros((2, send.size), "u8")
+    hiercoll.allgather(comm, send, recv, algorithm=algorithm)
+    send &= np.uint64((1 << 40) - 1)
+    for rank in range(2):
+        assert (recv[rank, 0], recv[rank, -1]) == (rank << 40, (rank << 40) + send.size - 1)
+        recv[rank] -= np.uint64(rank << 40)
+        assert np.array_equal(recv[rank], send)
+
+
+@LARGE
+@pytest.mark.ranks({2})
+@pytest.mark.parametrize("runs", [((0, GIB + 8), (GIB + 64, GIB + 8)), ((8, 2 * GIB + 9), (0, 3))])
+def test_scattered_messages_beyond_2_gib(runs: tuple[tuple[int, int], ...]) -> None:
+    """A message of several pieces, together or each of more than 2^31 bytes."""
+    from hiercoll.executor import _datatype
+
+    datatype = _datatype(runs).Commit()
+    assert datatype.Get_size() == sum(length for _, length in runs)
+    if RANK == 0:
+        end = max(offset + length for offset, length in runs)
+        send, recv = np.arange(end // 4 + 1, dtype="u4").view("u1"), np.zeros(end + 4, "u1")
+        MPI.COMM_SELF.Sendrecv([send, 1, datatype], 0, recvbuf=[recv, 1, datatype], source=0)
+        covered = np.zeros(end + 4, bool)
+        for offset, length in runs:
+            covered[offset : offset + length] = True
+            assert np.array_equal(recv[offset : offset + length], send[offset : offset + length])
+        assert not recv[~covered].any()
+    datatype.Free()

@@ -82,7 +82,7 @@ def test_choices_depend_on_size_and_layout() -> None:
         topology = parse_layout("4x8")
         assert len({choose(collective, topology, size).spelled for size in SIZES}) > 1
         assert len({choose(collective, parse_layout(text), 512).spelled for text in LAYOUTS}) > 1
-    topology = parse_layout("8x1")
+    topology = parse_layout("64x1")
     small, large = (choose("alltoall", topology, size) for size in (1, 1 << 20))
     chosen = [REGISTRY["alltoall"][c.algorithm].schedule(topology, 0, c.params) for c in (small, large)]
     few, many = (count_rank(schedule, topology) for schedule in chosen)

@@ -383,6 +383,13 @@ def test_not_the_schedules_of_these_ranks() -> None:
     assert place(refuted(cut, PAIR, "malformed", "2 segments")) == (1, None)
 
 
+@pytest.mark.xfail(strict=True, reason="an index out of range", raises=IndexError)
+@pytest.mark.parametrize("layout", ["1", "1x3"])
+def test_not_the_topology_of_these_ranks(layout: str) -> None:
+    """A topology of more or fewer ranks is told like schedules of more or fewer."""
+    refuted(system(exchange, exchange), PAIR, "malformed", "2 ranks", topology=parse_layout(layout))
+
+
 # Unmatched
 
 
@@ -863,6 +870,42 @@ def test_an_answer_sent_too_early() -> None:
         b.copy(board[0], RECV[0], after=[heard])
 
     refuted(system(bell, hasty), Contract("bcast", 2), "race", "in the next start", topology=NODE)
+
+
+def test_a_message_may_still_be_leaving_when_it_has_arrived() -> None:
+    """A receive says that the send has begun, not that its blocks may be overwritten."""
+
+    def sending(b: Builder) -> None:
+        board = b.shared(1)
+        written = b.copy(SEND[0], board[0])
+        b.send(1, board[0], after=[written])
+        b.copy(SEND[0], RECV[0])
+        b.recv(1, RECV[1])
+
+    def reusing(b: Builder, own: bool) -> None:
+        board, piece = b.shared(1), b.scratch(1)
+        arrived = b.recv(0, RECV[0])
+        target = piece[0] if own else board[0]
+        copied = b.copy(SEND[0], target, after=[arrived])
+        b.copy(SEND[0], RECV[1], after=[])
+        b.send(0, target, after=[copied])
+
+    contract = Contract("allgather", 2)
+    assert verify(system(sending, lambda b: reusing(b, True)), contract, NODE).ok
+    schedules = system(sending, lambda b: reusing(b, False))
+    finding = refuted(schedules, contract, "race", "send shared[0] to rank 1", topology=NODE)
+    assert place(finding) == (1, 1) and "next start" not in finding.message
+
+
+def test_a_start_ends_with_the_last_of_its_operations() -> None:
+    """Not with the one that is written last: the next start comes after all of them."""
+
+    def fill(b: Builder) -> None:
+        board_allgather(b, range(2))
+        b.send(1 - b.rank, EMPTY, after=[])
+        b.recv(1 - b.rank, EMPTY, after=[])
+
+    assert verify(system(fill, fill), Contract("allgather", 2), NODE).ok
 
 
 def test_boards_of_two_nodes_are_apart() -> None:

@@ -1,0 +1,407 @@
+"""Blocks as bytes, copies between regions, and which objects can be communicated."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hiercoll.buffers import BlockLayout, HostBuffer, HostMemory, check_disjoint, counted_buffer, host_buffer
+from hiercoll.errors import ArgumentError, BufferOverlapError, BufferSizeError, BufferTypeError
+from hiercoll.schedule import RECV, SCRATCH, SEND, Buffer, Region
+
+Bytes = npt.NDArray[np.uint8]
+ROOM = 12  # blocks of a buffer in the tests of copies
+
+# Blocks as bytes
+
+LAYOUTS = st.builds(
+    lambda items, item, segments: BlockLayout(items * item, item, segments),
+    st.integers(0, 9),
+    st.sampled_from([1, 2, 8, 12]),
+    st.integers(1, 5),
+)
+
+
+@given(LAYOUTS)
+def test_segments_are_the_block(layout: BlockLayout) -> None:
+    """One after another, cut between items, as equal as can be."""
+    pieces = [layout.extent(part) for part in range(layout.segments)]
+    end = 0
+    for offset, length in pieces:
+        assert offset == end and length >= 0 and length % layout.item == 0
+        end += length
+    assert end == layout.block
+    items = [length // layout.item for _, length in pieces]
+    assert max(items) - min(items) <= 1
+    assert layout.extent(None) == (0, layout.block)
+
+
+@pytest.mark.xfail(strict=True, reason="divides by the size of an item", raises=ZeroDivisionError)
+def test_segments_of_items_of_no_bytes() -> None:
+    """Zero bytes in items of zero bytes are segments of zero bytes."""
+    assert [BlockLayout(0, 0, 2).extent(part) for part in (None, 0, 1)] == [(0, 0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("layout", "region", "runs"),
+    [
+        (BlockLayout(8), RECV[3], [(24, 8)]),
+        (BlockLayout(8), RECV[2:5], [(16, 24)]),
+        (BlockLayout(8), RECV[0:5:2], [(0, 8), (16, 8), (32, 8)]),
+        (BlockLayout(8), RECV[[4, 5, 6, 0, 1]], [(32, 24), (0, 16)]),
+        (BlockLayout(8), RECV[[2, 1]], [(16, 8), (8, 8)]),
+        (BlockLayout(8), RECV[0:0], []),
+        (BlockLayout(12, 4, 2), RECV[0:2].segment(0), [(0, 4), (12, 4)]),
+        (BlockLayout(12, 4, 2), RECV[0:2].segment(1), [(4, 8), (16, 8)]),
+        (BlockLayout(12, 4, 2), RECV[0:2], [(0, 24)]),
+    ],
+)
+def test_runs(layout: BlockLayout, region: Region, runs: list[tuple[int, int]]) -> None:
+    """Neighbouring blocks are one run."""
+    assert layout.runs(region) == runs
+
+
+@given(LAYOUTS, st.lists(st.integers(0, 9), max_size=6), st.data())
+def test_runs_cover_the_region(layout: BlockLayout, blocks: list[int], data: st.DataObject) -> None:
+    """All its bytes, in order, in as few runs as there are gaps."""
+    part = data.draw(st.sampled_from([None, *range(layout.segments)]))
+    region = RECV[blocks]._replace(part=part)
+    runs = layout.runs(region)
+    offset, length = layout.extent(part)
+    wanted = [block * layout.block + offset + i for block in blocks for i in range(length)]
+    assert [start + i for start, size in runs for i in range(size)] == wanted
+    jumps = sum(after != before + 1 for before, after in pairwise(wanted))
+    if length:
+        assert len(runs) == jumps + bool(wanted)
+
+
+# Copies
+
+
+@st.composite
+def blocks_of(draw: st.DrawFn, count: int, *, distinct: bool) -> list[int]:
+    """``count`` blocks of a buffer: in a row, at a stride, or anyhow."""
+    form = draw(st.sampled_from(["contiguous", "strided", "irregular"]))
+    if form == "irregular":
+        return draw(st.lists(st.integers(0, ROOM - 1), min_size=count, max_size=count, unique=distinct))
+    step = 1 if form == "contiguous" else draw(st.integers(1, max(1, (ROOM - 1) // max(count, 1))))
+    first = draw(st.integers(0, ROOM - 1 - max(0, count - 1) * step))
+    return [first + step * i for i in range(count)]
+
+
+def filled(layout: BlockLayout, seed: int) -> Bytes:
+    """A buffer of random bytes."""
+    return np.random.default_rng(seed).integers(0, 256, ROOM * layout.block, dtype=np.uint8)
+
+
+def moved(layout: BlockLayout, source: Bytes, src: Region, target: Bytes, dst: Region) -> Bytes:
+    """What ``target`` holds after a copy, block by block."""
+    offset, length = layout.extent(src.part)
+    result = target.copy()
+    for a, b in zip(src.blocks, dst.blocks, strict=True):
+        at, to = a * layout.block + offset, b * layout.block + offset
+        result[to : to + length] = source[at : at + length]
+    return result
+
+
+def copier(layout: BlockLayout, source: Bytes, src: Region, target: Bytes, dst: Region) -> Callable[[], object]:
+    """The callable that copies."""
+    return HostMemory().copy(layout, (source.ctypes.data, src), (target.ctypes.data, dst))
+
+
+@settings(max_examples=400, deadline=None)
+@given(LAYOUTS, st.integers(0, 5), st.data())
+def test_copies(layout: BlockLayout, count: int, data: st.DataObject) -> None:
+    """Between any two regions, any segment; whenever it is called, and nothing else is touched."""
+    part = data.draw(st.sampled_from([None, *range(layout.segments)]))
+    src = SEND[data.draw(blocks_of(count, distinct=False))]._replace(part=part)
+    dst = RECV[data.draw(blocks_of(count, distinct=True))]._replace(part=part)
+    source, target = filled(layout, 1), filled(layout, 2)
+    copy = copier(layout, source, src, target, dst)
+    assert np.array_equal(target, filled(layout, 2))  # not before it is called
+    for seed in (3, 4):
+        source[:] = filled(layout, seed)
+        expected = moved(layout, source, src, target, dst)
+        copy()
+        assert np.array_equal(target, expected)
+        assert np.array_equal(source, filled(layout, seed))
+
+
+FORMS: dict[str, Sequence[int]] = {"contiguous": range(2, 6), "strided": range(1, 8, 2), "irregular": (7, 0, 3, 1)}
+
+
+@pytest.mark.parametrize("src", FORMS)
+@pytest.mark.parametrize("dst", FORMS)
+@pytest.mark.parametrize("part", [None, 0, 1])
+@pytest.mark.parametrize("item", [1, 4])
+def test_copies_of_each_form(src: str, dst: str, part: int | None, item: int) -> None:
+    """Every combination of forms, so that none depends on luck."""
+    layout = BlockLayout(3 * item, item, 2)
+    source, target = filled(layout, 1), filled(layout, 2)
+    a, b = SEND[FORMS[src]]._replace(part=part), RECV[FORMS[dst]]._replace(part=part)
+    expected = moved(layout, source, a, target, b)
+    assert not np.array_equal(expected, target)
+    copier(layout, source, a, target, b)()
+    assert np.array_equal(target, expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(LAYOUTS, st.permutations(range(ROOM)), st.integers(0, ROOM // 2))
+def test_copies_within_a_buffer(layout: BlockLayout, blocks: list[int], count: int) -> None:
+    """Between different blocks of one buffer."""
+    src, dst = SCRATCH[blocks[:count]], SCRATCH[blocks[count : 2 * count]]
+    memory = filled(layout, 1)
+    expected = moved(layout, memory, src, memory, dst)
+    copier(layout, memory, src, memory, dst)()
+    assert np.array_equal(memory, expected)
+
+
+@pytest.mark.parametrize("block", [1, 8, 1 << 16])
+def test_copies_are_of_plain_bytes(block: int) -> None:
+    """No byte has a meaning: zeros at the end, or what would be not-a-number, arrive as they are."""
+    layout = BlockLayout(block)
+    for byte in (0, 255):
+        source = np.full(ROOM * block, byte, np.uint8)
+        for blocks in FORMS.values():
+            target = filled(layout, 2)
+            expected = moved(layout, source, SEND[0:4], target, RECV[blocks])
+            copier(layout, source, SEND[0:4], target, RECV[blocks])()
+            assert np.array_equal(target, expected)
+
+
+def test_a_region_past_others() -> None:
+    """Memory behind the last block of a region is not looked at, nor any of an empty one."""
+    layout = BlockLayout(4)
+    source, target = np.arange(8, dtype=np.uint8), np.zeros(4, np.uint8)
+    copier(layout, source, SEND[1], target, RECV[0])()
+    assert target.tolist() == [4, 5, 6, 7]
+    nowhere = HostMemory().copy(layout, (0, Buffer("send")[0:0]), (0, RECV[0:0]))
+    nowhere()
+    HostMemory().copy(BlockLayout(0), (0, SEND[0:3]), (0, RECV[[2, 1, 0]]))()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 100_000])
+def test_scratch(nbytes: int) -> None:
+    """Aligned to a cache line, all of it within what is kept alive."""
+    memory = HostMemory()
+    address, owner = memory.allocate(nbytes)
+    assert address % 64 == 0 and memory.kind == "host"
+    assert isinstance(owner, np.ndarray)
+    start = owner.ctypes.data
+    assert start <= address and address + nbytes <= start + owner.nbytes
+    other, _ = memory.allocate(nbytes)
+    assert not nbytes or abs(other - address) >= nbytes
+
+
+# Objects
+
+
+class Device:
+    """Something in device memory."""
+
+    __cuda_array_interface__ = {"version": 3}  # noqa: RUF012
+
+
+def test_arrays() -> None:
+    """Address, size and type of what can be communicated."""
+    matrix = np.arange(6, dtype=np.float64).reshape(2, 3)
+    buffer = host_buffer(matrix, "sendbuf", 0, writable=False)
+    assert (buffer.address, buffer.nbytes, buffer.item, buffer.items) == (matrix.ctypes.data, 48, 8, 6)
+    assert buffer.type_name == "float64"
+    assert buffer.array.base is matrix.base or buffer.array is matrix
+    for fine in (np.asfortranarray(matrix), np.zeros(0), np.ones(()), np.zeros(3, "i4,f8")):
+        assert host_buffer(fine, "recvbuf", 0, writable=True).nbytes == fine.nbytes
+
+
+@pytest.mark.parametrize("obj", [bytearray(b"abcdef"), array("h", [1, 2, 3]), memoryview(bytearray(6))])
+def test_buffers(obj: Any) -> None:
+    """Anything with the buffer protocol is used where it lies."""
+    buffer = host_buffer(obj, "recvbuf", 0, writable=True)
+    assert buffer.nbytes == 6
+    buffer.array.view(np.uint8)[:] = 1
+    assert bytes(memoryview(obj)) == b"\1" * 6
+
+
+def read_only() -> npt.NDArray[Any]:
+    found = np.zeros(4)
+    found.flags.writeable = False
+    return found
+
+
+@pytest.mark.parametrize("obj", [read_only(), b"abcd", memoryview(b"abcd")])
+def test_read_only(obj: Any) -> None:
+    """May be sent, not received into."""
+    assert host_buffer(obj, "sendbuf", 0, writable=False).nbytes
+    with pytest.raises(BufferTypeError, match="rank 3: recvbuf: expected a writable array, got a read-only one"):
+        host_buffer(obj, "recvbuf", 3, writable=True)
+
+
+@pytest.mark.parametrize(
+    ("obj", "expected", "got"),
+    [
+        ([1, 2, 3], "a NumPy array, a buffer", "list"),
+        (None, "a NumPy array, a buffer", "NoneType"),
+        (7, "a NumPy array, a buffer", "int"),
+        ("text", "a NumPy array, a buffer", "str"),
+        (np.array([{}, 1], dtype=object), "elements of a fixed size", "dtype object"),
+        (np.zeros(2, [("a", "i4"), ("b", "O")]), "elements of a fixed size", "Python objects"),
+        (np.zeros((4, 4))[:, ::2], "a contiguous array (see numpy.ascontiguousarray)", "strides (32, 16)"),
+        (np.zeros((4, 4, 4)).transpose(1, 0, 2), "contiguous", "shape (4, 4, 4)"),
+        (np.zeros(4)[::-1], "contiguous", "strides (-8,)"),
+        (memoryview(bytearray(8))[::2], "contiguous", "strides (2,)"),
+        (Device(), "an array in host memory", "a device array (Device)"),
+    ],
+)
+def test_what_cannot_be_communicated(obj: Any, expected: str, got: str) -> None:
+    """The error names rank, argument, what was expected and what was given."""
+    with pytest.raises(BufferTypeError) as caught:
+        host_buffer(obj, "sendbuf", 5, writable=False)
+    error = caught.value
+    assert (error.rank, error.argument) == (5, "sendbuf")
+    assert expected in error.expected and got in str(error.got)
+    assert isinstance(error, ArgumentError) and isinstance(error, TypeError) and isinstance(error, ValueError)
+
+
+class Datatype:
+    """What is asked of an MPI datatype."""
+
+    def __init__(self, size: int, lower: int = 0, extent: int | None = None) -> None:
+        self.size, self.lower = size, lower
+        self.extent = size if extent is None else extent
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def Get_extent(self) -> tuple[int, int]:  # noqa: N802
+        return self.lower, self.extent
+
+
+INT, DOUBLE, STRUCT = Datatype(4), Datatype(8), Datatype(12)
+DATA = np.arange(12, dtype=np.int32)  # 48 bytes
+
+
+@pytest.mark.parametrize(
+    ("spec", "blocks", "nbytes", "item"),
+    [
+        ([DATA, INT], 3, 48, 4),
+        ([DATA, DOUBLE], 3, 48, 8),
+        ([DATA, STRUCT], 4, 48, 12),
+        ((DATA, 2, INT), 3, 24, 4),
+        ([DATA, 4, INT], 3, 48, 4),
+        ([DATA, np.int64(1), INT], 3, 12, 4),
+        ([DATA, (2, None), INT], 3, 24, 4),
+        ([DATA, [2, 0], INT], 3, 24, 4),
+        ([DATA, None, INT], 3, 48, 4),
+        ([DATA, 0, INT], 3, 0, 4),
+        ([DATA, "i"], 3, 48, 4),
+        ([DATA, 1, "d"], 3, 24, 8),
+        ([bytearray(48), INT], 12, 48, 4),
+        ([np.zeros(0), INT], 3, 0, 4),
+        ([DATA, 5, Datatype(0)], 3, 0, 0),
+    ],
+)
+def test_counts_and_datatypes(spec: Sequence[Any], blocks: int, nbytes: int, item: int) -> None:
+    """As mpi4py writes them: counts are per block."""
+    buffer = counted_buffer(spec, "recvbuf", 0, blocks, writable=True)
+    assert (buffer.nbytes, buffer.item) == (nbytes, item)
+    assert buffer.items == (nbytes // item if item else 0)
+    assert buffer.type_name == f"items of {item} bytes"
+    assert buffer.address == host_buffer(spec[0], "recvbuf", 0, writable=True).address
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "expected", "got"),
+    [
+        ([DATA], BufferTypeError, "[buffer, MPI datatype]", "1 entries"),
+        ([DATA, 1, 0, INT], BufferTypeError, "[buffer, MPI datatype]", "4 entries"),
+        ([[1, 2], INT], BufferTypeError, "a NumPy array", "list"),
+        ([DATA, 4], BufferTypeError, "[buffer, MPI datatype]", "a int as the datatype"),
+        ([DATA, 4, None], BufferTypeError, "[buffer, MPI datatype]", "a NoneType as the datatype"),
+        ([DATA, Datatype(4, extent=8)], BufferTypeError, "without gaps", "size 4, extent (0, 8)"),
+        ([DATA, Datatype(4, lower=4)], BufferTypeError, "without gaps", "extent (4, 4)"),
+        ([DATA, 2, Datatype(8, extent=4)], BufferTypeError, "without gaps", "size 8, extent (0, 4)"),
+        ([DATA, Datatype(5)], BufferSizeError, "a multiple of 5 bytes", "48 bytes"),
+        ([np.zeros(4, np.int32), INT], BufferSizeError, "a multiple of 3 items", "4"),
+        ([DATA, Datatype(0)], BufferSizeError, "bytes", "48"),
+        ([DATA, 5, INT], BufferSizeError, "fit the buffer", "5 items of 4 bytes in each of 3 blocks"),
+        ([DATA, (2, 4), INT], BufferTypeError, "no displacement", "(2, 4)"),
+        ([DATA, (2, 2, 2), INT], BufferTypeError, "a count per block", "(2, 2, 2)"),
+        ([DATA, -1, INT], BufferTypeError, "a count per block", "-1"),
+        ([DATA, 1.0, INT], BufferTypeError, "a count per block", "1.0"),
+        ([DATA, "4", INT], BufferTypeError, "a count per block", "'4'"),
+        ([DATA, np.array([2, 2, 2]), INT], BufferTypeError, "a count per block", "array"),
+    ],
+)
+def test_counts_and_datatypes_that_do_not_fit(
+    spec: Sequence[Any], kind: type[ArgumentError], expected: str, got: str
+) -> None:
+    """The error is of the right type, and says what is wrong with which argument on which rank."""
+    with pytest.raises(kind) as caught:
+        counted_buffer(spec, "recvbuf", 2, 3, writable=True)
+    error = caught.value
+    assert (error.rank, error.argument) == (2, "recvbuf")
+    assert expected in error.expected and got in str(error.got)
+
+
+@pytest.mark.xfail(strict=True, reason="raised by NumPy as it is")
+@pytest.mark.parametrize("spec", [[DATA, "float99"], [DATA, (4, np.array([0, 4, 8])), INT]])
+def test_specifications_that_numpy_does_not_like(spec: Sequence[Any]) -> None:
+    """An unknown typecode and an array of displacements are wrong arguments like any other."""
+    with pytest.raises(BufferTypeError) as caught:
+        counted_buffer(spec, "recvbuf", 2, 3, writable=True)
+    assert (caught.value.rank, caught.value.argument) == (2, "recvbuf")
+
+
+def test_a_read_only_buffer_with_a_datatype() -> None:
+    """Datatypes do not make it writable."""
+    assert counted_buffer([read_only(), DOUBLE], "sendbuf", 0, 2, writable=False).nbytes == 32
+    with pytest.raises(BufferTypeError, match="writable"):
+        counted_buffer([read_only(), DOUBLE], "recvbuf", 0, 2, writable=True)
+
+
+def at(address: int, nbytes: int) -> HostBuffer:
+    """A buffer somewhere."""
+    return HostBuffer(address, nbytes, 1, np.empty(0))
+
+
+@pytest.mark.parametrize(
+    ("send", "recv", "shared"),
+    [
+        (at(100, 10), at(110, 10), 0),
+        (at(110, 10), at(100, 10), 0),
+        (at(100, 10), at(300, 10), 0),
+        (at(100, 0), at(100, 10), 0),
+        (at(105, 0), at(100, 10), 0),
+        (at(100, 10), at(105, 0), 0),
+        (at(100, 10), at(109, 10), 1),
+        (at(109, 10), at(100, 10), 1),
+        (at(100, 10), at(100, 10), 10),
+        (at(103, 2), at(100, 10), 2),
+        (at(100, 10), at(103, 2), 2),
+    ],
+)
+def test_overlap(send: HostBuffer, recv: HostBuffer, shared: int) -> None:
+    """Not a byte may be in both; neighbours and empty buffers are fine."""
+    if not shared:
+        check_disjoint(send, recv, 1)
+        return
+    with pytest.raises(BufferOverlapError, match=rf"rank 1: recvbuf: .*IN_PLACE.*got {shared} shared bytes"):
+        check_disjoint(send, recv, 1)
+
+
+def test_overlap_of_arrays() -> None:
+    """Views of one array."""
+    memory = np.zeros(10)
+    halves = [host_buffer(half, "x", 0, writable=True) for half in (memory[:5], memory[5:], memory[4:9])]
+    check_disjoint(halves[0], halves[1], 0)
+    for other in halves[:2]:
+        with pytest.raises(BufferOverlapError, match=r"8 shared bytes|32 shared bytes"):
+            check_disjoint(other, halves[2], 0)
