@@ -51,6 +51,22 @@ class Board:
         """Index in ``flags`` of a lane's flag."""
         return lane * self._width + flag
 
+    def raise_flag(self, slot: int) -> None:
+        """Raise a flag of this rank to the number of the current start."""
+        if NEEDS_FENCE:
+            self.window.Sync()  # what was written and read before is done before the flag is seen
+        self.flags[slot] = self.epoch
+
+    def all_raised(self, slots: list[int], back: int) -> bool:
+        """Whether flags have been raised in the current start, or ``back`` starts before."""
+        flags, goal = self.flags, self.epoch - back
+        for slot in slots:
+            if flags[slot] < goal:
+                return False
+        if NEEDS_FENCE:
+            self.window.Sync()  # what is read next is read after the flags
+        return True
+
     def free(self) -> None:
         """Free the window (collective over the node)."""
         self.flags.release()
@@ -140,24 +156,20 @@ class Dataflow:
     """Completion-driven: an operation starts when all that it waits for have completed."""
 
     def __init__(self, ops: Sequence[Op], bound: list[Bound], board: Board | None, lane_of: Sequence[int]) -> None:
-        self._bound = bound
-        self._requests = {i: b for i, b in enumerate(bound) if isinstance(b, MPI.Prequest)}
+        self._requests = [b if isinstance(b, MPI.Prequest) else None for b in bound]
+        self._actions = [None if isinstance(b, MPI.Prequest) else b for b in bound]
+        self._flags: list[tuple[list[int], int] | None] = [None] * len(ops)  # slots, and how many starts back
         self._needs = [len(op.deps) for op in ops]
         self._dependents: list[list[int]] = [[] for _ in ops]
         for index, op in enumerate(ops):
             for dep in op.deps:
                 self._dependents[dep].append(index)
+            if board is not None and isinstance(op, Signal):
+                self._actions[index] = partial(board.raise_flag, board.slot(board.lane, op.flag))
+            elif board is not None and isinstance(op, Wait):
+                self._flags[index] = ([board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous))
         self._first = [index for index, op in enumerate(ops) if not op.deps]
         self._board = board
-        self._signal: dict[int, int] = {}
-        self._flags: dict[int, tuple[list[int], int]] = {}
-        if self._board is not None:
-            for index, op in enumerate(ops):
-                if isinstance(op, Signal):
-                    self._signal[index] = self._board.slot(self._board.lane, op.flag)
-                elif isinstance(op, Wait):
-                    slots = [self._board.slot(lane_of[peer], op.flag) for peer in op.peers]
-                    self._flags[index] = (slots, int(op.previous))
         self._waiting: list[int] = []
         self._left = 0  # operations that have not completed
         self._active: list[MPI.Prequest] = []
@@ -221,13 +233,9 @@ class Dataflow:
 
     def _raised(self, index: int) -> bool:
         """Whether all the flags of a wait have been raised."""
-        slots, previous = self._flags[index]
-        board = self._board
-        assert board is not None
-        if NEEDS_FENCE:
-            board.window.Sync()
-        goal = board.epoch - previous
-        return all(board.flags[slot] >= goal for slot in slots)
+        flags, board = self._flags[index], self._board
+        assert flags is not None and board is not None
+        return board.all_raised(*flags)
 
     def _released(self, done: list[int]) -> list[int]:
         """Operations that waited for nothing but ``done``."""
@@ -245,42 +253,36 @@ class Dataflow:
 
     def _launch(self, ready: list[int]) -> None:
         """Start all that is ready, and what becomes ready by that without waiting."""
-        requests = self._requests
+        requests, actions, flags = self._requests, self._actions, self._flags
         while ready:
             if self.log is not None:
                 self._begun.update(dict.fromkeys(ready, perf_counter()))
-            messages = [index for index in ready if index in requests]
-            if messages:  # first, so that they travel while this rank copies
-                batch = [requests[index] for index in messages]
-                MPI.Prequest.Startall(batch)
-                self._active += batch
-                self._active_ops += messages
+            batch: list[MPI.Prequest] = []
             done: list[int] = []
             for index in ready:
-                if index in requests:
-                    continue
-                if index in self._flags:
-                    (done if self._raised(index) else self._polled).append(index)
-                else:
-                    self._act(index)
+                request = requests[index]
+                if request is None:
                     done.append(index)
+                else:
+                    batch.append(request)
+                    self._active_ops.append(index)
+            if batch:  # first, so that messages travel while this rank copies
+                MPI.Prequest.Startall(batch)
+                self._active += batch
+            waits = [index for index in done if flags[index] is not None and not self._raised(index)]
+            if waits:
+                self._polled += waits
+                done = [index for index in done if index not in waits]
+            for index in done:
+                action = actions[index]
+                if action is not None:
+                    action()
             ready = self._released(done)
 
-    def _act(self, index: int) -> None:
-        """Do what completes at once: a copy, a signal, a join."""
-        action = self._bound[index]
-        if index in self._signal:
-            board = self._board
-            assert board is not None
-            if NEEDS_FENCE:
-                board.window.Sync()
-            board.flags[self._signal[index]] = board.epoch
-        elif callable(action):
-            action()
-
     def free(self) -> None:
-        for request in self._requests.values():
-            request.Free()
+        for request in self._requests:
+            if request is not None:
+                request.Free()
 
 
 class Native:

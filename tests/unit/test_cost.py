@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY
@@ -155,6 +155,7 @@ def test_ranks_share_the_network_but_not_the_node() -> None:
     assert predict(incoming, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(1600.0)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(0, 1 << 24), st.integers(1, 1 << 20))
 def test_more_bytes_take_longer(block: int, more: int) -> None:
     """The prediction grows with the size of the blocks."""

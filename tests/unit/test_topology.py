@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.errors import ArgumentError, LayoutError
@@ -117,6 +117,7 @@ def test_nodes_and_lanes() -> None:
     assert topology.size == 6 and not topology.is_even
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12))
 def test_nodes_and_lanes_of_anything(nodes: list[int]) -> None:
     """Every rank is where its node and its lane say; who shares a node still does."""
@@ -161,6 +162,7 @@ def test_groups(layout: str, node: int, count: int, groups: tuple[tuple[int, ...
     assert parse_layout(layout).groups(node, count) == groups
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 25))
 def test_groups_are_nearly_equal(lanes: int, count: int) -> None:
     """All lanes, in order, in groups of sizes that differ by one at most."""
@@ -189,6 +191,7 @@ def test_placement_and_words(text: str, placement: str, spelled: str) -> None:
     assert topology.placement == placement and str(topology) == spelled
 
 
+@settings(deadline=None, derandomize=True)
 @given(LAYOUT_PARTS)
 def test_written_layouts_read_back(parts: tuple[list[int], str]) -> None:
     """The words for a block or cyclic topology describe it."""

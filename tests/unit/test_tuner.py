@@ -98,7 +98,7 @@ def test_in_place_is_another_choice() -> None:
 
 
 @each_collective
-@pytest.mark.parametrize("layout", ["2x4", "1x9", "5+3:cyclic"])
+@pytest.mark.parametrize("layout", ["2x4", "1x9", "2+4", "5+3:cyclic"])
 def test_predictions_are_the_cost_models(collective: str, layout: str) -> None:
     """Of the busiest node, all its ranks."""
     topology = parse_layout(layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hiercoll.errors import ArgumentError
@@ -60,6 +60,7 @@ def test_sizes_in_words(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.one_of(st.integers(0, 1 << 50), st.integers(0, 1 << 20).map(lambda n: n << 10)))
 @example(0)
 @example(1024)
@@ -86,6 +87,7 @@ def test_times_in_words(seconds: float, text: str) -> None:
     assert format_time(seconds) == text
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.floats(1e-9, 1e4))
 def test_times_read_back(seconds: float) -> None:
     """To four digits."""
