@@ -39,8 +39,8 @@ class BlockLayout(NamedTuple):
         """Offset and length, in bytes, of a segment within its block."""
         if part is None:
             return 0, self.block
-        items = self.block // self.item
-        start, end = (items * i // self.segments * self.item for i in (part, part + 1))
+        item = max(self.item, 1)  # items of no bytes make blocks of no bytes
+        start, end = (self.block // item * i // self.segments * item for i in (part, part + 1))
         return start, end - start
 
     def runs(self, region: Region) -> list[tuple[int, int]]:
@@ -193,10 +193,10 @@ def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *
         raise BufferTypeError(argument, expected, f"{len(spec)} entries", rank)
     buffer = host_buffer(spec[0], argument, rank, writable=writable)
     count, datatype = (None, spec[1]) if len(spec) == 2 else (spec[1], spec[2])
-    if isinstance(count, tuple | list) and len(count) == 2 and not count[1]:
+    if isinstance(count, tuple | list) and len(count) == 2 and (count[1] is None or np.array_equal(count[1], 0)):
         count = count[0]
     if isinstance(datatype, str):
-        item = np.dtype(datatype).itemsize
+        item = _item_size(datatype, argument, rank)
     elif hasattr(datatype, "Get_extent"):
         item = datatype.Get_size()
         if datatype.Get_extent() != (0, item):
@@ -218,6 +218,17 @@ def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *
         got = f"{count} items of {item} bytes in each of {blocks} blocks, with a buffer of {buffer.nbytes} bytes"
         raise BufferSizeError(argument, "counts that fit the buffer", got, rank)
     return HostBuffer(buffer.address, nbytes, item, buffer.array, typed=False)
+
+
+def _item_size(datatype: str, argument: str, rank: int) -> int:
+    """Bytes of an element of a type by name. Raises BufferTypeError."""
+    try:
+        dtype = np.dtype(datatype)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.hasobject:
+        raise BufferTypeError(argument, "the name of a type of fixed size", repr(datatype), rank)
+    return dtype.itemsize
 
 
 def check_disjoint(send: HostBuffer, recv: HostBuffer, rank: int) -> None:

@@ -47,6 +47,8 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except HiercollError as error:
             raise click.ClickException(str(error)) from None
+        except OSError as error:
+            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -419,6 +421,8 @@ def bench(
     """
     comm = _world()
     with _Together(comm):
+        if json_file and comm.rank == 0:
+            json_file.open("a").close()  # not after all the measurements
         for name in COLLECTIVES if collective == "all" else (collective,):
             _bench_one(comm, name, algorithms, sizes, iterations, seconds, json_file)
 

@@ -55,6 +55,11 @@ class Contract:
     def __post_init__(self) -> None:
         if self.collective not in SHAPES:
             raise ArgumentError("collective", f"one of {', '.join(SHAPES)}", repr(self.collective))
+        for name in ("size", "segments", "blocks"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(name, "at least 1", getattr(self, name))
+        if not 0 <= self.root < self.size:
+            raise ArgumentError("root", f"a rank below {self.size}", self.root)
 
     def shape(self, rank: int) -> Shape:
         """The buffers of ``rank``."""

@@ -40,6 +40,7 @@ class Links:
     overhead: float = 0.5e-6
     gap: float = 1 / 10e9
     operation: float = 0.5e-6  # per copy, signal or wait
+    dispatch: float = 1.0e-6  # per operation of a schedule without rounds, which is driven by completions
 
 
 DEFAULT_LINKS = Links()
@@ -59,6 +60,7 @@ class RankCounts:
     copies: int = 0
     copied_blocks: float = 0
     synchronisations: int = 0
+    dispatched: int = 0  # operations, if the schedule has no rounds
     chain: int = 0  # messages that follow one upon another, as far as this rank can see
     network_chain: int = 0
     scratch: int = 0  # blocks
@@ -73,6 +75,7 @@ class RankCounts:
             + self.network_chain * links.network.alpha
             + (self.messages + self.received) * links.overhead
             + operations * links.operation
+            + self.dispatched * links.dispatch
             + self.copied_blocks * block * links.gap
         )
 
@@ -103,10 +106,11 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
                 last[op.peer] = chain
         elif isinstance(op, (Copy, Reduce)):
             n["copies"] += 1
-            n["copied_blocks"] += op.target.size
+            n["copied_blocks"] += op.target.size / (1 if op.target.part is None else schedule.segments)
         elif isinstance(op, (Signal, Wait)):
             n["synchronisations"] += 1
         depth.append(chain)
+    n["dispatched"] = 0 if schedule.rounds is not None else len(schedule.ops)
     n["chain"], n["network_chain"] = max(depth, default=(0, 0))
     whole = {name: value if name.endswith("blocks") else int(value) for name, value in n.items()}
     return RankCounts(scratch=schedule.scratch, shared=schedule.shared, **whole)  # type: ignore[arg-type]

@@ -87,7 +87,10 @@ class Buffer:
         if isinstance(index, slice):
             if index.stop is None:
                 raise ScheduleError("a region needs an explicit end")
-            index = range(index.start or 0, index.stop, index.step or 1)
+            step = 1 if index.step is None else index.step
+            if step < 1:
+                raise ScheduleError(f"a region's step is at least 1, not {step}")
+            index = range(index.start or 0, index.stop, step)
         if offset:
             index = [block + offset for block in index]
         return Region(self.name, as_blocks(index))

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hiercoll.errors import LayoutError
+from hiercoll.errors import ArgumentError, LayoutError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,6 +24,8 @@ LAYOUT_HELP = (
     "NODESxLANES (2x4), a sum of node sizes (3+5), either with :block, :cyclic or :random[=SEED], "
     "or the node of every rank (0,0,1,1)"
 )
+
+MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,10 @@ class Topology:
         """The node's ranks in ``count`` contiguous, nearly equal groups.
 
         A node with fewer ranks than ``count`` has one group per rank. The first
-        rank of a group is its leader.
+        rank of a group is its leader. Raises ArgumentError for no groups.
         """
+        if count < 1:
+            raise ArgumentError("groups", "at least one group per node", count)
         ranks = self.nodes[node]
         count = min(count, len(ranks))
         bounds = [i * len(ranks) // count for i in range(count + 1)]
@@ -131,15 +135,16 @@ def parse_layout(text: str) -> Topology:
     """
     wrong = LayoutError("layout", LAYOUT_HELP, repr(text))
     shape, _, placement = text.strip().partition(":")
-    if re.fullmatch(r"\d+(,\d+)*", shape) and not placement and ("," in shape):
+    if re.fullmatch(r"\d{1,7}(,\d{1,7})+", shape) and not placement:
         return Topology(tuple(map(int, shape.split(","))))
-    if match := re.fullmatch(r"(\d+)x(\d+)", shape):
-        sizes = [int(match[2])] * int(match[1])
-    elif re.fullmatch(r"\d+(\+\d+)*", shape):
+    if match := re.fullmatch(r"(\d{1,7})x(\d{1,7})", shape):
+        nodes, lanes = map(int, match.groups())
+        sizes = [lanes] * nodes if nodes * lanes <= MOST_RANKS else []
+    elif re.fullmatch(r"\d{1,7}(\+\d{1,7})*", shape):
         sizes = list(map(int, shape.split("+")))
     else:
         raise wrong
-    if not sizes or 0 in sizes or sum(sizes) > 1 << 20:
+    if not sizes or 0 in sizes or sum(sizes) > MOST_RANKS:
         raise wrong
     blocks = [node for node, size in enumerate(sizes) for _ in range(size)]
     if placement in ("", "block"):

@@ -136,6 +136,9 @@ class _System:
         if len(self.schedules) != self.contract.size:
             yield Finding("malformed", f"{len(self.schedules)} schedules for {self.contract.size} ranks")
             return
+        if self.topology.size != self.contract.size:
+            yield Finding("malformed", f"a topology of {self.topology.size} ranks for {self.contract.size} ranks")
+            return
         shared = {node: {self.schedules[r].shared for r in ranks} for node, ranks in enumerate(self.topology.nodes)}
         for rank, schedule in enumerate(self.schedules):
             if schedule.rank != rank or schedule.segments != self.segments:
@@ -165,6 +168,8 @@ class _System:
             return "waits for the flag of a rank on another node"
         for region in (*reads(op), *writes(op)):
             blocks = region.blocks
+            if region.buffer not in limits:
+                return f"names the buffer {region.buffer!r}"
             ends = (blocks[0], blocks[-1]) if blocks and isinstance(blocks, range) else blocks
             if ends and (min(ends) < 0 or max(ends) >= limits[region.buffer]):
                 return f"{region} lies outside the buffer of {limits[region.buffer]} blocks"
@@ -179,7 +184,15 @@ class _System:
             return f"copies {op.source} to {op.target}, which differ in size"
         if isinstance(op, Reduce) and len({self._width(r) for r in (op.left, op.right, op.target)}) > 1:
             return "reduces regions that differ in size"
+        if isinstance(op, (Copy, Reduce)) and any(self._clash(region, op.target) for region in reads(op)):
+            return "writes to blocks that it reads elsewhere in the region"
         return None
+
+    def _clash(self, read: Region, written: Region) -> bool:
+        """Whether the regions share blocks, unless it is block by block (``x = x + y``)."""
+        if read == written or read.buffer != written.buffer:
+            return False
+        return not set(self.units(read)).isdisjoint(self.units(written))
 
     def _width(self, region: Region) -> tuple[int, int | None]:
         """Size of a region: blocks, and which part of them (parts may differ in bytes)."""
@@ -304,7 +317,7 @@ class _System:
                         last, users = writer[region.buffer], readers[region.buffer]
                         for unit in self.units(region):
                             for other in (last.get(unit, -1), *users.pop(unit, ())):
-                                if other >= 0 and not before >> other & 1:
+                                if other >= 0 and other != index and not before >> other & 1:
                                     yield self._race(rank, other, index, region)
                                     return
                             last[unit] = index
