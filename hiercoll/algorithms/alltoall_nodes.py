@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeAlias
+from typing import NamedTuple
 
 from hiercoll.algorithms.alltoall import bruck_exchange
 from hiercoll.algorithms.grouping import (
@@ -16,17 +16,15 @@ from hiercoll.algorithms.grouping import (
     SENT,
     WRITTEN,
     Grouping,
+    Messages,
     Pair,
     far_ranks,
     node_traffic,
     steps,
 )
 from hiercoll.algorithms.registry import Parameter, register, window_parameter
-from hiercoll.schedule import RECV, SEND, Buffer, Builder, Region, Schedule
+from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Builder, Region, Schedule
 from hiercoll.topology import Topology
-
-Places: TypeAlias = "dict[Pair, tuple[Buffer, int]]"
-Messages: TypeAlias = "dict[int, list[Pair]]"  # pairs of blocks by the rank they go to or come from
 
 NEAR, OUTER, CHUNK = 0, 1, 2  # tags: within the node, between nodes, first of the gathers and scatters
 
@@ -155,12 +153,32 @@ def grouped(
     return relay.through_bruck(inner) if outer == "bruck" else relay.through_scratch(inner, outer == "pairwise")
 
 
-class _Relay:
-    """One rank's part of `grouped`, in phases.
+class _Places:
+    """Where in a buffer the blocks lie that are on their way through this node."""
 
-    A pair (source, destination) names a block on its way; ``outbox`` and ``inbox``
-    say where the blocks that this rank carries lie.
-    """
+    def __init__(self, name: BufferName) -> None:
+        self._buffer = Buffer(name)
+        self.at: dict[Pair, int] = {}
+
+    def add(self, start: int, pairs: Iterable[Pair]) -> None:
+        """``pairs`` lie one after the other from block ``start`` on."""
+        self.at.update((pair, start + i) for i, pair in enumerate(pairs))
+
+    def region(self, pairs: list[Pair]) -> Region:
+        """Where ``pairs`` lie."""
+        return self._buffer[[self.at[pair] for pair in pairs]]
+
+    def source(self, pairs: list[Pair]) -> Region:
+        """Where an outgoing message lies: here, or in send if its carrier sends only its own blocks."""
+        return self.region(pairs) if pairs[0] in self.at else SEND[[target for _, target in pairs]]
+
+    def target(self, pairs: list[Pair]) -> Region:
+        """Where an incoming message goes: here, or to recv if it is for its carrier only."""
+        return self.region(pairs) if pairs[0] in self.at else RECV[[source for source, _ in pairs]]
+
+
+class _Relay:
+    """One rank's part of `grouped`, in phases."""
 
     def __init__(self, topology: Topology, rank: int, grouping: Grouping, flows: int) -> None:
         self.b = Builder(rank)
@@ -173,20 +191,13 @@ class _Relay:
 
     def through_scratch(self, inner: str, pairwise: bool) -> Schedule:
         """Gather, exchange and scatter through private scratch."""
-        relayed = {peer: pairs for peer, pairs in self.outgoing.items() if not _all_from(self.rank, pairs)}
-        outbox = self.place(self.b.scratch(sum(map(len, relayed.values()))), relayed)
-        collected = {peer: pairs for peer, pairs in self.incoming.items() if not _all_to(self.rank, pairs)}
-        inbox = self.place(self.b.scratch(sum(map(len, collected.values()))), collected)
+        relayed, collected = self.traffic.relayed(self.rank), self.traffic.collected(self.rank)
+        outbox, inbox = _Places("scratch"), _Places("scratch")
+        for places, messages in ((outbox, relayed), (inbox, collected)):
+            pairs = [pair for message in messages.values() for pair in message]
+            places.add(self.b.scratch(len(pairs)).offset, pairs)
         ready = self.inner_exchange(inner, outbox, relayed)
-        sources = {
-            peer: region_of(outbox, pairs) if peer in relayed else SEND[[d for _, d in pairs]]
-            for peer, pairs in self.outgoing.items()
-        }
-        targets = {
-            peer: region_of(inbox, pairs) if peer in collected else RECV[[s for s, _ in pairs]]
-            for peer, pairs in self.incoming.items()
-        }
-        _, arrived = self.outer_exchange(sources, ready, targets, {}, pairwise)
+        _, arrived = self.outer_exchange(outbox, ready, inbox, [], pairwise)
         self.scatter(inner, inbox, collected, arrived)
         return self.b.build()
 
@@ -195,128 +206,98 @@ class _Relay:
         b, nodes, node = self.b, self.topology.nodes, self.topology.node_of[self.rank]
         width = max((len(pairs) for pairs in self.outgoing.values()), default=0)
         data = b.scratch(2 * len(nodes) * width)
-        outbox = {
-            pair: (data, self.distance(peer) * width + i)
-            for peer, pairs in self.outgoing.items()
-            for i, pair in enumerate(pairs)
-        }
+        outbox, inbox = _Places("scratch"), _Places("scratch")
+        for peer, pairs in self.outgoing.items():
+            outbox.add(data.offset + self.distance(peer) * width, pairs)
         ready = self.inner_exchange(inner, outbox, self.outgoing)
-        inbox: Places = {}
         if width:
             b.gate([op for ops in ready.values() for op in ops])
-            peers = [ranks[self.lane] for ranks in nodes]
-            at = bruck_exchange(b, peers, node, data, width, 2)
-            inbox = {
-                pair: (data, at[-self.distance(peer) % len(nodes)] + i)
-                for peer, pairs in self.incoming.items()
-                for i, pair in enumerate(pairs)
-            }
-        arrived = dict.fromkeys(self.incoming, b.gated)
-        self.scatter(inner, inbox, self.incoming, arrived)
+            at = bruck_exchange(b, [ranks[self.lane] for ranks in nodes], node, data, width, 2)
+            for peer, pairs in self.incoming.items():
+                inbox.add(data.offset + at[-self.distance(peer) % len(nodes)], pairs)
+        self.scatter(inner, inbox, self.incoming, dict.fromkeys(self.incoming, b.gated))
         return b.build()
 
     def through_shared(self, pairwise: bool) -> Schedule:
         """Write into the node's buffer once, one contiguous message per pair of carriers, read once."""
-        b, mates, traffic, me = self.b, self.mates, self.traffic, self.rank
+        b, mates, me = self.b, self.mates, self.rank
         near = b.shared(len(mates) ** 2)
-        outbox, inbox = {}, {}
+        outbox, inbox = _Places("shared"), _Places("shared")
         for carrier in mates:
-            out = {k: v for k, v in traffic.outgoing.get(carrier, {}).items() if not _all_from(carrier, v)}
-            outbox.update(self.place(b.shared(sum(map(len, out.values()))), out))
-            into = {k: v for k, v in traffic.incoming.get(carrier, {}).items() if not _all_to(carrier, v)}
-            inbox.update(self.place(b.shared(sum(map(len, into.values()))), into))
+            for places, messages in (
+                (outbox, self.traffic.relayed(carrier)),
+                (inbox, self.traffic.collected(carrier)),
+            ):
+                pairs = [pair for message in messages.values() for pair in message]
+                places.add(b.shared(len(pairs)).offset, pairs)
         all_read, all_sent = b.wait(mates, READ, previous=True), b.wait(mates, SENT, previous=True)
-        mine, row = [pair for pair in outbox if pair[0] == me], self.lane * len(mates)
+        row = self.lane * len(mates)
         put = [b.copy(SEND[mates], near[row : row + len(mates)], after=[all_read])]
+        mine = [pair for pair in outbox.at if pair[0] == me]
         if mine:
-            put.append(b.copy(SEND[[d for _, d in mine]], region_of(outbox, mine), after=[all_sent]))
+            put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine), after=[all_sent]))
         b.signal(WRITTEN, after=put)
         written = [b.wait(mates, WRITTEN), *put]
-        sources = {
-            peer: region_of(outbox, pairs) if pairs[0] in outbox else SEND[[d for _, d in pairs]]
-            for peer, pairs in self.outgoing.items()
-        }
-        targets = {
-            peer: region_of(inbox, pairs) if pairs[0] in inbox else RECV[[s for s, _ in pairs]]
-            for peer, pairs in self.incoming.items()
-        }
-        free = {peer: [all_read] for peer, region in targets.items() if region.buffer == "shared"}
-        sent, arrived = self.outer_exchange(sources, dict.fromkeys(sources, written), targets, free, pairwise)
+        ready = dict.fromkeys(self.outgoing, written)
+        sent, arrived = self.outer_exchange(outbox, ready, inbox, [all_read], pairwise)
         b.signal(SENT, after=sent)
         arrivals = [op for ops in arrived.values() for op in ops]
         b.signal(ARRIVED, after=arrivals)
         got = [b.copy(near[[i * len(mates) + self.lane for i in range(len(mates))]], RECV[mates], after=written)]
-        due = [pair for pair in inbox if pair[1] == me]
+        due = [pair for pair in inbox.at if pair[1] == me]
         if due:
             carriers = sorted({self.grouping.into(*pair) for pair in due})
             there = [b.wait(carriers, ARRIVED), *arrivals]
-            got.append(b.copy(region_of(inbox, due), RECV[[s for s, _ in due]], after=there))
+            got.append(b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there))
         b.signal(READ, after=got)
         return b.build()
-
-    def place(self, piece: Buffer, messages: Messages) -> Places:
-        """Consecutive places in ``piece`` for the blocks of ``messages``."""
-        pairs = [pair for message in messages.values() for pair in message]
-        return {pair: (piece, i) for i, pair in enumerate(pairs)}
 
     def distance(self, peer: int) -> int:
         """Nodes from this rank's to that of ``peer``."""
         node_of = self.topology.node_of
         return (node_of[peer] - node_of[self.rank]) % len(self.topology.nodes)
 
-    def inner_exchange(self, inner: str, outbox: Places, relayed: Messages) -> dict[int, list[int]]:
+    def inner_exchange(self, inner: str, outbox: _Places, relayed: Messages) -> dict[int, list[int]]:
         """The node's own blocks, and those for other nodes to their carriers.
 
         Returns for each outgoing message the operations that complete it.
         """
         b, me, m = self.b, self.rank, len(self.mates)
         ready: dict[int, list[int]] = {peer: [] for peer in self.outgoing}
-        chunks = _chunks(relayed, inner)
-        for peers in chunks:
-            pairs = [pair for peer in peers for pair in relayed[peer] if pair[0] == me]
-            if pairs:
-                done = b.copy(SEND[[d for _, d in pairs]], region_of(outbox, pairs))
-                _append(ready, peers, done)
-        b.copy(SEND[me], RECV[me])
         last: list[int] = []
-        for i in range(1, m):
+        for i in range(m):
             source, target = self.mates[self.lane - i], self.mates[(self.lane + i) % m]
-            step = [b.recv(source, RECV[source], after=last), b.send(target, SEND[target], after=last)]
-            for k, peers in enumerate(chunks):
-                pairs = [pair for peer in peers for pair in relayed[peer] if pair[0] == source]
-                if pairs:
-                    done = b.recv(source, region_of(outbox, pairs), tag=CHUNK + 2 * k, after=last)
-                    _append(ready, peers, done)
-                    step.append(done)
-            for k, region in self.handed_over(target, inner):
-                step.append(b.send(target, region, tag=CHUNK + 2 * k, after=last))
+            step = [] if i else [b.copy(SEND[me], RECV[me])]
+            if i:
+                step += [b.recv(source, RECV[source], after=last), b.send(target, SEND[target], after=last)]
+            for part in _parts(relayed, inner, 0, source):
+                if source == me:
+                    done = b.copy(SEND[[d for _, d in part.pairs]], outbox.region(part.pairs))
+                else:
+                    done = b.recv(source, outbox.region(part.pairs), tag=CHUNK + 2 * part.number, after=last)
+                step.append(done)
+                for peer in part.peers:
+                    ready[peer].append(done)
+            for part in _parts(self.traffic.relayed(target), inner, 0, me) if i else ():
+                region = SEND[[d for _, d in part.pairs]]
+                step.append(b.send(target, region, tag=CHUNK + 2 * part.number, after=last))
             last = step if inner == "pairwise" else []
         return ready
 
-    def handed_over(self, carrier: int, inner: str) -> Iterator[tuple[int, Region]]:
-        """This rank's blocks that ``carrier`` takes to other nodes, by chunk."""
-        messages = self.traffic.outgoing.get(carrier, {})
-        relayed = {peer: pairs for peer, pairs in messages.items() if not _all_from(carrier, pairs)}
-        for k, peers in enumerate(_chunks(relayed, inner)):
-            targets = [d for peer in peers for s, d in relayed[peer] if s == self.rank]
-            if targets:
-                yield k, SEND[targets]
-
     def outer_exchange(
-        self,
-        sources: dict[int, Region],
-        ready: dict[int, list[int]],
-        targets: dict[int, Region],
-        free: dict[int, list[int]],
-        pairwise: bool,
+        self, outbox: _Places, ready: dict[int, list[int]], inbox: _Places, free: list[int], pairwise: bool
     ) -> tuple[list[int], dict[int, list[int]]]:
-        """The messages between nodes, each sent when ``ready`` and received when ``free``.
+        """The messages between nodes, sent when ``ready``, received in the inbox when that is ``free``.
 
         Returns the sends, and the receive of each message.
         """
         order = sorted(
-            [(step, 1, peer) for peer, step in steps(self.grouping, self.rank, True).items() if peer in sources]
-            + [(step, 0, peer) for peer, step in steps(self.grouping, self.rank, False).items() if peer in targets]
+            [(step, 1, peer) for peer, step in steps(self.grouping, self.rank, True).items() if peer in self.outgoing]
+            + [
+                (step, 0, peer)
+                for peer, step in steps(self.grouping, self.rank, False).items()
+                if peer in self.incoming
+            ]
         )
         sent: list[int] = []
         arrived: dict[int, list[int]] = {}
@@ -328,64 +309,48 @@ class _Relay:
             for _, is_send, peer in entries:
                 if is_send:
                     bound = [sent[-self.window]] if self.window and not pairwise and len(sent) >= self.window else []
-                    sent.append(self.b.send(peer, sources[peer], tag=OUTER, after=[*ready[peer], *bound, *gate]))
+                    region = outbox.source(self.outgoing[peer])
+                    sent.append(self.b.send(peer, region, tag=OUTER, after=[*ready[peer], *bound, *gate]))
                     ops.append(sent[-1])
                 else:
-                    arrived[peer] = [self.b.recv(peer, targets[peer], tag=OUTER, after=[*free.get(peer, ()), *gate])]
+                    region = inbox.target(self.incoming[peer])
+                    after = [*(free if region.buffer != "recv" else ()), *gate]
+                    arrived[peer] = [self.b.recv(peer, region, tag=OUTER, after=after)]
                     ops += arrived[peer]
             taken.append(ops)
         return sent, arrived
 
-    def scatter(self, inner: str, inbox: Places, collected: Messages, arrived: dict[int, list[int]]) -> None:
+    def scatter(self, inner: str, inbox: _Places, collected: Messages, arrived: dict[int, list[int]]) -> None:
         """What this rank received for its mates to them, and what others received for it."""
         b, me, m = self.b, self.rank, len(self.mates)
         last: list[int] = []
         for i in range(m):
             source, target = self.mates[self.lane - i], self.mates[(self.lane + i) % m]
-            for k, peers in enumerate(_chunks(collected, inner)):
-                pairs = [pair for peer in peers for pair in collected[peer] if pair[1] == target]
-                after = [op for peer in peers for op in arrived[peer]]
-                if pairs and target == me:
-                    b.copy(region_of(inbox, pairs), RECV[[s for s, _ in pairs]], after=after)
-                elif pairs:
-                    sent = b.send(target, region_of(inbox, pairs), tag=CHUNK + 2 * k + 1, after=after + last)
+            for part in _parts(collected, inner, 1, target):
+                after = [op for peer in part.peers for op in arrived[peer]]
+                if target == me:
+                    b.copy(inbox.region(part.pairs), RECV[[s for s, _ in part.pairs]], after=after)
+                else:
+                    tag = CHUNK + 2 * part.number + 1
+                    sent = b.send(target, inbox.region(part.pairs), tag=tag, after=after + last)
                     last = [sent] if inner == "pairwise" else []
-            for k, region in self.taken_over(source, inner) if source != me else ():
-                b.recv(source, region, tag=CHUNK + 2 * k + 1, after=[])
-
-    def taken_over(self, carrier: int, inner: str) -> Iterator[tuple[int, Region]]:
-        """This rank's blocks that ``carrier`` brings from other nodes, by chunk."""
-        messages = self.traffic.incoming.get(carrier, {})
-        collected = {peer: pairs for peer, pairs in messages.items() if not _all_to(carrier, pairs)}
-        for k, peers in enumerate(_chunks(collected, inner)):
-            sources = [s for peer in peers for s, d in collected[peer] if d == self.rank]
-            if sources:
-                yield k, RECV[sources]
+            for part in _parts(self.traffic.collected(source), inner, 1, me) if i else ():
+                region = RECV[[s for s, _ in part.pairs]]
+                b.recv(source, region, tag=CHUNK + 2 * part.number + 1, after=[])
 
 
-def region_of(places: Places, pairs: list[Pair]) -> Region:
-    """The region, within one piece of buffer or several of the same, where ``pairs`` lie."""
-    buffer = places[pairs[0]][0]
-    return Buffer(buffer.name)[[places[pair][0].offset + places[pair][1] for pair in pairs]]
+class _Part(NamedTuple):
+    """What one rank has of the ``number``-th chunk of outer messages: those to (or from) ``peers``."""
+
+    number: int
+    peers: list[int]
+    pairs: list[Pair]
 
 
-def _all_from(rank: int, pairs: list[Pair]) -> bool:
-    """Whether a message holds only blocks of ``rank``: it is sent from the send buffer itself."""
-    return all(source == rank for source, _ in pairs)
-
-
-def _all_to(rank: int, pairs: list[Pair]) -> bool:
-    """Whether a message holds only blocks for ``rank``: it is received in the receive buffer itself."""
-    return all(target == rank for _, target in pairs)
-
-
-def _chunks(messages: Messages, inner: str) -> list[list[int]]:
-    """Outer messages gathered (or scattered) together: one by one to overlap, else all."""
-    if not messages:
-        return []
-    return [[peer] for peer in messages] if inner == "overlap" else [list(messages)]
-
-
-def _append(ready: dict[int, list[int]], peers: Iterable[int], done: int) -> None:
-    for peer in peers:
-        ready[peer].append(done)
+def _parts(messages: Messages, inner: str, end: int, rank: int) -> Iterator[_Part]:
+    """The blocks from (``end`` 0) or to (1) ``rank``: of each message by itself to overlap, else of all."""
+    chunks = [[peer] for peer in messages] if inner == "overlap" else [list(messages)]
+    for number, peers in enumerate(chunks):
+        pairs = [pair for peer in peers for pair in messages[peer] if pair[end] == rank]
+        if pairs:
+            yield _Part(number, peers, pairs)

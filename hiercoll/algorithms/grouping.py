@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 from hiercoll.algorithms.registry import Parameter
 from hiercoll.topology import Topology
 
-Pair = tuple[int, int]
+Pair: TypeAlias = "tuple[int, int]"  # source and destination of a block
+Messages: TypeAlias = "dict[int, list[Pair]]"  # blocks by the rank they go to, or come from
 
 WRITTEN, READ, SENT, ARRIVED = range(4)  # flags of the shared-memory forms
 
@@ -86,8 +88,18 @@ class Traffic:
     ``incoming[c][peer]`` the one it receives. Both ends list a message's pairs alike.
     """
 
-    outgoing: dict[int, dict[int, list[Pair]]]
-    incoming: dict[int, dict[int, list[Pair]]]
+    outgoing: dict[int, Messages]
+    incoming: dict[int, Messages]
+
+    def relayed(self, carrier: int) -> Messages:
+        """What ``carrier`` sends for others; a message of its own blocks alone needs no relay."""
+        messages = self.outgoing.get(carrier, {})
+        return {peer: pairs for peer, pairs in messages.items() if any(s != carrier for s, _ in pairs)}
+
+    def collected(self, carrier: int) -> Messages:
+        """What ``carrier`` receives for others."""
+        messages = self.incoming.get(carrier, {})
+        return {peer: pairs for peer, pairs in messages.items() if any(d != carrier for _, d in pairs)}
 
 
 @lru_cache(maxsize=256)
