@@ -21,10 +21,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.algorithms import Params, get_algorithm
+from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.buffers import BlockLayout, HostMemory
 from hiercoll.engines import Board, Native
-from hiercoll.errors import CommunicatorError, ParameterError, ThreadError
+from hiercoll.errors import CommunicatorError, ParameterError, ThreadError, UnknownAlgorithmError
 from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.schedule import BufferName, Schedule
 from hiercoll.topology import Topology, discover
@@ -103,7 +103,8 @@ class State:
         except BaseException:
             self.comm.Free()
             raise
-        self.disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
+        disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
+        self.disabled = bool(self.comm.allreduce(disabled, op=MPI.LOR))  # set on one rank is set for all
         self.memory = HostMemory()
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
@@ -131,7 +132,15 @@ class State:
         if algorithm == "auto":
             chosen = choose(collective, self.topology, block, inplace=inplace)
             algorithm, params = chosen.algorithm, dict(chosen.params)
-        return algorithm, {} if algorithm == NATIVE else get_algorithm(collective, algorithm).resolve(params)
+        if algorithm == NATIVE:
+            return NATIVE, {}
+        if algorithm not in REGISTRY[collective]:
+            expected = f"auto, native, {', '.join(REGISTRY[collective])}"
+            raise UnknownAlgorithmError("algorithm", expected, repr(algorithm), self.rank)
+        try:
+            return algorithm, get_algorithm(collective, algorithm).resolve(params)
+        except ParameterError as error:
+            raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
