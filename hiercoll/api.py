@@ -8,9 +8,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import Array, HostBuffer, check_disjoint, counted_buffer, host_buffer
-from hiercoll.communicator import State, Work, _threads_allowed, by_handle, get_state, get_topology
+from hiercoll.communicator import State, Work
 from hiercoll.errors import BufferSizeError, BufferTypeError
 from hiercoll.executor import Plan
+from hiercoll.lifetime import by_handle, get_state, get_topology
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
@@ -31,14 +32,19 @@ def alltoall(
     ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by the cost model,
     "native" is the MPI library's own. All ranks pass the same ones.
 
-    Returns the receive array. Raises an ArgumentError before any data moves:
+    Returns the receive array (a NumPy view of it where recvbuf is another kind of buffer).
+    Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
     if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
         plan = _known(comm, "alltoall", sendbuf, recvbuf, algorithm)
         if plan is not None:
-            plan()
+            try:
+                plan()
+            except BaseException:
+                by_handle[comm.handle].break_off(plan)
+                raise
             return recvbuf
     return _call(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
 
@@ -56,7 +62,11 @@ def allgather(
     if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
         plan = _known(comm, "allgather", sendbuf, recvbuf, algorithm)
         if plan is not None:
-            plan()
+            try:
+                plan()
+            except BaseException:
+                by_handle[comm.handle].break_off(plan)
+                raise
             return recvbuf
     return _call(comm, "allgather", sendbuf, recvbuf, algorithm, params)
 
@@ -93,8 +103,8 @@ def _known(comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algor
         return None
     if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype:
         return None
-    if not recv.flags.writeable or not _threads_allowed:
-        return None  # the slow path says what is wrong, if anything is
+    if not recv.flags.writeable:
+        return None  # the slow path says what is wrong
     state.touch(key, plan)
     return plan
 
@@ -104,20 +114,25 @@ def _call(
 ) -> Any:
     """A blocking call, with all checks."""
     state, sent, received, block = _checked(comm, collective, send, recv)
-    item = received.item
     addresses = (sent.address if sent else 0, received.address)
     dtypes = (sent.array.dtype if sent else None, received.array.dtype)
-    key = (collective, algorithm, *addresses, sent.nbytes if sent else 0, received.nbytes, *params.items())
+    given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
+    key = (collective, repr(algorithm), *addresses, sent.nbytes if sent else 0, received.nbytes, *given)
+    if type(algorithm) is str:
+        key = (collective, algorithm, *key[2:])
     plan = state.plans.get(key)
     if plan is None or plan.dtypes != dtypes:
         name, resolved = state.select(collective, algorithm, params, block, sent is None)
-        work = Work(collective, name, resolved, block, item, sent is None)
-        plan = state.cached_plan(work, *addresses)
+        plan = state.cached_plan(Work(collective, name, resolved, block, sent is None), *addresses)
         plan.dtypes = dtypes
         state.plans.keep(key, plan)
     else:
         state.touch(key, plan)
-    plan()
+    try:
+        plan()
+    except BaseException:
+        state.break_off(plan)
+        raise
     return received.array
 
 
@@ -126,7 +141,7 @@ def _plan(
 ) -> Plan:
     state, sent, received, block = _checked(comm, collective, send, recv)
     name, resolved = state.select(collective, algorithm, params, block, sent is None)
-    work = Work(collective, name, resolved, block, received.item, sent is None)
+    work = Work(collective, name, resolved, block, sent is None)
     plan = state.own_plan(work, sent.address if sent else 0, received.address)
     plan.recvbuf = received.array
     plan.keep_alive(sent, received)
@@ -148,13 +163,12 @@ def _checked(
         received = _new_like(sent, size if collective == "allgather" else None)
     else:
         received = _buffer(recv, "recvbuf", rank, size, writable=True)
-    block = received.nbytes // size
-    if received.nbytes % size or (received.item and block % received.item):
-        expected = f"a number of elements that {size} ranks divide"
-        raise BufferSizeError("recvbuf" if sent is None else "sendbuf", expected, received.items, rank)
     if sent is not None:
         _check_pair(state, collective, sent, received)
-    return state, sent, received, block
+    if received.nbytes % size or (received.item and received.nbytes // size % received.item):
+        expected = f"a number of elements that {size} ranks divide"
+        raise BufferSizeError("recvbuf", expected, received.items, rank)
+    return state, sent, received, received.nbytes // size
 
 
 def _check_pair(state: State, collective: str, sent: HostBuffer, received: HostBuffer) -> None:
@@ -186,8 +200,11 @@ def _new_like(sent: HostBuffer, copies: int | None) -> HostBuffer:
     Memory order is kept within a block, so that what arrives has the sender's indices.
     """
     array = sent.array
-    if copies is None:
-        new = view = np.empty_like(array)
+    if sent.nbytes != array.nbytes:  # a count smaller than the buffer: only so much, as a plain array
+        items = sent.nbytes // max(array.dtype.itemsize, 1)
+        new = view = np.empty((copies, items) if copies else items, array.dtype)
+    elif copies is None:
+        new = view = np.empty_like(array, subok=False)
     elif array.flags.c_contiguous:
         new = view = np.empty((copies, *array.shape), array.dtype)
     else:

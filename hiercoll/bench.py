@@ -22,8 +22,9 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.api import Plan, allgather_init, alltoall_init
-from hiercoll.communicator import Work, get_state
+from hiercoll.communicator import Work
 from hiercoll.errors import ConstraintError, HiercollError
+from hiercoll.lifetime import get_state
 from hiercoll.simulate import Event
 from hiercoll.topology import Topology
 from hiercoll.tuner import CANDIDATES, NATIVE
@@ -61,10 +62,14 @@ class Result:
 
 
 def tokens(source: int, target: int, size: int) -> Bytes:
-    """``size`` bytes that no other (source, target) pair has, whatever the size >= 8."""
+    """``size`` bytes that no other (source, target) pair has from 8 bytes on; as different as
+    so few bytes can be below."""
     words = np.arange(-(-size // 8), dtype=np.uint64)
     words += np.uint64((source << 44) + (target << 24))
-    words *= np.uint64(0x9E3779B97F4A7C15)  # spreads the differences over all bytes
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # one to one, and every bit changes every byte
+        words ^= words >> np.uint64(31)
+        words *= np.uint64(factor)
+    words ^= words >> np.uint64(31)
     return words.view(np.uint8)[:size]
 
 
@@ -93,7 +98,10 @@ class Bench:
     def __init__(self, comm: MPI.Intracomm, *, seconds: float = 0.3, iterations: int | None = None) -> None:
         self.comm = comm
         self.seconds, self.iterations = seconds, iterations
-        self.topology: Topology = hiercoll.get_topology(comm)
+        state = get_state(comm)
+        if state.disabled:
+            raise HiercollError("HIERCOLL_DISABLE is set: every algorithm would be the MPI library's own")
+        self.topology: Topology = state.topology
 
     def run(
         self,
@@ -201,7 +209,7 @@ def measured_events(
     state = get_state(comm)
     send, expected = buffers(collective, size, comm.rank, comm.size)
     recv = np.empty_like(expected)
-    work = Work(collective, algorithm, get_algorithm(collective, algorithm).resolve(params), size, 1, False)
+    work = Work(collective, algorithm, get_algorithm(collective, algorithm).resolve(params), size, False)
     plan = state.own_plan(work, send.ctypes.data, recv.ctypes.data, traced=True)
     plan()
     comm.Barrier()

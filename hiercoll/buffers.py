@@ -163,6 +163,8 @@ def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> Hos
     """
     if hasattr(obj, "__cuda_array_interface__"):
         raise BufferTypeError(argument, "an array in host memory", f"a device array ({type(obj).__name__})", rank)
+    if isinstance(obj, np.ma.MaskedArray):
+        raise BufferTypeError(argument, "an array without a mask", "a masked array", rank)
     if isinstance(obj, np.ndarray):
         array: Array = obj
     else:
@@ -198,11 +200,9 @@ def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *
     if isinstance(datatype, str):
         item = _item_size(datatype, argument, rank)
     elif hasattr(datatype, "Get_extent"):
+        if not _is_plain(datatype):
+            raise BufferTypeError(argument, "a predefined datatype, or contiguous ones of it", "another one", rank)
         item = datatype.Get_size()
-        if datatype.Get_extent() != (0, item):
-            raise BufferTypeError(
-                argument, "a datatype without gaps", f"size {item}, extent {datatype.Get_extent()}", rank
-            )
     else:
         raise BufferTypeError(argument, expected, f"a {type(datatype).__name__} as the datatype", rank)
     if count is None:
@@ -218,6 +218,19 @@ def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *
         got = f"{count} items of {item} bytes in each of {blocks} blocks, with a buffer of {buffer.nbytes} bytes"
         raise BufferSizeError(argument, "counts that fit the buffer", got, rank)
     return HostBuffer(buffer.address, nbytes, item, buffer.array, typed=False)
+
+
+def _is_plain(datatype: Any) -> bool:
+    """Whether an MPI datatype is just consecutive bytes in their order: predefined without
+    gaps, or a contiguous one or a duplicate of such."""
+    try:
+        while not datatype.is_predefined:
+            datatype, combiner, _ = datatype.decode()
+            if combiner not in ("CONTIGUOUS", "DUP"):
+                return False
+        return bool(datatype.Get_extent() == (0, datatype.Get_size()))
+    except RuntimeError:  # mpi4py's own class: a null or freed datatype
+        return False
 
 
 def _item_size(datatype: str, argument: str, rank: int) -> int:

@@ -333,8 +333,8 @@ def timeline(
 
 def _trace_run(collective: str, entry: Algorithm, params: Params, size: int) -> tuple[Topology, list[Event]] | None:
     """Topology and events of a traced run under MPI, on rank 0."""
-    if collective not in COLLECTIVES:
-        raise click.UsageError(f"--measured serves {' and '.join(COLLECTIVES)}")
+    if collective not in COLLECTIVES or size < 1:
+        raise click.UsageError(f"--measured serves {' and '.join(COLLECTIVES)} of at least one byte")
     comm = _world()
     with _Together(comm):
         from hiercoll.bench import measured_events
@@ -372,7 +372,10 @@ class _Together:
             if self.comm.rank == 0:
                 raise click.ClickException(str(error)) from None
             raise SystemExit(1)
-        sys.excepthook(kind or type(error), error, None) if not isinstance(error, KeyboardInterrupt) else None
+        if isinstance(error, OSError):
+            click.echo(f"Error: {error.filename}: {error.strerror}", err=True)
+        elif not isinstance(error, KeyboardInterrupt):
+            sys.excepthook(kind or type(error), error, error.__traceback__)
         sys.stderr.flush()
         self.comm.Abort(1)
 

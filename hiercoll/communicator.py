@@ -1,20 +1,18 @@
 """What hiercoll keeps with a communicator: a private duplicate, the topology, plans, windows.
 
-The state hangs on the user's communicator as an MPI attribute, so it is found again
-through any alias of the handle and freed with it, or at the latest at exit. Everything
-collective happens in an order that is equal on all ranks: the duplicate at the first
-call, windows at the first use of a schedule and size, tags in the order of `*_init` calls.
+Everything collective happens in an order that is equal on all ranks: the duplicate at the
+first call, windows when a schedule with shared memory meets a size that has none, tags
+and windows of plans that users hold in the order of `*_init` calls.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
-import threading
+import uuid
 import weakref
+import zlib
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import Any, TypeAlias, cast
 
@@ -24,7 +22,7 @@ from mpi4py import MPI
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.buffers import BlockLayout, HostMemory
 from hiercoll.engines import Board, Native
-from hiercoll.errors import CommunicatorError, ParameterError, ThreadError, UnknownAlgorithmError
+from hiercoll.errors import BufferSizeError, ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.schedule import BufferName, Schedule
 from hiercoll.topology import Topology, discover
@@ -76,10 +74,10 @@ class _Scratch:
 class Work:
     """One call, apart from its buffers' addresses: equal on all ranks."""
 
-    def __init__(self, collective: str, algorithm: str, params: Params, block: int, item: int, inplace: bool) -> None:
+    def __init__(self, collective: str, algorithm: str, params: Params, block: int, inplace: bool) -> None:
         self.collective, self.algorithm, self.params = collective, algorithm, params
-        self.block, self.item, self.inplace = block, item, inplace
-        self.key: Key = (collective, algorithm, tuple(params.items()), block, item, inplace)
+        self.block, self.inplace = block, inplace
+        self.key: Key = (collective, algorithm, tuple(params.items()), block, inplace)
 
     @property
     def name(self) -> str:
@@ -105,6 +103,9 @@ class State:
             raise
         disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
         self.disabled = bool(self.comm.allreduce(disabled, op=MPI.LOR))  # set on one rank is set for all
+        self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
+        self.broken: str | None = None  # the call that was interrupted, if one was
+        self._votes: list[object] = []
         self.memory = HostMemory()
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
@@ -124,6 +125,8 @@ class State:
 
         Raises UnknownAlgorithmError or ParameterError.
         """
+        if not isinstance(algorithm, str):
+            raise UnknownAlgorithmError("algorithm", "a name", repr(algorithm), self.rank)
         if algorithm in ("auto", NATIVE) and params:
             name, value = next(iter(params.items()))
             raise ParameterError(f"parameter {name!r}", f"none with algorithm={algorithm!r}", repr(value), self.rank)
@@ -157,18 +160,18 @@ class State:
         if work.block == 0 or work.algorithm == NATIVE:
             return self._plain(work, send, recv)
         schedule = self.schedule(work)
+        size_class = 1 << max(schedule.scratch * work.block - 1, 0).bit_length()
+        scratch = self._scratch.get(size_class)
+        if scratch is None:
+            scratch = self._scratch[size_class] = _Scratch(self.memory, size_class)
         board = None
         if schedule.shared:
             if work.key in self.boards:
                 self.boards.move_to_end(work.key)  # in the same order on all ranks, see `touch`
             else:
-                self.boards.keep(work.key, self._board(schedule, work.block))
+                self.boards.keep(work.key, self._board(work, schedule))
                 self._forget_plans_without_board()
             board = self.boards[work.key]
-        size_class = 1 << (schedule.scratch * work.block).bit_length()
-        scratch = self._scratch.get(size_class)
-        if scratch is None:
-            scratch = self._scratch[size_class] = _Scratch(self.memory, size_class)
         binding = self._binding(work, schedule, self.comm, 0, (send, recv, scratch.address), board)
         plan = bind(schedule, binding, work.name)
         plan.keep_alive(scratch, nbytes=schedule.scratch * work.block)
@@ -181,11 +184,18 @@ class State:
         if plan.board_key is not None:
             self.boards.move_to_end(plan.board_key)
 
-    def _board(self, schedule: Schedule, block: int) -> Board:
-        """A new shared window. Collective over the node."""
+    def _board(self, work: Work, schedule: Schedule) -> Board:
+        """A new shared window. Collective over the node.
+
+        Raises BufferSizeError if the ranks' blocks differ, ConstraintError if the window
+        does not fit into the host's shared memory: on all ranks of the node alike.
+        """
+        nbytes = schedule.shared * work.block
+        room = shared_memory_room() if self.topology.lane_of[self.rank] == 0 else None
+        lacking = 0 if room is None or nbytes < room else nbytes - room
+        flags = self._agree(self.node, work, schedule.flags, lacking)
         self._boards_made += 1
-        flags = self._most(self.node, schedule.flags)
-        return Board(self.node, schedule.shared * block, flags, self._boards_made)
+        return Board(self.node, nbytes, flags, self._boards_made)
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""
@@ -202,9 +212,9 @@ class State:
             self._own[plan] = None
         else:
             schedule = self.schedule(work)
-            board = self._board(schedule, work.block) if schedule.shared else None
-            comm, tag = self._reserve_tags(self._most(self.comm, schedule.tags))
             address, owner = self.memory.allocate(schedule.scratch * work.block)
+            board = self._board(work, schedule) if schedule.shared else None
+            comm, tag = self._reserve_tags(self._agree(self.comm, work, schedule.tags))
             binding = self._binding(work, schedule, comm, tag, (send, recv, address), board)
             plan = bind(schedule, binding, work.name, traced=traced)
             plan.keep_alive(owner, nbytes=schedule.scratch * work.block)
@@ -251,12 +261,25 @@ class State:
         places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
         if board is not None:
             places["shared"] = board.address
-        layout = BlockLayout(work.block, work.item, schedule.segments)
+        layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
         return Binding(comm, self.topology.lane_of, self.memory, layout, places, tag, board)
 
-    def _most(self, comm: MPI.Intracomm, value: int) -> int:
-        """The largest ``value`` of the ranks of ``comm``. Collective."""
-        return int(comm.allreduce(value, op=MPI.MAX))
+    def _agree(self, comm: MPI.Intracomm, work: Work, value: int, lacking: int = 0) -> int:
+        """The largest ``value`` of the ranks of ``comm``; raises, on all alike, if they do not
+        make the same call or bytes are ``lacking`` on one. Collective."""
+        key = zlib.crc32(repr(work.key[:-2]).encode())
+        mine = np.array([value, work.block, -work.block, key, -key, lacking], dtype=np.int64)
+        most = np.empty_like(mine)
+        comm.Allreduce(mine, most, op=MPI.MAX)
+        if most[1] != -most[2]:
+            got = f"between {-most[2]} and {most[1]}"
+            raise BufferSizeError("bytes per block", "the same on all ranks", got, self.rank)
+        if most[3] != -most[4]:
+            raise ParameterError("algorithm", "the same with the same parameters on all ranks", work.name, self.rank)
+        if most[5]:
+            got = f"a window that needs {most[5]} bytes more than there are"
+            raise ConstraintError(f"algorithm {work.algorithm!r}", "room in /dev/shm", got, self.rank)
+        return int(most[0])
 
     def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
         """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
@@ -282,99 +305,58 @@ class State:
                 retired[number].free()
             self._retired = [board for board in self._retired if board.number not in everywhere]
 
-    def unharmed(self) -> bool:
-        """Whether no rank ends by an uncaught exception. Collective, but never waits for others
-        on a rank that does: they may be anywhere, and what is collective cannot be freed."""
-        sound = getattr(sys, "last_value", None) is None
-        everywhere = np.empty(1, dtype=bool)
-        request = self.comm.Iallreduce(np.array([sound]), everywhere, op=MPI.LAND)
-        if not sound:
-            deadline = monotonic() + 1.0
-            while not request.Test() and monotonic() < deadline:
+    def break_off(self, plan: Plan) -> None:
+        """A call was interrupted: messages of it may be under way, so nothing more can be told apart."""
+        self.broken = plan.name
+        self._votes += self.plans.values()  # MPI may still use what they hold
+        self.plans.clear()
+
+    def vote(self, sound: bool) -> Callable[[float], bool]:
+        """Ask all ranks whether they can free together. Collective, but does not wait.
+
+        Returns a function that waits, a rank that is not ``sound`` only until the given
+        time (of `monotonic`), and says whether all are of one mind: where an exception
+        has separated the ranks, nothing collective can be freed.
+        """
+        mine, total = np.array([sound and self.broken is None], dtype=int), np.zeros(1, dtype=int)
+        request = self.comm.Iallreduce(mine, total)
+        self._votes += [mine, total, request]  # never to be collected while MPI may write to them
+
+        def outcome(deadline: float) -> bool:
+            if mine[0]:
+                request.Wait()
+            while not request.Test():
+                if monotonic() > deadline:
+                    return False
                 os.sched_yield()
-            return False
-        request.Wait()
-        return bool(everywhere[0])
+            return int(total[0]) in (0, self.size)
+
+        return outcome
 
     def free(self) -> None:
-        """Free everything. Collective; plans that are still active are left alone."""
-        if _live.pop(id(self), None) is None or MPI.Is_finalized():
-            return
-        boards = self._retired + [board for board in self._own.values() if board is not None]
-        for plan in list(self._own):
+        """Free everything. Collective. What active plans use is left to them."""
+        own, self._own = self._own, {}
+        busy = {board.number for plan, board in own.items() if board is not None and plan.active}
+        if self._node is not None:
+            busy = set().union(*self._node.allgather(busy))
+        for plan in own:
             plan.on_free = None
             if not plan.active:
                 plan.free()
         self.plans.drop_all()
         self.boards.drop_all()
+        boards = self._retired + [board for board in own.values() if board is not None]
         for board in sorted(boards, key=lambda board: board.number):
-            board.free()
+            if board.number not in busy:
+                board.free()
         for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
             comm.Free()
 
 
-_live: dict[int, State] = {}  # in the order of creation, which is equal on all ranks of a communicator
-by_handle: dict[int, State] = {}  # for speed; a handle is not used again before `_deleted` has run
-_main_thread = threading.get_ident()
-_threads_allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-
-def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
-    by_handle.pop(comm.handle, None)
-    state.free()
-
-
-def _free_all(*_: object) -> None:
-    """Free the states of all communicators, but for those that an exception has torn apart."""
-    if not MPI.Is_finalized():
-        for state in list(_live.values()):
-            if state.unharmed():
-                state.free()
-
-
-STATE = MPI.Comm.Create_keyval(delete_fn=_deleted)
-MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # for an explicit MPI.Finalize()
-atexit.register(_free_all)
-
-
-def get_state(comm: MPI.Intracomm) -> State:
-    """The state of ``comm``; collective at the first call for a communicator.
-
-    Raises CommunicatorError for what is not a live intracommunicator, ThreadError for
-    calls from a second thread without MPI_THREAD_MULTIPLE, LayoutError for a bad
-    ``HIERCOLL_NODES``.
-    """
-    state: Any
+def shared_memory_room() -> int | None:
+    """Free bytes of /dev/shm, where MPI libraries put shared windows; None where there is none."""
     try:
-        state = comm.Get_attr(STATE)
-    except (AttributeError, MPI.Exception):
-        state = None
-    if state is None:
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
-            raise CommunicatorError("comm", "an intracommunicator", got)
-        check_thread()
-        state = State(comm)
-        comm.Set_attr(STATE, state)
-        _live[id(state)] = by_handle[comm.handle] = state
-    elif not _threads_allowed:
-        check_thread()
-    return cast(State, state)
-
-
-def check_thread() -> None:
-    """Raises ThreadError where this thread may not call MPI."""
-    if not _threads_allowed and threading.get_ident() != _main_thread:
-        raise ThreadError(
-            "hiercoll was called from a second thread, but the MPI library was initialised without "
-            "MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)"
-        )
-
-
-def get_topology(comm: MPI.Intracomm) -> Topology:
-    """Nodes and lanes of the ranks of ``comm`` (collective at the first call).
-
-    Nodes share memory, or are the virtual ones of ``HIERCOLL_NODES``. Raises
-    CommunicatorError and LayoutError.
-    """
-    return get_state(comm).topology
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize

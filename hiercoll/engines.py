@@ -258,6 +258,7 @@ class Dataflow:
             if self.log is not None:
                 self._begun.update(dict.fromkeys(ready, perf_counter()))
             batch: list[MPI.Prequest] = []
+            started: list[int] = []
             done: list[int] = []
             for index in ready:
                 request = requests[index]
@@ -265,10 +266,11 @@ class Dataflow:
                     done.append(index)
                 else:
                     batch.append(request)
-                    self._active_ops.append(index)
+                    started.append(index)
             if batch:  # first, so that messages travel while this rank copies
                 MPI.Prequest.Startall(batch)
                 self._active += batch
+                self._active_ops += started
             waits = [index for index in done if flags[index] is not None and not self._raised(index)]
             if waits:
                 self._polled += waits

@@ -58,6 +58,7 @@ CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
 
 
 SAMPLE = 8  # lanes of a node that are looked at
+MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; containers have 64 MiB
 
 
 @lru_cache(maxsize=256)
@@ -93,6 +94,7 @@ def rank_by_model(
     ranked = [
         Candidate(name, params, predict(counts, block, links))
         for name, params, counts in _counted(collective, topology, inplace)
+        if counts[0].shared * block <= MOST_SHARED
     ]
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 

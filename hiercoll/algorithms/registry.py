@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from operator import index
 from typing import TypeAlias
 
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
@@ -36,8 +37,12 @@ class Parameter:
             if value in self.choices:
                 return str(value)
             raise ParameterError(self.name, f"one of {', '.join(map(str, self.choices))}", repr(value))
-        if isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum:
-            return value
+        try:
+            number = self.minimum - 1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = self.minimum - 1
+        if number >= self.minimum:
+            return number
         raise ParameterError(self.name, f"a whole number, at least {self.minimum}", repr(value))
 
 

@@ -20,10 +20,12 @@ from hiercoll import (
     LayoutError,
     ParameterError,
     UnknownAlgorithmError,
+    communicator,
 )
 
 RANK, SIZE = WORLD.rank, WORLD.size
 GOOD = np.zeros(4 * SIZE)
+PERMUTED = MPI.DOUBLE.Create_indexed([1, 1], [1, 0])
 
 
 def read_only() -> np.ndarray:
@@ -62,6 +64,11 @@ BAD: list[tuple[str, type[Exception], str, Callable[[], tuple[Any, Any, dict[str
         "recvbuf",
         lambda: ([GOOD, 4, MPI.DOUBLE], [np.zeros(4 * SIZE), 3, MPI.DOUBLE], {}),
     ),
+    ("a mask", BufferTypeError, "sendbuf", lambda: (np.ma.masked_array(GOOD, GOOD > 1), None, {})),
+    ("permuted datatype", BufferTypeError, "sendbuf", lambda: ([GOOD, 2, PERMUTED], np.zeros(4 * SIZE), {})),
+    ("null datatype", BufferTypeError, "sendbuf", lambda: ([GOOD, 2, MPI.DATATYPE_NULL], np.zeros(4 * SIZE), {})),
+    ("not a name", UnknownAlgorithmError, "algorithm", lambda: (GOOD, None, {"algorithm": ["bruck"]})),
+    ("a list", ParameterError, "radix", lambda: (GOOD, None, {"algorithm": "bruck", "radix": [2]})),
     ("unknown algorithm", UnknownAlgorithmError, "algorithm", lambda: (GOOD, None, {"algorithm": "brook"})),
     ("unknown parameter", ParameterError, "speed", lambda: (GOOD, None, {"algorithm": "bruck", "speed": 3})),
     ("parameter of auto", ParameterError, "radix", lambda: (GOOD, None, {"radix": 2})),
@@ -154,3 +161,21 @@ def test_layouts_that_differ(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HIERCOLL_NODES", f"{SIZE}x1" if RANK else f"1x{SIZE}")
     with pytest.raises(LayoutError, match="the same value on every rank"):
         hiercoll.get_topology(comm)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
+def test_sizes_that_differ_in_shared_memory(comm: MPI.Intracomm) -> None:
+    """Found when the window is made, on all ranks, before anything is written to it."""
+    send = np.zeros(SIZE * (2 if RANK else 1))
+    with pytest.raises(BufferSizeError, match="the same on all ranks"):
+        hiercoll.alltoall(comm, send, algorithm="grouped", memory="shared")
+    with pytest.raises(BufferSizeError, match="the same on all ranks"):
+        hiercoll.alltoall_init(comm, send, algorithm="pairwise")
+
+
+def test_too_little_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that the host cannot hold is refused on all ranks instead of killing the job."""
+    monkeypatch.setattr(communicator, "shared_memory_room", lambda: 1000)
+    with pytest.raises(ConstraintError, match="room in /dev/shm"):
+        hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
+    assert hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped").shape == (SIZE * 1000,)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import communicator
-from hiercoll.communicator import get_state
+from hiercoll.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -233,6 +233,102 @@ def test_disabled(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = hiercoll.alltoall_init(comm, send, algorithm="bruck")
     assert plan.schedule is None
     assert np.array_equal(plan(), expected("alltoall", send, comm))
+
+
+def test_spellings_that_mean_the_same_bytes(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Ranks may spell their items differently, and reuse buffers or not: what counts is bytes."""
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    send, recv = np.arange(SIZE, dtype="f8") + 10 * RANK, np.empty(SIZE)
+    for algorithm, params in (("grouped", {"memory": "shared"}), ("bruck", {})):
+        hiercoll.alltoall(comm, [send, 8, MPI.BYTE], [recv, 8, MPI.BYTE], algorithm=algorithm, **params)
+        fresh = (send, recv) if RANK == 0 else (send.copy(), np.empty(SIZE))
+        spelled = (8, MPI.BYTE) if RANK == 0 else (1, MPI.DOUBLE)
+        hiercoll.alltoall(comm, [fresh[0], *spelled], [fresh[1], *spelled], algorithm=algorithm, **params)
+        assert np.array_equal(fresh[1], expected("alltoall", send, comm))
+    part = np.arange(7, dtype="u2") + RANK
+    spelled = (14, MPI.BYTE) if RANK % 2 else (7, MPI.UINT16_T)
+    got = np.empty(7 * SIZE, "u2")
+    hiercoll.allgather(comm, [part, *spelled], [got, *spelled], algorithm="ring", segments=3)
+    assert np.array_equal(got, expected("allgather", part, comm).ravel())
+
+
+def test_a_count_smaller_than_the_buffer_makes_a_result_of_that_size(comm: MPI.Intracomm) -> None:
+    """The new receive array holds what was sent, not what lies behind it."""
+    got = hiercoll.alltoall(comm, [np.arange(5 * SIZE), 2, MPI.INT64_T])
+    assert np.array_equal(got, expected("alltoall", np.arange(2 * SIZE), comm))
+
+
+class Interrupt(BaseException):
+    """What a signal handler may raise at any time."""
+
+
+def interrupt() -> None:
+    """In place of a run."""
+    raise Interrupt
+
+
+def test_an_interrupted_plan_is_broken(comm: MPI.Intracomm) -> None:
+    """It gives no data any more, says so, and can be freed; the communicator goes on."""
+    plan = hiercoll.alltoall_init(comm, np.arange(SIZE), algorithm="pairwise")
+    plan._run = interrupt
+    with pytest.raises(Interrupt):
+        plan()
+    for use in (plan, plan.start, plan.wait):
+        with pytest.raises(hiercoll.PlanError, match="interrupted"):
+            use()
+    plan.free()
+    assert np.array_equal(hiercoll.alltoall(comm, np.arange(SIZE)), expected("alltoall", np.arange(SIZE), comm))
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on rank 0"])
+def test_an_interrupted_call_breaks_the_communicator(where: str) -> None:
+    """Later calls say so at once; a duplicate works; freeing neither raises nor hangs."""
+    comm = WORLD.Dup()
+    send, recv = np.arange(SIZE), np.empty(SIZE, int)
+    hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
+    hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    if where == "everywhere" or RANK == 0:
+        list(get_state(comm).plans.values())[-1]._run = interrupt
+        with pytest.raises(Interrupt):
+            hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+        for buffers in ((send, recv), (send,)):
+            with pytest.raises(hiercoll.CommunicatorError, match=r"pairwise .*was interrupted"):
+                hiercoll.alltoall(comm, *buffers, algorithm="pairwise")
+    again = comm.Dup()
+    assert np.array_equal(hiercoll.alltoall(again, send, recv), expected("alltoall", send, again))
+    again.Free()
+    comm.Free()
+
+
+@pytest.mark.parametrize("memory", ["private", "shared"])
+def test_freeing_the_communicator_under_an_active_plan(memory: str) -> None:
+    """As with MPI's own requests, what is under way completes."""
+    comm = WORLD.Dup()
+    send = np.arange(SIZE * 2000) + RANK
+    plan = hiercoll.alltoall_init(comm, send, algorithm="grouped", memory=memory)
+    plan.start()
+    want = expected("alltoall", send, comm)
+    comm.Free()
+    assert np.array_equal(plan.wait(), want)
+
+
+def test_disabled_on_one_rank_is_disabled_on_all(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers do not forward every variable."""
+    if RANK == 0:
+        monkeypatch.setenv("HIERCOLL_DISABLE", "1")
+    plan = hiercoll.alltoall_init(comm, np.arange(SIZE), algorithm="bruck")
+    assert plan.schedule is None
+    plan.free()
+
+
+def test_auto_takes_little_shared_memory(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Hosts, above all containers, may have little of it."""
+    state = get_state(on_layout(f"1x{SIZE}"))
+    for collective in ("alltoall", "allgather"):
+        hiercoll_call = getattr(hiercoll, f"{collective}_init")
+        send = np.zeros((9 << 20) // SIZE * (SIZE if collective == "alltoall" else 1), np.uint8)
+        with hiercoll_call(state.comm, send) as plan:
+            assert plan.schedule is None or plan.schedule.shared == 0
 
 
 LARGE = pytest.mark.skipif(not os.environ.get("HIERCOLL_TEST_LARGE"), reason="set HIERCOLL_TEST_LARGE=1: takes 14 GiB")

@@ -274,6 +274,8 @@ def test_what_cannot_be_communicated(obj: Any, expected: str, got: str) -> None:
 class Datatype:
     """What is asked of an MPI datatype."""
 
+    is_predefined = True
+
     def __init__(self, size: int, lower: int = 0, extent: int | None = None) -> None:
         self.size, self.lower = size, lower
         self.extent = size if extent is None else extent
@@ -326,9 +328,9 @@ def test_counts_and_datatypes(spec: Sequence[Any], blocks: int, nbytes: int, ite
         ([[1, 2], INT], BufferTypeError, "a NumPy array", "list"),
         ([DATA, 4], BufferTypeError, "[buffer, MPI datatype]", "a int as the datatype"),
         ([DATA, 4, None], BufferTypeError, "[buffer, MPI datatype]", "a NoneType as the datatype"),
-        ([DATA, Datatype(4, extent=8)], BufferTypeError, "without gaps", "size 4, extent (0, 8)"),
-        ([DATA, Datatype(4, lower=4)], BufferTypeError, "without gaps", "extent (4, 4)"),
-        ([DATA, 2, Datatype(8, extent=4)], BufferTypeError, "without gaps", "size 8, extent (0, 4)"),
+        ([DATA, Datatype(4, extent=8)], BufferTypeError, "a predefined datatype", "another one"),
+        ([DATA, Datatype(4, lower=4)], BufferTypeError, "a predefined datatype", "extent (4, 4)"),
+        ([DATA, 2, Datatype(8, extent=4)], BufferTypeError, "a predefined datatype", "size 8, extent (0, 4)"),
         ([DATA, Datatype(5)], BufferSizeError, "a multiple of 5 bytes", "48 bytes"),
         ([np.zeros(4, np.int32), INT], BufferSizeError, "a multiple of 3 items", "4"),
         ([DATA, Datatype(0)], BufferSizeError, "bytes", "48"),

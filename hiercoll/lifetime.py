@@ -1,0 +1,121 @@
+"""Where the state of a communicator is found, and when it is freed.
+
+It hangs on the user's communicator as an MPI attribute, so it is found again through
+any alias of the handle, and is freed with the communicator or at the latest at exit,
+before MPI_Finalize.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from functools import cache
+from time import monotonic
+from typing import Any, cast
+
+from mpi4py import MPI
+
+from hiercoll.communicator import State
+from hiercoll.errors import CommunicatorError, ThreadError
+from hiercoll.topology import Topology
+
+PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
+
+_live: dict[str, State] = {}  # by a name that is the same on all ranks
+# For speed: states by handle. A handle is not used again before `_deleted` has run. Empty
+# where threads must be checked on each call.
+by_handle: dict[int, State] = {}
+
+
+@cache
+def _keyval() -> int:
+    """The attribute's key; made when MPI has been initialised, with what frees states at exit."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # an explicit MPI.Finalize()
+    atexit.register(_free_all)
+    return MPI.Comm.Create_keyval(delete_fn=_deleted)
+
+
+@cache
+def _main_thread() -> int | None:
+    """The only thread that may call MPI; None if all may."""
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        return None
+    return threading.get_ident() if MPI.Is_thread_main() else threading.main_thread().ident
+
+
+def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
+    """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
+    by_handle.pop(comm.handle, None)
+    if _live.pop(state.name, None) and state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE):
+        state.free()
+
+
+def _free_all(*_: object) -> None:
+    """Free the states of all communicators, but for those that an exception has torn apart."""
+    if MPI.Is_finalized():
+        return
+    sound = getattr(sys, "last_value", None) is None
+    by_handle.clear()
+    states = [_live.pop(name) for name in sorted(_live)]
+    votes = [state.vote(sound) for state in states]
+    deadline = monotonic() + PATIENCE
+    for state, agreed in zip(states, votes, strict=True):
+        if agreed(deadline):
+            state.free()
+        _torn.append(state)
+
+
+_torn: list[State] = []  # kept from the garbage collector: MPI may still use what they hold
+
+
+def get_state(comm: MPI.Intracomm) -> State:
+    """The state of ``comm``; collective at the first call for a communicator.
+
+    Raises CommunicatorError for what is not a live intracommunicator or one on which a
+    call was interrupted, ThreadError for calls from a second thread without
+    MPI_THREAD_MULTIPLE, LayoutError for a bad ``HIERCOLL_NODES``.
+    """
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
+    state: Any
+    try:
+        state = comm.Get_attr(_keyval())
+    except (AttributeError, MPI.Exception):
+        state = None
+    if state is None:
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
+            raise CommunicatorError("comm", "an intracommunicator", got)
+        _check_thread()
+        state = State(comm)
+        comm.Set_attr(_keyval(), state)
+        _live[state.name] = state
+        if _main_thread() is None:
+            by_handle[comm.handle] = state
+    _check_thread()
+    if state.broken:
+        got = f"one on which {state.broken} was interrupted; go on with a duplicate, comm.Dup()"
+        raise CommunicatorError("comm", "a sound communicator", got, state.rank)
+    if state.name not in _live:
+        raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", state.rank)
+    return cast(State, state)
+
+
+def _check_thread() -> None:
+    """Raises ThreadError where this thread may not call MPI."""
+    main = _main_thread()
+    if main is not None and threading.get_ident() != main:
+        raise ThreadError(
+            "hiercoll was called from a second thread, but the MPI library was initialised without "
+            "MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)"
+        )
+
+
+def get_topology(comm: MPI.Intracomm) -> Topology:
+    """Nodes and lanes of the ranks of ``comm`` (collective at the first call).
+
+    Nodes share memory, or are the virtual ones of ``HIERCOLL_NODES``. Raises
+    CommunicatorError and LayoutError.
+    """
+    return get_state(comm).topology
