@@ -12,6 +12,7 @@ import argparse
 import datetime
 import itertools
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def main() -> None:
             "mpi": MPI.Get_library_version().split("\n")[0].strip(),
             "mpi4py": mpi4py.__version__,
             "python": platform.python_version(),
-            "machine": platform.machine(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "hiercoll": hiercoll.__version__,
             "microseconds": {name: {"q1": q[0], "median": q[1], "q3": q[2]} for name, q in result.items()},
         }
