@@ -38,13 +38,9 @@ def alltoall(
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
     if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        plan = _known(comm, "alltoall", sendbuf, recvbuf, algorithm)
-        if plan is not None:
-            try:
-                plan()
-            except BaseException:
-                by_handle[comm.handle].break_off(plan)
-                raise
+        state, plan = _known(comm, "alltoall", sendbuf, recvbuf, algorithm)
+        if state is not None and plan is not None:
+            state.run(plan)
             return recvbuf
     return _call(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
 
@@ -60,13 +56,9 @@ def allgather(
     (MPI 4.1, 6.7).
     """
     if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        plan = _known(comm, "allgather", sendbuf, recvbuf, algorithm)
-        if plan is not None:
-            try:
-                plan()
-            except BaseException:
-                by_handle[comm.handle].break_off(plan)
-                raise
+        state, plan = _known(comm, "allgather", sendbuf, recvbuf, algorithm)
+        if state is not None and plan is not None:
+            state.run(plan)
             return recvbuf
     return _call(comm, "allgather", sendbuf, recvbuf, algorithm, params)
 
@@ -89,24 +81,24 @@ def allgather_init(
     return _plan(comm, "allgather", sendbuf, recvbuf, algorithm, params)
 
 
-def _known(comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str) -> Plan | None:
-    """The cached plan of a call seen before with arrays at these addresses.
+def _known(
+    comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str
+) -> tuple[State, Plan] | tuple[None, None]:
+    """The state, and the cached plan, of a call seen before with arrays at these addresses.
 
     Equal addresses, sizes and types need no second check; contiguity is checked by
-    `MPI.Get_address`, and that recv is writable below.
+    `MPI.Get_address`, and that recv is writable below. The slow path says what is wrong.
     """
     try:
         state = by_handle[comm.handle]
         key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes)
         plan: Plan = state.plans[key]
-    except (KeyError, AttributeError, BufferError, MPI.Exception):
-        return None
-    if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype:
-        return None
-    if not recv.flags.writeable:
-        return None  # the slow path says what is wrong
+    except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
+        return None, None
+    if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype or not recv.flags.writeable:
+        return None, None
     state.touch(key, plan)
-    return plan
+    return state, plan
 
 
 def _call(
@@ -128,11 +120,7 @@ def _call(
         state.plans.keep(key, plan)
     else:
         state.touch(key, plan)
-    try:
-        plan()
-    except BaseException:
-        state.break_off(plan)
-        raise
+    state.run(plan)
     return received.array
 
 

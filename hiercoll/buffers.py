@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.ma import MaskedArray  # here: NumPy loads it at first use, slow in the middle of a call
 
 from hiercoll.errors import BufferOverlapError, BufferSizeError, BufferTypeError
 from hiercoll.schedule import Region
@@ -163,7 +164,7 @@ def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> Hos
     """
     if hasattr(obj, "__cuda_array_interface__"):
         raise BufferTypeError(argument, "an array in host memory", f"a device array ({type(obj).__name__})", rank)
-    if isinstance(obj, np.ma.MaskedArray):
+    if isinstance(obj, MaskedArray):
         raise BufferTypeError(argument, "an array without a mask", "a masked array", rank)
     if isinstance(obj, np.ndarray):
         array: Array = obj

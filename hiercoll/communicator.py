@@ -102,7 +102,11 @@ class State:
             self.comm.Free()
             raise
         disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
-        self.disabled = bool(self.comm.allreduce(disabled, op=MPI.LOR))  # set on one rank is set for all
+        anywhere = np.empty(1, dtype=bool)  # set on one rank is set for all
+        # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
+        # threads on different communicators could wait for each other across ranks.
+        self.comm.Allreduce(np.array([disabled]), anywhere, op=MPI.LOR)
+        self.disabled = bool(anywhere[0])
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
@@ -305,11 +309,16 @@ class State:
                 retired[number].free()
             self._retired = [board for board in self._retired if board.number not in everywhere]
 
-    def break_off(self, plan: Plan) -> None:
-        """A call was interrupted: messages of it may be under way, so nothing more can be told apart."""
-        self.broken = plan.name
-        self._votes += self.plans.values()  # MPI may still use what they hold
-        self.plans.clear()
+    def run(self, plan: Plan) -> None:
+        """Run a cached plan. If it is interrupted, its messages may be under way and be taken
+        for those of later calls: the communicator is broken."""
+        try:
+            plan()
+        except BaseException:
+            self.broken = plan.name
+            self._votes += self.plans.values()  # MPI may still use what they hold
+            self.plans.clear()
+            raise
 
     def vote(self, sound: bool) -> Callable[[float], bool]:
         """Ask all ranks whether they can free together. Collective, but does not wait.

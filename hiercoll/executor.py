@@ -81,7 +81,11 @@ class Plan:
         if self._memory:
             self._memory.before_messages()
         self.active = True
-        engine.start()
+        try:
+            engine.start()
+        except BaseException:
+            self.active, self.broken = False, True
+            raise
 
     def test(self) -> bool:
         """Whether the current start has completed (True if none is active); makes progress."""

@@ -22,6 +22,7 @@ from hiercoll.topology import Topology
 
 PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
 
+_lock = threading.Lock()
 _live: dict[str, State] = {}  # by a name that is the same on all ranks
 # For speed: states by handle. A handle is not used again before `_deleted` has run. Empty
 # where threads must be checked on each call.
@@ -29,11 +30,17 @@ by_handle: dict[int, State] = {}
 
 
 @cache
-def _keyval() -> int:
-    """The attribute's key; made when MPI has been initialised, with what frees states at exit."""
+def _make_keyval() -> int:
+    """A key for the attribute, together with what frees states at exit."""
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # an explicit MPI.Finalize()
     atexit.register(_free_all)
     return MPI.Comm.Create_keyval(delete_fn=_deleted)
+
+
+def _keyval() -> int:
+    """The attribute's one key; made when MPI has been initialised, by whichever thread comes first."""
+    with _lock:
+        return _make_keyval()
 
 
 @cache
