@@ -109,9 +109,8 @@ def _call(
     addresses = (sent.address if sent else 0, received.address)
     dtypes = (sent.array.dtype if sent else None, received.array.dtype)
     given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
-    key = (collective, repr(algorithm), *addresses, sent.nbytes if sent else 0, received.nbytes, *given)
-    if type(algorithm) is str:
-        key = (collective, algorithm, *key[2:])
+    name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
+    key = (collective, name, *addresses, sent.nbytes if sent else 0, received.nbytes, *given)
     plan = state.plans.get(key)
     if plan is None or plan.dtypes != dtypes:
         name, resolved = state.select(collective, algorithm, params, block, sent is None)

@@ -29,17 +29,13 @@ from hiercoll.topology import Topology
 NEAR, OUTER, CHUNK = 0, 1, 2  # tags: within the node, between nodes, first of the gathers and scatters
 
 
-def near_exchange(b: Builder, mates: Sequence[int], lane: int, ordered: bool = False) -> None:
-    """Every rank's blocks for its own node, straight to their destinations.
-
-    ``ordered``: one partner after the other instead of all at once.
-    """
+def near_exchange(b: Builder, mates: Sequence[int], lane: int) -> None:
+    """Every rank's blocks for its own node, straight to their destinations, all at once."""
     b.copy(SEND[mates[lane]], RECV[mates[lane]])
-    last: list[int] = []
     for i in range(1, len(mates)):
         source, target = mates[lane - i], mates[(lane + i) % len(mates)]
-        done = [b.recv(source, RECV[source], after=last), b.send(target, SEND[target], after=last)]
-        last = done if ordered else []
+        b.recv(source, RECV[source])
+        b.send(target, SEND[target])
 
 
 @register("alltoall", window_parameter(1, "node distances in flight per leader, 0 = all", 0, 1, 2, minimum=0))
