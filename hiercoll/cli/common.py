@@ -1,0 +1,152 @@
+"""What commands share: the group they belong to, types of arguments, the MPI world."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+import hiercoll
+from hiercoll.algorithms import Algorithm, Params, get_algorithm
+from hiercoll.errors import ArgumentError, HiercollError
+from hiercoll.topology import LAYOUT_HELP, parse_layout
+from hiercoll.units import parse_size
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+COLLECTIVES = ("alltoall", "allgather")
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Group(click.Group):
+    """Turns hiercoll's errors into messages, never tracebacks."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HiercollError as error:
+            raise click.ClickException(str(error)) from None
+        except OSError as error:
+            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(hiercoll.__version__, prog_name="hiercoll")
+def main() -> None:
+    """Hierarchical alltoall and allgather for mpi4py programs, every schedule proved.
+
+    An ALGORITHM is written as its name with parameters: bruck:radix=4 or
+    grouped:form=share,memory=shared. A layout of ranks on nodes is written as 2x4 (2
+    nodes of 4 ranks), 3+5, 2x4:cyclic, 3+5:random=7, or the node of each rank, 0,0,1,1.
+    """
+
+
+class LayoutType(click.ParamType):  # type: ignore[type-arg]
+    name = "layout"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            parse_layout(value)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg]
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(value)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
+class SizesType(click.ParamType):  # type: ignore[type-arg]
+    """``8,64,4K`` or ``8:64K`` (powers of two from, to) or ``8:64K:8`` (factor)."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            sizes: list[int] = []
+            for piece in value.split(","):
+                bounds = [parse_size(text) for text in piece.split(":")]
+                if len(bounds) == 1:
+                    sizes += bounds
+                    continue
+                low, high, factor = [*bounds, 2][:3]
+                if factor < 2 or low < 1 or len(bounds) > 3:
+                    raise ArgumentError("sizes", "FROM:TO or FROM:TO:FACTOR, FROM >= 1, FACTOR >= 2", repr(piece))
+                while low <= high:
+                    sizes.append(low)
+                    low *= factor
+            return sizes
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
+def layout_option(default: str) -> Callable[[F], F]:
+    """The option --layout."""
+    return click.option("--layout", "-l", type=LayoutType(), default=default, show_default=True, help=LAYOUT_HELP + ".")
+
+
+def parse_algorithm(text: str) -> tuple[str, Params]:
+    """Name and given parameters of ``name:key=value,key=value``. Raises ArgumentError."""
+    name, _, rest = text.partition(":")
+    params: Params = {}
+    for piece in filter(None, rest.split(",")):
+        key, equals, value = piece.partition("=")
+        if not equals or not key:
+            raise ArgumentError("algorithm", "name:parameter=value,parameter=value", repr(text))
+        params[key] = int(value) if re.fullmatch(r"-?\d+", value) else value
+    return name, params
+
+
+def known_algorithm(collective: str, text: str) -> tuple[Algorithm, Params]:
+    """The registry entry and all parameters of an algorithm as written. Raises ArgumentError."""
+    name, params = parse_algorithm(text)
+    entry = get_algorithm(collective, name)
+    return entry, entry.resolve(params)
+
+
+def world() -> MPI.Intracomm:
+    """MPI_COMM_WORLD, or a message about what is missing."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise click.ClickException(
+            f"this command needs mpi4py and an MPI library ({error}); try: pip install 'hiercoll[mpich]', "
+            "and start it with mpiexec or srun"
+        ) from None
+    return MPI.COMM_WORLD
+
+
+class Together:
+    """What all ranks do: an error that all have is told once, an error of one ends the job."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        if error is None or isinstance(error, SystemExit):
+            return
+        if isinstance(error, HiercollError):  # raised from values that are equal on all ranks
+            if self.comm.rank == 0:
+                raise click.ClickException(str(error)) from None
+            raise SystemExit(1)
+        if isinstance(error, OSError):
+            click.echo(f"Error: {error.filename}: {error.strerror}", err=True)
+        elif not isinstance(error, KeyboardInterrupt):
+            sys.excepthook(kind or type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        self.comm.Abort(1)

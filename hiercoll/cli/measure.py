@@ -1,0 +1,139 @@
+"""Commands that run under mpiexec or srun: bench."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from hiercoll.algorithms import get_algorithm
+from hiercoll.cli.common import COLLECTIVES, SizesType, Together, main, parse_algorithm, world
+from hiercoll.tuner import NATIVE
+from hiercoll.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hiercoll.bench import Result
+
+
+@main.command()
+@click.argument("collective", type=click.Choice([*COLLECTIVES, "all"]))
+@click.option(
+    "--algorithm",
+    "-a",
+    "algorithms",
+    multiple=True,
+    metavar="ALGORITHM",
+    help="May be repeated; native always takes part. Default: all that can run.",
+)
+@click.option(
+    "--sizes",
+    "-s",
+    type=SizesType(),
+    default="8:64K:8",
+    show_default=True,
+    help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR].",
+)
+@click.option("--iterations", "-i", type=click.IntRange(1), help="Per algorithm and size. Default: see --seconds.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=0.3,
+    show_default=True,
+    help="Time for each algorithm and size, about.",
+)
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Append results (JSON Lines)."
+)
+def bench(
+    collective: str,
+    algorithms: tuple[str, ...],
+    sizes: list[int],
+    iterations: int | None,
+    seconds: float,
+    json_file: Path | None,
+) -> None:
+    """Compare algorithms with each other and the MPI library; under mpiexec or srun.
+
+    Data are checked on every size before they are timed. Times are those of the slowest
+    rank, the median over iterations that take turns.
+    """
+    comm = world()
+    with Together(comm):
+        if json_file and comm.rank == 0:
+            json_file.open("a").close()  # not after all the measurements
+        for name in COLLECTIVES if collective == "all" else (collective,):
+            _bench_one(comm, name, algorithms, sizes, iterations, seconds, json_file)
+
+
+def _bench_one(
+    comm: MPI.Intracomm,
+    collective: str,
+    algorithms: tuple[str, ...],
+    sizes: list[int],
+    iterations: int | None,
+    seconds: float,
+    json_file: Path | None,
+) -> None:
+    from hiercoll import bench as b
+
+    subjects = b.default_subjects(collective)
+    if algorithms:
+        given = [b.Subject(*parse_algorithm(text)) for text in algorithms]
+        for subject in given:
+            if subject.algorithm not in (NATIVE, "auto"):
+                get_algorithm(collective, subject.algorithm).resolve(subject.params)
+        subjects = [b.Subject(NATIVE, {}), *(subject for subject in given if subject.algorithm != NATIVE)]
+    runner = b.Bench(comm, seconds=seconds, iterations=iterations)
+    about = b.provenance(comm, runner.topology)
+    console = Console(stderr=True, quiet=comm.rank > 0)
+    with Progress(TextColumn(f"{collective}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
+        task = progress.add_task("", total=len(subjects) * len(sizes))
+        results = list(runner.run(collective, subjects, sizes, lambda: progress.advance(task)))
+    if comm.rank == 0:
+        _print_results(collective, results, about)
+        if json_file:
+            with json_file.open("a") as file:
+                file.writelines(json.dumps(b.record(result, about)) + "\n" for result in results)
+
+
+def _print_results(collective: str, results: list[Result], about: dict[str, Any]) -> None:
+    """Median times by subject and size, the winner of each size named."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    sizes = list(dict.fromkeys(result.size for result in results))
+    best = {size: min((r for r in results if r.size == size), key=lambda r: r.median) for size in sizes}
+    virtual = " (virtual nodes)" if about["virtual_nodes"] else ""
+    per = "bytes per pair" if collective == "alltoall" else "bytes per rank"
+    table = Table(
+        title=f"{collective}: us (spread of the middle half), {per}; {about['ranks']} ranks as "
+        f"{about['layout']}{virtual}; {about['mpi']}",
+        title_justify="left",
+    )
+    table.add_column("algorithm")
+    for size in sizes:
+        table.add_column(format_size(size), justify="right", no_wrap=True)
+    for subject in dict.fromkeys(str(result.subject) for result in results):
+        row = {r.size: r for r in results if str(r.subject) == subject}
+        cells = []
+        for size in sizes:
+            r = row.get(size)
+            text = f"{r.median * 1e6:.1f} ({(r.q3 - r.q1) * 1e6:.0f})" if r else "-"
+            cells.append(f"[bold]{text}[/bold]" if r is best[size] else text)
+        table.add_row(subject, *cells)
+    console.print(table)
+    for size in sizes:
+        native = next(r for r in results if r.size == size and r.subject.algorithm == NATIVE)
+        won = best[size]
+        clear = won.q3 < native.q1
+        gain = f", {native.median / won.median:.2f}x native" + ("" if clear else " (within the spread)")
+        click.echo(
+            f"{collective} {format_size(size):>5}: {won.subject} wins with {format_time(won.median)}"
+            + (gain if won is not native else "")
+        )
