@@ -11,6 +11,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from math import gcd
 from operator import setitem
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -88,7 +90,8 @@ class HostMemory:
 
     def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action:
         """See `Memory.copy`; strided and scattered regions without work per block."""
-        (src_view, src), (dst_view, dst) = blocks_view(layout, *source), blocks_view(layout, *target)
+        chunk = common_chunk(source[1], target[1]) if layout.segments == 1 else 1
+        (src_view, src), (dst_view, dst) = blocks_view(layout, *source, chunk), blocks_view(layout, *target, chunk)
         if isinstance(src, slice):
             src_view = src_view[src]
             if isinstance(dst, slice):
@@ -116,23 +119,35 @@ def _bytes(view: Array) -> memoryview:
     return memoryview(view.view(np.uint8).reshape(-1))  # type: ignore[arg-type]
 
 
-def blocks_view(layout: BlockLayout, address: int, region: Region) -> tuple[Array, slice | Array]:
-    """The blocks (or segments of blocks) of the buffer at ``address`` as a 1-D array of
-    opaque items, and the index that selects those of ``region``."""
+def common_chunk(one: Region, other: Region) -> int:
+    """The largest number of blocks by which both regions can be cut into pieces that lie together."""
+    chunk = one.size
+    for blocks in (one.blocks, other.blocks):
+        if isinstance(blocks, range):
+            chunk = chunk if blocks.step == 1 else min(chunk, 1)
+        else:
+            chunk = gcd(chunk, *(i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1] + 1))
+    return chunk
+
+
+def blocks_view(layout: BlockLayout, address: int, region: Region, chunk: int = 1) -> tuple[Array, slice | Array]:
+    """``region`` of the buffer at ``address``, in pieces of ``chunk`` blocks (or of one segment
+    of a block), as a 1-D array of opaque items and the index that selects the pieces."""
     offset, length = layout.extent(region.part)
-    blocks = region.blocks
-    count = 1 + max(blocks[-1] if isinstance(blocks, range) else max(blocks), 0) if blocks else 0
-    if not count or not length:
+    starts = [block * layout.block + offset for block in region.blocks[::chunk]] if chunk else []
+    if not starts or not length:
         return np.empty(0, dtype="V1"), slice(0, 0)
-    memory: Any = (ctypes.c_char * (count * layout.block)).from_address(address)
-    strides: tuple[int, ...] = (layout.block,)
+    length += (chunk - 1) * layout.block
+    first, distances = min(starts), {b - a for a, b in pairwise(starts)}
+    memory: Any = (ctypes.c_char * (max(starts) + length)).from_address(address)
+    evenly = len(distances) <= 1 and min(distances, default=1) > 0
+    step = gcd(*(start - first for start in starts)) or length
+    count = (max(starts) - first) // step + 1
     if length < 1 << 30:
-        view: Array = np.ndarray((count,), f"V{length}", memory, offset, strides)
+        view: Array = np.ndarray((count,), f"V{length}", memory, first, (step,))
     else:  # NumPy's items are limited to 2 GiB
-        view = np.ndarray((count, length), np.uint8, memory, offset, (layout.block, 1))
-    if isinstance(blocks, range):
-        return view, slice(blocks.start, blocks.stop, blocks.step)
-    return view, np.array(blocks)
+        view = np.ndarray((count, length), np.uint8, memory, first, (step, 1))
+    return view, slice(None) if evenly else np.array([(start - first) // step for start in starts])
 
 
 @dataclass(frozen=True)

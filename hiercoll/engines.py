@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from mpi4py import MPI
 
 from hiercoll.buffers import Action
-from hiercoll.schedule import Op, Signal, Wait
+from hiercoll.schedule import Join, Op, Signal, Wait
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
@@ -66,6 +66,17 @@ class Board:
         if NEEDS_FENCE:
             self.window.Sync()  # what is read next is read after the flags
         return True
+
+    def wait(self, slots: list[int], back: int) -> None:
+        """Until `all_raised`."""
+        looks = 0
+        while not self.all_raised(slots, back):
+            looks += 1
+            if looks % PROGRESS_EVERY == 0:
+                # What others wait for may still be in the MPI library's queues: a send that
+                # has completed need not have left, and a large one needs its receiver.
+                MPI.COMM_SELF.Iprobe()
+            os.sched_yield()
 
     def free(self) -> None:
         """Free the window (collective over the node)."""
@@ -152,38 +163,120 @@ class Rounds:
                 request.Free()
 
 
+class Step(NamedTuple):
+    """A step of a script: ``run`` does it, or waits until it is done; ``ready`` asks whether
+    running it would not wait (None: it never waits)."""
+
+    run: Callable[[], object]
+    ready: Callable[[], bool] | None = None
+    begins: Sequence[int] = ()  # operations, for traces
+    ends: Sequence[int] = ()
+
+
+class Script:
+    """One step after the other: for schedules that are in order (`Schedule.is_in_order`)."""
+
+    def __init__(self, ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequence[int]) -> None:
+        self._board = board
+        self._requests = [each for each in bound if isinstance(each, MPI.Prequest)]
+        self._steps = [*_steps(ops, bound, board, lane_of)]
+        self._calls = [step.run for step in self._steps]
+        self._current = len(self._steps)
+        self.log: list[Traced] | None = None
+
+    def run(self) -> None:
+        self._board.epoch += 1
+        if self.log is not None:
+            return self._run_traced(self.log)
+        for call in self._calls:
+            call()
+
+    def _run_traced(self, log: list[Traced]) -> None:
+        begun: dict[int, float] = {}
+        for step in self._steps:
+            begun.update(dict.fromkeys(step.begins, perf_counter()))
+            step.run()
+            end = perf_counter()
+            log += [Traced(op, begun[op], end) for op in step.ends]
+
+    def start(self) -> None:
+        self._board.epoch += 1
+        self._current = 0
+        self.progress(False)
+
+    def progress(self, block: bool) -> bool:
+        steps = self._steps
+        while self._current < len(steps):
+            step = steps[self._current]
+            if step.ready is not None and not block and not step.ready():
+                return False
+            step.run()
+            self._current += 1
+        return True
+
+    def free(self) -> None:
+        for request in self._requests:
+            request.Free()
+
+
+def _steps(ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequence[int]) -> Iterator[Step]:
+    """The steps of a schedule in order."""
+    batch: dict[int, MPI.Prequest] = {}  # to be started together
+    outstanding: dict[int, MPI.Prequest] = {}
+    for index, (op, each) in enumerate(zip(ops, bound, strict=True)):
+        if isinstance(each, MPI.Prequest):
+            batch[index] = outstanding[index] = each
+            continue
+        if batch:
+            yield _starting(batch)
+            batch = {}
+        if isinstance(op, Join):
+            yield _completion({dep: outstanding.pop(dep) for dep in op.deps if dep in outstanding})
+        elif isinstance(op, Signal):
+            raising = partial(board.raise_flag, board.slot(board.lane, op.flag))
+            yield Step(raising, None, [index], [index])
+        elif isinstance(op, Wait):
+            slots, back = [board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous)
+            yield Step(partial(board.wait, slots, back), partial(board.all_raised, slots, back), [index], [index])
+        elif each is not None:
+            yield Step(each, None, [index], [index])
+    if batch:
+        yield _starting(batch)
+    if outstanding:
+        yield _completion(outstanding)
+
+
+def _starting(requests: dict[int, MPI.Prequest]) -> Step:
+    return Step(partial(MPI.Prequest.Startall, list(requests.values())), None, list(requests))
+
+
+def _completion(requests: dict[int, MPI.Prequest]) -> Step:
+    waited = list(requests.values())
+    return Step(partial(MPI.Request.Waitall, waited), partial(MPI.Request.Testall, waited), (), list(requests))
+
+
 class Dataflow:
     """Completion-driven: an operation starts when all that it waits for have completed."""
 
-    def __init__(self, ops: Sequence[Op], bound: list[Bound], board: Board | None, lane_of: Sequence[int]) -> None:
+    def __init__(self, ops: Sequence[Op], bound: list[Bound]) -> None:
         self._requests = [b if isinstance(b, MPI.Prequest) else None for b in bound]
         self._actions = [None if isinstance(b, MPI.Prequest) else b for b in bound]
-        self._flags: list[tuple[list[int], int] | None] = [None] * len(ops)  # slots, and how many starts back
         self._needs = [len(op.deps) for op in ops]
         self._dependents: list[list[int]] = [[] for _ in ops]
         for index, op in enumerate(ops):
             for dep in op.deps:
                 self._dependents[dep].append(index)
-            if board is not None and isinstance(op, Signal):
-                self._actions[index] = partial(board.raise_flag, board.slot(board.lane, op.flag))
-            elif board is not None and isinstance(op, Wait):
-                self._flags[index] = ([board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous))
         self._first = [index for index, op in enumerate(ops) if not op.deps]
-        self._board = board
         self._waiting: list[int] = []
         self._left = 0  # operations that have not completed
         self._active: list[MPI.Prequest] = []
         self._active_ops: list[int] = []
-        self._polled: list[int] = []
-        self._idled = 0
         self.log: list[Traced] | None = None
         self._begun: dict[int, float] = {}
 
     def start(self) -> None:
         self._waiting = self._needs.copy()
         self._left = len(self._needs)
-        if self._board is not None:
-            self._board.epoch += 1
         self._launch(self._first)
 
     def run(self) -> None:
@@ -191,51 +284,30 @@ class Dataflow:
         self.progress(True)
 
     def progress(self, block: bool) -> bool:
-        while True:
-            if not self._active and not self._polled:
-                return True
+        while self._active:
             done = self._completed(block)
             if done:
                 self._launch(self._released(done))
             elif not block:
                 return False
             else:
-                self._idle()
-
-    def _idle(self) -> None:
-        """Nothing has happened since the last look."""
-        self._idled += 1
-        if not self._active and self._idled % PROGRESS_EVERY == 0:
-            # Only flags are waited for, but what others wait for may still be in the MPI
-            # library's queues: a send that has completed need not have left.
-            MPI.COMM_SELF.Iprobe()
-        os.sched_yield()
+                os.sched_yield()
+        return True
 
     def _completed(self, block: bool) -> list[int]:
         """Operations that have completed since; all, if nothing else is to be started and ``block``."""
-        done = []
         if block and len(self._active) == self._left:
             MPI.Request.Waitall(self._active)
             done, self._active, self._active_ops = self._active_ops, [], []
-        elif self._active:
-            # Not Waitsome: MPICH polls in it without yielding, which costs dearly on shared cores.
-            for position in sorted(MPI.Request.Testsome(self._active) or (), reverse=True):
-                done.append(self._active_ops[position])
-                last, last_op = self._active.pop(), self._active_ops.pop()
-                if position < len(self._active):
-                    self._active[position], self._active_ops[position] = last, last_op
-        if self._polled:
-            raised = [index for index in self._polled if self._raised(index)]
-            if raised:
-                self._polled = [index for index in self._polled if index not in raised]
-                done += raised
+            return done
+        done = []
+        # Not Waitsome: MPICH polls in it without yielding, which costs dearly on shared cores.
+        for position in sorted(MPI.Request.Testsome(self._active) or (), reverse=True):
+            done.append(self._active_ops[position])
+            last, last_op = self._active.pop(), self._active_ops.pop()
+            if position < len(self._active):
+                self._active[position], self._active_ops[position] = last, last_op
         return done
-
-    def _raised(self, index: int) -> bool:
-        """Whether all the flags of a wait have been raised."""
-        flags, board = self._flags[index], self._board
-        assert flags is not None and board is not None
-        return board.all_raised(*flags)
 
     def _released(self, done: list[int]) -> list[int]:
         """Operations that waited for nothing but ``done``."""
@@ -253,28 +325,17 @@ class Dataflow:
 
     def _launch(self, ready: list[int]) -> None:
         """Start all that is ready, and what becomes ready by that without waiting."""
-        requests, actions, flags = self._requests, self._actions, self._flags
+        requests, actions = self._requests, self._actions
         while ready:
             if self.log is not None:
                 self._begun.update(dict.fromkeys(ready, perf_counter()))
-            batch: list[MPI.Prequest] = []
-            started: list[int] = []
-            done: list[int] = []
-            for index in ready:
-                request = requests[index]
-                if request is None:
-                    done.append(index)
-                else:
-                    batch.append(request)
-                    started.append(index)
+            batch = [index for index in ready if requests[index] is not None]
+            done = [index for index in ready if requests[index] is None]
             if batch:  # first, so that messages travel while this rank copies
-                MPI.Prequest.Startall(batch)
-                self._active += batch
-                self._active_ops += started
-            waits = [index for index in done if flags[index] is not None and not self._raised(index)]
-            if waits:
-                self._polled += waits
-                done = [index for index in done if index not in waits]
+                started: list[Any] = [requests[index] for index in batch]
+                MPI.Prequest.Startall(started)
+                self._active += started
+                self._active_ops += batch
             for index in done:
                 action = actions[index]
                 if action is not None:

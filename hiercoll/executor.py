@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from mpi4py import MPI
 
 from hiercoll.buffers import BlockLayout, Memory
-from hiercoll.engines import Board, Bound, Dataflow, Engine, Rounds, Traced
+from hiercoll.engines import Board, Bound, Dataflow, Engine, Rounds, Script, Traced
 from hiercoll.errors import PlanError
 from hiercoll.schedule import BufferName, Copy, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
 
@@ -159,7 +159,7 @@ class Plan:
     def trace(self) -> list[Traced]:
         """Run once and record when each operation began and ended (slower than a plain run)."""
         engine = self._checked()
-        if not isinstance(engine, Dataflow):
+        if not isinstance(engine, (Dataflow, Script)):
             raise PlanError(f"plan {self.name} was not bound for tracing")
         engine.log = []
         self()
@@ -186,14 +186,18 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
 
     Scratch is at ``binding.addresses['scratch']``; whoever allocated it keeps it alive.
     """
+    if schedule.flags and not (schedule.is_in_order and binding.board):
+        raise PlanError(f"{name}: a schedule with flags needs a shared buffer and operations in order (see in_order)")
     rounds = None if traced else schedule.rounds
     with _datatypes() as cache:
         bound = [_bind_op(op, binding, cache) for op in schedule.ops]
     engine: Engine
-    if rounds is not None and schedule.flags == 0:
+    if binding.board is not None:
+        engine = Script(schedule.ops, bound, binding.board, binding.lane_of)
+    elif rounds is not None:
         engine = Rounds([[bound[index] for index in members] for members in rounds])
     else:
-        engine = Dataflow(schedule.ops, bound, binding.board, binding.lane_of)
+        engine = Dataflow(schedule.ops, bound)
     plan = Plan(engine, name, schedule, binding.memory)
     plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
     return plan

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -223,6 +223,29 @@ class Schedule:
                 current.append(index)
         return (*rounds, tuple(current)) if current else tuple(rounds)
 
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether each operation begins when all local ones before it are done, as `in_order` makes it.
+
+        Local are copies, reductions, flags, and joins that complete messages; a message
+        goes on in the background until a join names it.
+        """
+        last: Deps = ()
+        outstanding: set[int] = set()
+        for index, op in enumerate(self.ops):
+            if isinstance(op, Join):
+                completed = op.deps[len(last) :]
+                if op.deps[: len(last)] != last or not outstanding.issuperset(completed):
+                    return False
+                outstanding.difference_update(completed)
+            elif op.deps != last:
+                return False
+            if isinstance(op, (Send, Recv)):
+                outstanding.add(index)
+            else:
+                last = (index,)
+        return True
+
 
 class Builder:
     """Writes one rank's schedule in the words of a paper.
@@ -317,6 +340,36 @@ class Builder:
         return Schedule(self.rank, tuple(self._ops), self._scratch, self._shared, self._flags, self.segments)
 
 
+def in_order(schedule: Schedule) -> Schedule:
+    """``schedule`` with its operations one after the other, as they are listed.
+
+    Messages are started in their turn and completed by a join just before the first
+    operation that waits for them. What runs so needs no bookkeeping, which is what
+    flags in shared memory are for; that nothing waits for ever is for `verify` to say.
+    """
+    ops: list[Op] = []
+    completes: list[frozenset[int]] = []  # per operation of ``schedule``: messages that it stands for
+    outstanding: set[int] = set()
+    last: Deps = ()
+    for op in schedule.ops:
+        needed: frozenset[int] = frozenset().union(*(completes[dep] for dep in op.deps))
+        if isinstance(op, Join):
+            completes.append(needed)
+            continue
+        if due := sorted(needed & outstanding):
+            ops.append(Join((*last, *due)))
+            outstanding.difference_update(due)
+            last = (len(ops) - 1,)
+        is_message = isinstance(op, (Send, Recv))
+        ops.append(op._replace(deps=last))
+        completes.append(frozenset({len(ops) - 1} if is_message else ()))
+        if is_message:
+            outstanding.add(len(ops) - 1)
+        else:
+            last = (len(ops) - 1,)
+    return replace(schedule, ops=tuple(ops))
+
+
 def in_place(schedule: Schedule, collective: str) -> Schedule:
     """``schedule`` with its input already lying in the receive buffer (MPI_IN_PLACE).
 
@@ -341,5 +394,4 @@ def in_place(schedule: Schedule, collective: str) -> Schedule:
             return op._replace(left=moved(op.left), right=moved(op.right))
         return op
 
-    ops = tuple(map(rewritten, schedule.ops))
-    return Schedule(schedule.rank, ops, schedule.scratch, schedule.shared, schedule.flags, schedule.segments)
+    return replace(schedule, ops=tuple(map(rewritten, schedule.ops)))

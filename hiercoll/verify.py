@@ -547,4 +547,4 @@ def describe(op: Op) -> str:
                 " (start before)" if op.previous else ""
             )
         case Join():
-            return "end of a round"
+            return f"complete {', '.join(map(str, op.deps))}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from hiercoll.algorithms.allgather import doubling_steps, node_order
-from hiercoll.algorithms.grouping import ARRIVED, FORM, LEADERS, READ, SENT, WRITTEN, Grouping
+from hiercoll.algorithms.grouping import ARRIVED, DONE, FORM, LEADERS, WRITTEN, Grouping, mates_before
 from hiercoll.algorithms.registry import Parameter, register
-from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule
+from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
 
@@ -221,27 +222,31 @@ def shared(topology: Topology, rank: int, *, form: str, leaders: int, flows: int
     b, mates, order = Builder(rank), topology.node(rank), node_order(topology)
     place = {block: i for i, block in enumerate(order)}
     board = b.shared(topology.size)
-    outgoing, incoming = _board_messages(Grouping(topology, form, leaders), rank)
+    grouping = Grouping(topology, form, leaders)
+    outgoing, incoming = _board_messages(grouping, rank)
     carriers = {"lane": len(mates), "share": min(len(mates), len(topology.nodes) - 1), "leader": leaders}[form]
     window = max(1, flows // max(1, carriers)) if flows else 0
-    free = [b.wait(mates, READ, previous=True), b.wait(mates, SENT, previous=True)]
-    put = [b.copy(SEND[0], board[place[rank]], after=free)]
-    b.signal(WRITTEN, after=put)
-    written = [b.wait(mates, WRITTEN), *put]
+    others = mates_before(topology, rank)
+    b.gate([b.wait(others, DONE, previous=True)])
+    b.gate([b.copy(SEND[0], board[place[rank]])])
+    b.signal(WRITTEN)
+    if any(blocks != [rank] for blocks in outgoing.values()):
+        b.gate([b.wait(others, WRITTEN)])
+    exchanged = [b.recv(peer, board[[place[block] for block in blocks]]) for peer, blocks in incoming.items()]
     sent: list[int] = []
     for peer, blocks in outgoing.items():
-        own = blocks == [rank]
-        region = SEND[0] if own else board[[place[block] for block in blocks]]
         bound = [sent[-window]] if window and len(sent) >= window else []
-        sent.append(b.send(peer, region, after=[*bound, *([] if own else written)]))
-    arrived = [b.recv(peer, board[[place[block] for block in blocks]], after=free) for peer, blocks in incoming.items()]
-    b.signal(SENT, after=sent)
-    b.signal(ARRIVED, after=arrived)
-    there = [b.wait(mates, ARRIVED), *arrived, *written, *sent]  # sent: in place, they read recv
-    b.signal(READ, after=[b.copy(board[0 : topology.size], RECV[order], after=there)])
-    return b.build()
+        sent.append(b.send(peer, board[[place[block] for block in blocks]], after=[*bound, *b.gated]))
+    exchanged += sent
+    if incoming:
+        b.signal(ARRIVED, after=exchanged)
+    relays = {mate for mate in mates if _board_messages(grouping, mate)[1]}
+    b.gate([b.wait(others, WRITTEN), b.wait([mate for mate in others if mate in relays], ARRIVED), *exchanged])
+    b.signal(DONE, after=[b.copy(board[0 : topology.size], RECV[order])])
+    return in_order(b.build())
 
 
+@lru_cache(maxsize=1024)
 def _board_messages(grouping: Grouping, rank: int) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Blocks that ``rank`` sends to, and receives from, each rank of another node, by node distance."""
     t, nodes = grouping.topology, grouping.topology.nodes

@@ -10,20 +10,20 @@ from typing import NamedTuple
 from hiercoll.algorithms.alltoall import bruck_exchange
 from hiercoll.algorithms.grouping import (
     ARRIVED,
+    DONE,
     FORM,
     LEADERS,
-    READ,
-    SENT,
     WRITTEN,
     Grouping,
     Messages,
     Pair,
     far_ranks,
+    mates_before,
     node_traffic,
     steps,
 )
 from hiercoll.algorithms.registry import Parameter, register, window_parameter
-from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Builder, Region, Schedule
+from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
 NEAR, OUTER, CHUNK = 0, 1, 2  # tags: within the node, between nodes, first of the gathers and scatters
@@ -216,37 +216,38 @@ class _Relay:
 
     def through_shared(self, pairwise: bool) -> Schedule:
         """Write into the node's buffer once, one contiguous message per pair of carriers, read once."""
-        b, mates, me = self.b, self.mates, self.rank
-        near = b.shared(len(mates) ** 2)
-        outbox, inbox = _Places("shared"), _Places("shared")
-        for carrier in mates:
-            for places, messages in (
-                (outbox, self.traffic.relayed(carrier)),
-                (inbox, self.traffic.collected(carrier)),
-            ):
-                pairs = [pair for message in messages.values() for pair in message]
-                places.add(b.shared(len(pairs)).offset, pairs)
-        all_read, all_sent = b.wait(mates, READ, previous=True), b.wait(mates, SENT, previous=True)
-        row = self.lane * len(mates)
-        put = [b.copy(SEND[mates], near[row : row + len(mates)], after=[all_read])]
-        mine = [pair for pair in outbox.at if pair[0] == me]
-        if mine:
-            put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine), after=[all_sent]))
+        b, mates, me, others = self.b, self.mates, self.rank, mates_before(self.topology, self.rank)
+        outbox, inbox = self._boxes()
+        b.gate([b.wait(others, DONE, previous=True)])
+        put = [b.copy(SEND[mates], inbox.region([(me, target) for target in mates]))]
+        if mine := [pair for pair in outbox.at if pair[0] == me]:
+            put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine)))
         b.signal(WRITTEN, after=put)
-        written = [b.wait(mates, WRITTEN), *put]
-        ready = dict.fromkeys(self.outgoing, written)
-        sent, arrived = self.outer_exchange(outbox, ready, inbox, [all_read], pairwise)
-        b.signal(SENT, after=sent)
-        arrivals = [op for ops in arrived.values() for op in ops]
-        b.signal(ARRIVED, after=arrivals)
-        got = [b.copy(near[[i * len(mates) + self.lane for i in range(len(mates))]], RECV[mates], after=written)]
+        b.gate([b.wait(others, WRITTEN), *put])
+        sent, arrived = self.outer_exchange(outbox, dict.fromkeys(self.outgoing, b.gated), inbox, b.gated, pairwise)
+        exchanged = [*sent, *(op for ops in arrived.values() for op in ops)]
+        if self.traffic.collected(me):
+            b.signal(ARRIVED, after=exchanged)
         due = [pair for pair in inbox.at if pair[1] == me]
-        if due:
-            carriers = sorted({self.grouping.into(*pair) for pair in due})
-            there = [b.wait(carriers, ARRIVED), *arrivals]
-            got.append(b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there))
-        b.signal(READ, after=got)
-        return b.build()
+        carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in mates}
+        there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged]
+        b.signal(DONE, after=[b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there)])
+        return in_order(b.build())
+
+    def _boxes(self) -> tuple[_Places, _Places]:
+        """Where in the node's buffer outgoing and incoming blocks lie: message by message, by
+        node, so that what one rank writes or reads is evenly spaced. The node's own blocks, a
+        row per source, lie among those that come in."""
+        incoming: list[list[Pair]] = [[(source, target) for target in self.mates] for source in self.mates]
+        outgoing: list[list[Pair]] = []
+        for carrier in self.mates:
+            incoming += self.traffic.collected(carrier).values()
+            outgoing += self.traffic.relayed(carrier).values()
+        node_of, outbox, inbox = self.topology.node_of, _Places("shared"), _Places("shared")
+        for places, messages, end in ((outbox, outgoing, 1), (inbox, incoming, 0)):
+            for pairs in sorted(messages, key=lambda pairs: (node_of[pairs[0][end]], pairs[0])):
+                places.add(self.b.shared(len(pairs)).offset, pairs)
+        return outbox, inbox
 
     def distance(self, peer: int) -> int:
         """Nodes from this rank's to that of ``peer``."""

@@ -13,7 +13,7 @@ from hiercoll.topology import Topology
 Pair: TypeAlias = "tuple[int, int]"  # source and destination of a block
 Messages: TypeAlias = "dict[int, list[Pair]]"  # blocks by the rank they go to, or come from
 
-WRITTEN, READ, SENT, ARRIVED = range(4)  # flags of the shared-memory forms
+WRITTEN, ARRIVED, DONE = range(3)  # flags of the shared-memory forms
 
 FORM = Parameter("form", "lane", ("lane", "leader", "share"), "who carries between nodes")
 LEADERS = Parameter("leaders", 1, (1, 2), "leaders per node (leader form)", 1)
@@ -72,6 +72,16 @@ def _leaders(topology: Topology, count: int) -> tuple[int, ...]:
             for rank in group:
                 leader[rank] = group[0]
     return tuple(leader)
+
+
+def mates_before(topology: Topology, rank: int) -> list[int]:
+    """The other ranks of the node, from the lane before this one backwards.
+
+    Whoever looks at their flags in this order is held up by the first, which on shared
+    cores mostly runs just before it, and then finds the others done.
+    """
+    mates, lane = topology.node(rank), topology.lane_of[rank]
+    return [mates[lane - i] for i in range(1, len(mates))]
 
 
 def far_ranks(topology: Topology, rank: int) -> list[int]:
