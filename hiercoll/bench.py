@@ -2,7 +2,7 @@
 
 All algorithms of a size are measured interleaved in one run with the MPI library's own
 collective. Every plan's data are checked with unique tokens before it is timed. A
-figure is the median over iterations of the slowest rank's time, with quartiles.
+figure is the median over samples of the slowest rank's time, with quartiles.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -22,15 +24,23 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.api import Plan, allgather_init, alltoall_init
-from hiercoll.communicator import Work
+from hiercoll.communicator import Work, mpi_library
+from hiercoll.cost import Link, Links
 from hiercoll.errors import ConstraintError, HiercollError
 from hiercoll.lifetime import get_state
 from hiercoll.simulate import Event
+from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import CANDIDATES, NATIVE
+from hiercoll.tuner import CANDIDATES
+from hiercoll.tuning import interval
 
 Bytes = npt.NDArray[np.uint8]
 POISON = 0xA5
+CONTROL = "control"  # native once more, under another name, to show what noise looks like
+SAMPLE = 0.02  # seconds of a sample, at least, so long as that is at most 50 runs
+LONG = 0.1  # seconds from which on a run counts as long
+PROBE = 1 << 16  # bytes of a message that shows a link's rate
+PAYLOAD, FRAME = 1448, 1514  # bytes of data in a full Ethernet frame of TCP/IP, and of the frame
 
 
 class DataError(HiercollError):
@@ -50,7 +60,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a benchmark; times in seconds, sizes in bytes."""
+    """One line of a benchmark; times in seconds, sizes in bytes.
+
+    ``gain`` is native's time over this one's, the median over turns, with its 95 % interval;
+    ``bound`` the time that the links set, if their rate is known; ``chosen`` what "auto" was.
+    """
 
     collective: str
     subject: Subject
@@ -59,6 +73,30 @@ class Result:
     q1: float
     q3: float
     iterations: int
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+    bound: float | None = None
+    chosen: Variant | None = None
+
+    @classmethod
+    def of(
+        cls,
+        collective: str,
+        subject: Subject,
+        size: int,
+        times: list[float],
+        natives: list[float] | None,
+        bound: float | None,
+        chosen: Variant | None,
+    ) -> Result:
+        """From samples, and native's of the same turns."""
+        q1, median, q3 = map(float, np.quantile(times, [0.25, 0.5, 0.75]))
+        gain = low = high = None
+        if natives is not None:
+            gains = [native / own for native, own in zip(natives, times, strict=True)]
+            gain, (low, high) = float(np.median(gains)), interval(gains)
+        return cls(collective, subject, size, median, q1, q3, len(times), gain, low, high, bound, chosen)
 
 
 def tokens(source: int, target: int, size: int) -> Bytes:
@@ -92,16 +130,92 @@ def default_subjects(collective: str) -> list[Subject]:
     return subjects
 
 
-class Bench:
-    """A series of measurements on a communicator. All methods are collective."""
+class Contest:
+    """Several algorithms on the same data, taking turns. All methods are collective.
 
-    def __init__(self, comm: MPI.Intracomm, *, seconds: float = 0.3, iterations: int | None = None) -> None:
+    Plans are made when first needed, and their data checked before they are timed. A
+    sample is the time of some runs in a row divided by their number: so few runs that
+    ranks leave a barrier at different times is small beside it.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, collective: str, subjects: Sequence[Subject], size: int) -> None:
+        self.comm, self.collective, self.subjects, self.size = comm, collective, subjects, size
+        self._send, self._expected = buffers(collective, size, comm.rank, comm.size)
+        self._recv = np.empty_like(self._expected)
+        self._plans: dict[int, tuple[Plan, int] | None] = {}  # with the number of runs in a sample
+        self.once: dict[int, float] = {}  # seconds of one run, about
+
+    def able(self, index: int) -> bool:
+        """Whether that subject can run here. Raises DataError if it delivers wrong data."""
+        return self._plan(index) is not None
+
+    def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
+        """Seconds of the subjects with these numbers, the slowest rank's; infinite if one cannot run."""
+        ready = [(position, made) for position, index in enumerate(which) if (made := self._plan(index))]
+        measured = np.full((len(which), samples), inf)
+        for turn in range(samples):
+            for shift in range(len(ready)):
+                position, (plan, runs) = ready[(turn + shift) % len(ready)]
+                self.comm.Barrier()
+                begin = perf_counter()
+                for _ in range(runs):
+                    plan()
+                measured[position, turn] = (perf_counter() - begin) / runs
+        slowest = np.empty_like(measured)
+        self.comm.Allreduce(measured, slowest, op=MPI.MAX)
+        return [list(map(float, row)) for row in slowest]
+
+    def close(self) -> None:
+        """Free the plans."""
+        for ready in self._plans.values():
+            if ready:
+                ready[0].free()
+
+    def _plan(self, index: int) -> tuple[Plan, int] | None:
+        if index not in self._plans:
+            self._plans[index] = None
+            init = alltoall_init if self.collective == "alltoall" else allgather_init
+            subject = self.subjects[index]
+            name = NATIVE if subject.algorithm == CONTROL else subject.algorithm
+            with suppress(ConstraintError):
+                plan = init(self.comm, self._send, self._recv, algorithm=name, **subject.params)
+                self._plans[index] = plan, self._runs(index, plan)
+        return self._plans[index]
+
+    def _runs(self, index: int, plan: Plan) -> int:
+        """Runs in a sample, after one checked run, and another one unless that takes long."""
+        for _ in range(2):
+            self._recv[:] = POISON
+            self.comm.Barrier()
+            begin = perf_counter()
+            plan()
+            mine = np.array([perf_counter() - begin, np.count_nonzero(self._recv != self._expected)])
+            most = np.empty_like(mine)
+            self.comm.Allreduce(mine, most, op=MPI.MAX)
+            if most[1]:
+                what = f"{self.collective} {self.subjects[index]} with blocks of {self.size} bytes"
+                raise DataError(f"{what}: up to {most[1]:.0f} wrong bytes on a rank")
+            self.once[index] = float(most[0])
+            if most[0] > LONG:
+                break
+        return max(1, min(50, round(SAMPLE / max(self.once[index], 1e-6))))
+
+
+class Bench:
+    """A series of measurements on a communicator. All methods are collective.
+
+    ``rate``: bytes per second of each node's link, for the bound that it sets.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, *, seconds: float = 0.3, iterations: int | None = None, rate: float | None = None
+    ) -> None:
         self.comm = comm
-        self.seconds, self.iterations = seconds, iterations
-        state = get_state(comm)
-        if state.disabled:
+        self.seconds, self.iterations, self.rate = seconds, iterations, rate
+        self.state = get_state(comm)
+        if self.state.disabled:
             raise HiercollError("HIERCOLL_DISABLE is set: every algorithm would be the MPI library's own")
-        self.topology: Topology = state.topology
+        self.topology: Topology = self.state.topology
 
     def run(
         self,
@@ -115,73 +229,89 @@ class Bench:
         Subjects whose constraints do not hold here are left out. Raises DataError.
         """
         for size in sizes:
-            send, expected = buffers(collective, size, self.comm.rank, self.comm.size)
-            recv = np.empty_like(expected)
-            plans: dict[str, tuple[Subject, Plan]] = {}
-            for subject in subjects:
-                plan = self._plan(collective, subject, send, recv)
-                if plan is not None:
-                    self._check(collective, subject, plan, recv, expected)
-                    plans[str(subject)] = (subject, plan)
+            contest = Contest(self.comm, collective, subjects, size)
+            able = []
+            for index in range(len(subjects)):
+                if contest.able(index):
+                    able.append(index)
                 advance()
-            times = self._time([plan for _, plan in plans.values()])
-            for (subject, plan), samples in zip(plans.values(), times, strict=True):
-                plan.free()
-                q1, median, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
-                yield Result(collective, subject, size, float(median), float(q1), float(q3), len(samples))
+            times = contest.times(able, self._samples(contest))
+            contest.close()
+            bound = link_bound(collective, self.topology, size, self.rate) if self.rate else None
+            natives = [row for row, index in zip(times, able, strict=True) if subjects[index].algorithm == NATIVE]
+            for row, index in zip(times, able, strict=True):
+                chosen = None
+                if subjects[index].algorithm == "auto":
+                    chosen = self.state.decide(collective, size, False).variant
+                yield Result.of(collective, subjects[index], size, row, natives[0] if natives else None, bound, chosen)
 
-    def _plan(self, collective: str, subject: Subject, send: Bytes, recv: Bytes) -> Plan | None:
-        init = alltoall_init if collective == "alltoall" else allgather_init
-        try:
-            return init(self.comm, send, recv, algorithm=subject.algorithm, **subject.params)
-        except ConstraintError:
-            return None
+    def _samples(self, contest: Contest) -> int:
+        """Samples of each subject that fit in ``seconds`` per subject, between 5 and 200."""
+        if self.iterations:
+            return self.iterations
+        each = sum(max(once, SAMPLE) for once in contest.once.values()) / max(len(contest.once), 1)
+        return int(min(200, max(5, self.seconds / max(each, 1e-6))))
 
-    def _check(self, collective: str, subject: Subject, plan: Plan, recv: Bytes, expected: Bytes) -> None:
-        """Two starts, the receive buffer poisoned before each. Raises DataError on every rank."""
-        wrong = 0
-        for _ in range(2):
-            recv[:] = POISON
-            plan()
-            wrong += int(np.count_nonzero(recv != expected))
-        total = self.comm.allreduce(wrong)
-        if total:
-            size = expected.size // self.comm.size
-            raise DataError(f"{collective} {subject} with blocks of {size} bytes: {total} wrong bytes on all ranks")
+    def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
+        """Measurements for `tuning.Search`."""
+        return Contest(self.comm, collective, [Subject(v.algorithm, v.params) for v in variants], size)
 
-    def _time(self, plans: list[Plan]) -> list[list[float]]:
-        """Seconds of each iteration of each plan, the slowest rank's, the plans taking turns."""
-        comm, samples = self.comm, [[] for _ in plans]  # type: tuple[MPI.Intracomm, list[list[float]]]
-        rounds = self.iterations or self._affordable(plans)
-        for turn in range(rounds):
-            for shift in range(len(plans)):
-                index = (turn + shift) % len(plans)
-                comm.Barrier()
-                begin = perf_counter()
-                plans[index]()
-                samples[index].append(perf_counter() - begin)
-        slowest = np.empty((len(plans), rounds))
-        comm.Allreduce(np.array(samples), slowest, op=MPI.MAX)
-        return [list(row) for row in slowest]
+    def clock(self) -> float:
+        """Seconds, the same on all ranks."""
+        now = np.array([perf_counter()])
+        self.comm.Bcast(now)
+        return float(now[0])
 
-    def _affordable(self, plans: list[Plan]) -> int:
-        """Iterations of every plan that fit in ``seconds`` per plan, between 5 and 200."""
-        self.comm.Barrier()
-        begin = perf_counter()
-        for plan in plans:
-            plan()
-        once = (perf_counter() - begin) / len(plans)
-        return int(self.comm.bcast(min(200, max(5, int(self.seconds / max(once, 1e-6))))))
+    def links(self) -> Links:
+        """The cost model's parameters of messages within a node and between nodes, as measured
+        by messages to and fro between two ranks; the defaults where there are no such ranks."""
+        first = self.topology.nodes[0]
+        near = first[1] if len(first) > 1 else None
+        far = self.topology.nodes[1][0] if len(self.topology.nodes) > 1 else None
+        default = Links()
+        return replace(
+            default, node=self._link(first[0], near, default.node), network=self._link(first[0], far, default.network)
+        )
+
+    def _link(self, one: int, other: int | None, default: Link) -> Link:
+        if other is None:
+            return default
+        small, large = (self._one_way(one, other, size) for size in (8, PROBE))
+        return Link(small, max((large - small) / PROBE, 1e-12))
+
+    def _one_way(self, one: int, other: int, size: int) -> float:
+        """Seconds that a message takes between two ranks, the median of some."""
+        rank, buffer, times = self.comm.rank, np.zeros(size, np.uint8), []
+        for _ in range(20 if rank in (one, other) else 0):
+            begin = perf_counter()
+            if rank == one:
+                self.comm.Send(buffer, other)
+                self.comm.Recv(buffer, other)
+            else:
+                self.comm.Recv(buffer, one)
+                self.comm.Send(buffer, one)
+            times.append((perf_counter() - begin) / 2)
+        middle = np.array([np.median(times) if times else 0.0])
+        self.comm.Bcast(middle, one)
+        return float(middle[0])
+
+
+def link_bound(collective: str, topology: Topology, size: int, rate: float) -> float:
+    """Seconds that no algorithm can beat: what must pass the busiest node's link, each way by
+    itself, at ``rate`` bytes per second, with the headers of Ethernet, IP and TCP."""
+    p, most = topology.size, 0
+    for m in topology.node_sizes:
+        most = max(most, m * (p - m) if collective == "alltoall" else max(p - m, m if len(topology.nodes) > 1 else 0))
+    return most * size * FRAME / PAYLOAD / rate
 
 
 def provenance(comm: MPI.Intracomm, topology: Topology) -> dict[str, Any]:
     """What a figure means nothing without. Collective."""
     hosts = comm.allgather(platform.node())
-    vendor, version = MPI.get_vendor()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "hiercoll": hiercoll.__version__,
-        "mpi": f"{vendor} {'.'.join(map(str, version))}",
+        "mpi": mpi_library(),
         "mpi4py": mpi4py.__version__,
         "python": platform.python_version(),
         "ranks": comm.size,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, cast
 
@@ -22,11 +24,19 @@ from mpi4py import MPI
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.buffers import BlockLayout, HostMemory
 from hiercoll.engines import Board, Native
-from hiercoll.errors import BufferSizeError, ConstraintError, ParameterError, UnknownAlgorithmError
+from hiercoll.errors import (
+    BufferSizeError,
+    ConstraintError,
+    ParameterError,
+    TableError,
+    TableWarning,
+    UnknownAlgorithmError,
+)
 from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.schedule import BufferName, Schedule
+from hiercoll.tables import NATIVE, Table, default_path, load
 from hiercoll.topology import Topology, discover
-from hiercoll.tuner import NATIVE, choose
+from hiercoll.tuner import Decision, decide
 
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
@@ -90,6 +100,21 @@ def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
     return cast(MPI.Intracomm, comm.Split(color, comm.rank))
 
 
+def mpi_library() -> str:
+    """Name and version of the MPI library, as in tables: "MPICH 5.0.2"."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+def _environment_table() -> Table:
+    """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one. Raises TableError."""
+    path = os.environ.get("HIERCOLL_TABLE")
+    if path:
+        return load(path)
+    own = default_path()
+    return load(own) if own.exists() else Table()
+
+
 class State:
     """hiercoll's side of one communicator. Made and freed collectively."""
 
@@ -107,6 +132,9 @@ class State:
         # threads on different communicators could wait for each other across ranks.
         self.comm.Allreduce(np.array([disabled]), anywhere, op=MPI.LOR)
         self.disabled = bool(anywhere[0])
+        self.library = mpi_library()
+        self.table = Table()
+        self.use_table(None)
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
@@ -137,7 +165,7 @@ class State:
         if self.disabled:
             return NATIVE, {}
         if algorithm == "auto":
-            chosen = choose(collective, self.topology, block, inplace=inplace)
+            chosen = self.decide(collective, block, inplace).variant
             algorithm, params = chosen.algorithm, dict(chosen.params)
         if algorithm == NATIVE:
             return NATIVE, {}
@@ -148,6 +176,39 @@ class State:
             return algorithm, get_algorithm(collective, algorithm).resolve(params)
         except ParameterError as error:
             raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
+
+    def decide(self, collective: str, block: int, inplace: bool) -> Decision:
+        """What "auto" means for blocks of ``block`` bytes."""
+        return decide(
+            collective,
+            self.topology,
+            block,
+            inplace=inplace,
+            table=self.table,
+            mpi=self.library,
+            memory=self.memory.kind,
+        )
+
+    def use_table(self, table: Table | str | Path | None) -> None:
+        """Decide by ``table`` from now on, or one in a file, or (None) that of the environment.
+
+        Rank 0 reads it and tells the others. Collective. Raises TableError on all ranks;
+        what the environment names and cannot be used is a TableWarning instead.
+        """
+        found: Table | TableError | None = None
+        if self.rank == 0:
+            try:
+                found = _environment_table() if table is None else table if isinstance(table, Table) else load(table)
+            except TableError as error:
+                found = error
+                if table is None:
+                    warnings.warn(TableWarning(f"{error}; algorithms are chosen by the model"), stacklevel=2)
+                    found = Table()
+        found = self.comm.bcast(found)
+        if isinstance(found, TableError):
+            raise found
+        assert found is not None
+        self.table = found
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""

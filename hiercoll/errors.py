@@ -59,6 +59,21 @@ class LayoutError(ArgumentError):
     """A node layout (``HIERCOLL_NODES``, ``--layout``) is malformed or does not fit."""
 
 
+class TableError(HiercollError, ValueError):
+    """A tuning table cannot be used. Attributes: ``file``, ``field``, ``expected``, ``got``."""
+
+    def __init__(self, file: object, field: str, expected: str, got: str) -> None:
+        self.file, self.field, self.expected, self.got = str(file), field, expected, got
+        super().__init__(f"{file}: {field}: expected {expected}, got {got}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.file, self.field, self.expected, self.got)
+
+
+class TableWarning(UserWarning):
+    """The tuning table that the environment names cannot be used."""
+
+
 class PlanError(HiercollError, RuntimeError):
     """A plan was used in a state that does not allow it (started twice, freed)."""
 

@@ -1,16 +1,23 @@
-"""Choosing an algorithm: for now by the cost model, from values that are equal on all ranks."""
+"""Choosing an algorithm, from values that are equal on all ranks: by a table, else by the cost model.
+
+A table's entry for the same layout decides. The entry of another layout is used with the
+model's help: what the model says of an algorithm here is corrected by how wrong it was there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from statistics import median
+from typing import NamedTuple, TypeAlias
 
-from hiercoll.algorithms import REGISTRY, Params
+from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.algorithms.registry import Value
 from hiercoll.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
-from hiercoll.topology import Topology
-
-NATIVE = "native"
+from hiercoll.tables import NATIVE, Entry, Table, Variant, layout_distance
+from hiercoll.topology import Topology, parse_layout
 
 
 class Candidate(NamedTuple):
@@ -57,51 +64,157 @@ CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
 }
 
 
+Given: TypeAlias = "tuple[tuple[str, Value], ...]"
 SAMPLE = 8  # lanes of a node that are looked at
 MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; containers have 64 MiB
 
 
-@lru_cache(maxsize=256)
-def _counted(collective: str, topology: Topology, inplace: bool) -> list[tuple[str, Params, list[RankCounts]]]:
-    """The candidates that can run, with the counts of the ranks of a largest node.
+@lru_cache(maxsize=1024)
+def _counted(collective: str, topology: Topology, inplace: bool, name: str, given: Given) -> list[RankCounts] | None:
+    """The counts of the ranks of a largest node; None if the variant cannot run there.
 
     Of a node with many lanes, some are counted and stand for those that follow them;
     lane 0, the leader, stands for itself.
     """
+    params = dict(given)
+    entry = REGISTRY[collective][name]
+    if (inplace and not entry.in_place) or entry.refusal(topology, params) is not None:
+        return None
     busiest = max(topology.nodes, key=len)
     others = len(busiest) - 1
     sample = sorted({1 + i * others // SAMPLE for i in range(SAMPLE)}) if others else []
     weights = [b - a for a, b in pairwise([*sample, others + 1])]
-    counted = []
-    for name, given in CANDIDATES[collective]:
-        entry = REGISTRY[collective][name]
-        if (entry.in_place or not inplace) and entry.refusal(topology, given) is None:
-            counts = []
-            for lane, weight in [(0, 1), *zip(sample, weights, strict=True)]:
-                schedule = entry.schedule(topology, busiest[lane], given, inplace=inplace)
-                counts += [count_rank(schedule, topology)] * weight
-            counted.append((name, given, counts))
-    return counted
+    counts: list[RankCounts] = []
+    for lane, weight in [(0, 1), *zip(sample, weights, strict=True)]:
+        counts += [count_rank(entry.schedule(topology, busiest[lane], params, inplace=inplace), topology)] * weight
+    return counts
 
 
 def rank_by_model(
-    collective: str, topology: Topology, block: int, *, inplace: bool = False, links: Links = DEFAULT_LINKS
+    collective: str,
+    topology: Topology,
+    block: int,
+    *,
+    inplace: bool = False,
+    links: Links = DEFAULT_LINKS,
+    variants: Iterable[tuple[str, Params]] | None = None,
+    most_shared: int = MOST_SHARED,
 ) -> list[Candidate]:
-    """The candidates for blocks of ``block`` bytes, fastest first by the cost model.
+    """The ``variants`` (default: `CANDIDATES`) for blocks of ``block`` bytes, fastest first by the cost model.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
-    ranked = [
-        Candidate(name, params, predict(counts, block, links))
-        for name, params, counts in _counted(collective, topology, inplace)
-        if counts[0].shared * block <= MOST_SHARED
-    ]
+    ranked = []
+    for name, params in CANDIDATES[collective] if variants is None else variants:
+        counts = _counted(collective, topology, inplace, name, tuple(params.items()))
+        if counts and counts[0].shared * block <= most_shared:
+            ranked.append(Candidate(name, params, predict(counts, block, links)))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 
 
-def choose(collective: str, topology: Topology, block: int, *, inplace: bool = False) -> Candidate:
-    """What ``algorithm="auto"`` runs."""
+@dataclass(frozen=True)
+class Decision:
+    """What is run and why; ``ranking`` is what was compared, fastest first, in seconds."""
+
+    variant: Variant
+    reason: str
+    ranking: tuple[Candidate, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def _decide(
+    collective: str, topology: Topology, block: int, inplace: bool, table: Table, mpi: str, memory: str
+) -> Decision:
     if topology.size == 1 or not CANDIDATES.get(collective):
-        return Candidate(NATIVE, {}, 0.0)
-    ranked = rank_by_model(collective, topology, block, inplace=inplace)
-    return ranked[0] if ranked else Candidate(NATIVE, {}, 0.0)
+        return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
+    entry = table.find(collective, mpi, memory, topology)
+    if entry is None:
+        ranked = rank_by_model(collective, topology, block, inplace=inplace)
+        if not ranked:
+            return Decision(Variant(NATIVE), "no algorithm can run here")
+        why = f"the cost model; no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
+        return Decision(Variant(ranked[0].algorithm, ranked[0].params), why, tuple(ranked))
+    if layout_distance(entry, topology) == (0.0, 0.0):
+        return _by_entry(entry, topology, block, inplace, table.source)
+    return _by_neighbour(entry, topology, block, inplace, table.source)
+
+
+def decide(
+    collective: str,
+    topology: Topology,
+    block: int,
+    *,
+    inplace: bool = False,
+    table: Table | None = None,
+    mpi: str = "",
+    memory: str = "host",
+) -> Decision:
+    """What ``algorithm="auto"`` runs for blocks of ``block`` bytes.
+
+    ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Deterministic in
+    its arguments, so all ranks that call it alike choose alike.
+    """
+    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory)
+
+
+_NO_TABLE = Table()
+
+
+def choose(collective: str, topology: Topology, block: int, *, inplace: bool = False) -> Candidate:
+    """The cost model's choice."""
+    decision = decide(collective, topology, block, inplace=inplace)
+    seconds = decision.ranking[0].seconds if decision.ranking else 0.0
+    return Candidate(decision.variant.algorithm, decision.variant.params, seconds)
+
+
+def _able(collective: str, topology: Topology, block: int, inplace: bool, variant: Variant) -> bool:
+    """Whether the variant can run so."""
+    if variant.algorithm == NATIVE:
+        return True
+    entry = get_algorithm(collective, variant.algorithm)
+    return (entry.in_place or not inplace) and entry.refusal(topology, variant.params) is None
+
+
+def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str) -> Decision:
+    """By an entry for this very layout."""
+    figures = [f for f in entry.measured(block) if _able(entry.collective, topology, block, inplace, f.variant)]
+    ranking = tuple(Candidate(f.variant.algorithm, f.variant.params, f.median) for f in figures)
+    variant, why = entry.choice(block), f"{source}: measured for {entry.layout} with {entry.mpi}"
+    if not _able(entry.collective, topology, block, inplace, variant):
+        variant = figures[0].variant if figures else Variant(NATIVE)
+        why += "; the choice cannot work in place, this is the next fastest"
+    return Decision(variant, why, ranking)
+
+
+def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, source: str) -> Decision:
+    """By an entry for another layout: the model's times here, times measured over modelled there.
+
+    native, of which the model knows nothing, is taken to change as the others do on average.
+    """
+    there = entry_topology(entry)
+    corrected: list[Candidate] = []
+    growth: list[float] = []
+    for figure in entry.measured(block):
+        variant = figure.variant
+        if variant.algorithm == NATIVE:
+            continue
+        own = [(variant.algorithm, variant.params)]
+        known = rank_by_model(entry.collective, there, figure.size, links=entry.links, variants=own)
+        here = rank_by_model(entry.collective, topology, block, inplace=inplace, links=entry.links, variants=own)
+        if known and here and known[0].seconds > 0:
+            factor = here[0].seconds / known[0].seconds
+            growth.append(factor)
+            corrected.append(here[0]._replace(seconds=figure.median * factor))
+    natives = [figure.median for figure in entry.measured(block) if figure.variant.algorithm == NATIVE]
+    if natives:
+        corrected.append(Candidate(NATIVE, {}, natives[0] * (median(growth) if growth else 1.0)))
+    corrected.sort(key=lambda candidate: candidate.seconds)
+    why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
+    if not corrected:
+        return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
+    return Decision(Variant(corrected[0].algorithm, corrected[0].params), why, tuple(corrected))
+
+
+def entry_topology(entry: Entry) -> Topology:
+    """A layout of the entry's kind."""
+    return parse_layout(entry.layout.replace(":irregular", ":random"))

@@ -547,4 +547,4 @@ def describe(op: Op) -> str:
                 " (start before)" if op.previous else ""
             )
         case Join():
-            return f"complete {', '.join(map(str, op.deps))}"
+            return f"complete {', '.join(map(str, op.deps))}" if op.deps else "end of a round"

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hiercoll.algorithms import get_algorithm
 from hiercoll.cli.common import COLLECTIVES, SizesType, Together, main, parse_algorithm, world
-from hiercoll.tuner import NATIVE
+from hiercoll.tables import NATIVE
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from hiercoll.cost import count_rank
 from hiercoll.proving import ALL_LAYOUTS, Case, Outcome, cases, decide_all, every_algorithm, generate
 from hiercoll.schedule import Join, Schedule
 from hiercoll.simulate import Event, count_rounds, simulate
+from hiercoll.tables import NATIVE
 from hiercoll.timeline import matrix_text, to_svg, to_trace
 from hiercoll.topology import LAYOUT_HELP, Topology, parse_layout
-from hiercoll.tuner import NATIVE
 from hiercoll.units import format_size, format_time
 from hiercoll.verify import describe
 

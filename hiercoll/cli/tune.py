@@ -1,0 +1,337 @@
+"""Commands about tuning tables: tune, table, explain."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+
+from hiercoll.cli.common import COLLECTIVES, SizesType, SizeType, Together, layout_option, main, world
+from hiercoll.errors import ArgumentError, TableError
+from hiercoll.tables import Entry, Table, Variant, default_path, dump, figure_record, load
+from hiercoll.topology import parse_layout
+from hiercoll.tuner import decide
+from hiercoll.tuning import Search, SizeResult, choices, result_of
+from hiercoll.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIZES = {"alltoall": "8:64K,24,192,1536,12K", "allgather": "8:256K,24,192,1536,12K,96K"}
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, as in 90s, 10m, 1.5h or 90."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value.strip())
+        if not match or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a time such as 90s, 10m or 1.5h", param, ctx)
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+@main.command()
+@click.argument("collective", type=click.Choice([*COLLECTIVES, "all"]), default="all")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("table.json"),
+    show_default=True,
+    help="The table; entries for other settings in it are kept.",
+)
+@click.option("--budget", "-b", type=_Duration(), default="10m", show_default=True, help="Time to spend, about.")
+@click.option(
+    "--sizes",
+    "-s",
+    type=SizesType(),
+    help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or "
+    f"FROM:TO[:FACTOR]. Default: {SIZES['alltoall']}, and up to 256K for allgather.",
+)
+@click.option("--fresh", is_flag=True, help="Do not go on from what an interrupted run has left.")
+def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, fresh: bool) -> None:
+    """Measure what is fastest here and write a table; under mpiexec or srun.
+
+    Slow candidates drop out early, and sizes between two winners are tried until the
+    crossover is found. An interrupted run goes on from OUTPUT.part.
+    """
+    comm = world()
+    with Together(comm):
+        _tune(comm, COLLECTIVES if collective == "all" else (collective,), output, budget, sizes, fresh)
+
+
+def _tune(
+    comm: MPI.Intracomm, names: tuple[str, ...], output: Path, budget: float, sizes: list[int] | None, fresh: bool
+) -> None:
+    from hiercoll import bench as b
+
+    runner = b.Bench(comm)
+    about = b.provenance(comm, runner.topology)
+    notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
+    kept = _on_root(comm, lambda: load(output) if output.exists() else Table())
+    links = runner.links()
+    begin = runner.clock()
+    entries = []
+    console = Console(stderr=True, quiet=comm.rank > 0)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for number, name in enumerate(names):
+            wanted = sizes or SizesType().convert(SIZES[name], None, None)
+            task = progress.add_task(f"tuning {name}", total=len(set(wanted)), found="")
+
+            def report(result: SizeResult, name: str = name, task: Any = task) -> None:
+                if notes is not None:
+                    notes.add(name, result)
+                found = f"{format_size(result.size)}: {result.winner.spelled(name)}, {result.gain:.2f}x native"
+                progress.update(task, advance=1, found=found)
+
+            done = comm.bcast(notes.done(name) if notes is not None else None)
+            rest = budget - (runner.clock() - begin)
+            search = Search(
+                name, runner.topology, runner.open, runner.clock, rest / (len(names) - number), links, report, done
+            )
+            results = search.run(wanted)
+            entries.append(_entry(name, results, about, runner.topology, links))
+    if comm.rank == 0:
+        table = kept.merged(Table(tuple(entries)))
+        output.write_text(dump(table), encoding="utf-8")
+        assert notes is not None
+        notes.remove()
+        _print_summary(entries)
+        click.echo(f"{output}: {len(table.entries)} entries")
+
+
+def _on_root(comm: MPI.Intracomm, read: Any) -> Table:
+    """What rank 0 reads; its TableError on every rank."""
+    found: Any = None
+    if comm.rank == 0:
+        try:
+            found = read()
+        except TableError as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, TableError):
+        raise found
+    assert isinstance(found, Table)
+    return found
+
+
+def _entry(collective: str, results: list[SizeResult], about: dict[str, Any], topology: Any, links: Any) -> Entry:
+    return Entry(
+        collective=collective,
+        mpi=about["mpi"],
+        memory=about["memory"],
+        nodes=topology.node_sizes,
+        placement=topology.placement,
+        choices=choices(results),
+        figures=tuple(figure for result in results for figure in result.figures),
+        about=about,
+        links=links,
+    )
+
+
+class _Notes:
+    """What has been measured so far, a line per size, so that an interrupted run can go on."""
+
+    def __init__(self, path: Path, about: dict[str, Any], fresh: bool) -> None:
+        self._path = path
+        self._setting = {name: about[name] for name in ("mpi", "layout", "memory", "hiercoll", "ranks")}
+        if fresh or self._read_setting() != self._setting:
+            path.write_text(json.dumps(self._setting) + "\n", encoding="utf-8")
+
+    def _read_setting(self) -> Any:
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                return json.loads(file.readline())
+        except (OSError, ValueError):
+            return None
+
+    def add(self, collective: str, result: SizeResult) -> None:
+        """Note a size."""
+        figures = [figure_record(figure) for figure in result.figures]
+        line = {
+            "collective": collective,
+            "size": result.size,
+            "winner": asdict(result.winner),
+            "figures": figures,
+            "gain": result.gain,
+            "sure": result.sure,
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def done(self, collective: str) -> dict[int, SizeResult]:
+        """The sizes noted; a line that was cut off is left out."""
+        found = {}
+        for line in self._path.read_text(encoding="utf-8").splitlines()[1:]:
+            try:
+                data = json.loads(line)
+                if data["collective"] == collective:
+                    found[data["size"]] = result_of(data)
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def remove(self) -> None:
+        """The table is written."""
+        self._path.unlink(missing_ok=True)
+
+
+def _print_summary(entries: Iterable[Entry]) -> None:
+    """Tables in words: per entry, the choices and what they gain at the sizes measured."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for entry in entries:
+        date = f"; {entry.about['date']}" if "date" in entry.about else ""
+        grid = Grid(
+            title=f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory{date}",
+            title_justify="left",
+        )
+        for column, justify in (
+            ("from", "right"),
+            ("algorithm", "left"),
+            ("measured at", "right"),
+            ("time", "right"),
+            ("middle half", "right"),
+            ("native", "right"),
+            ("gain", "right"),
+        ):
+            grid.add_column(column, justify=justify)  # type: ignore[arg-type]
+        for number, choice in enumerate(entry.choices):
+            end = entry.choices[number + 1].start if number + 1 < len(entry.choices) else None
+            rows = _rows(entry, choice.start, end, choice.variant)
+            first = [format_size(choice.start), choice.variant.spelled(entry.collective)]
+            for row in rows or [["", "", "", "", ""]]:
+                grid.add_row(*first, *row)
+                first = ["", ""]
+        console.print(grid)
+
+
+def _rows(entry: Entry, start: int, end: int | None, variant: Variant) -> list[list[str]]:
+    """What was measured of a choice in its range."""
+    rows = []
+    for size in sorted({f.size for f in entry.figures if start <= f.size and (end is None or f.size < end)}):
+        here = {f.variant.key: f for f in entry.figures if f.size == size}
+        own, native = here.get(variant.key), here.get(("native",))
+        if own is None:
+            continue
+        gain = f"{native.median / own.median:.2f}x" if native and own is not native else ""
+        spread = f"{format_time(own.q1)} to {format_time(own.q3)}"
+        rows.append(
+            [format_size(size), format_time(own.median), spread, format_time(native.median) if native else "", gain]
+        )
+    return rows
+
+
+@main.group()
+def table() -> None:
+    """Look at tuning tables, check, merge and compare them."""
+
+
+TABLE_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@table.command("show")
+@click.argument("file", type=TABLE_FILE)
+def table_show(file: Path) -> None:
+    """What a table chooses, and what was measured."""
+    _print_summary(load(file).entries)
+
+
+@table.command("check")
+@click.argument("files", type=TABLE_FILE, nargs=-1, required=True)
+def table_check(files: tuple[Path, ...]) -> None:
+    """Say whether tables can be used; exit with 1 if one cannot."""
+    wrong = 0
+    for file in files:
+        try:
+            entries = load(file).entries
+            click.echo(f"{file}: good, {len(entries)} entries")
+        except TableError as error:
+            wrong += 1
+            click.echo(str(error), err=True)
+    if wrong:
+        raise SystemExit(1)
+
+
+@table.command("merge")
+@click.argument("files", type=TABLE_FILE, nargs=-1, required=True)
+@click.option("--output", "-o", type=TABLE_FILE, required=True, help="The table to write.")
+def table_merge(files: tuple[Path, ...], output: Path) -> None:
+    """One table with the entries of all; of two for the same setting, the later one."""
+    merged = Table()
+    for file in files:
+        merged = merged.merged(load(file))
+    output.write_text(dump(merged), encoding="utf-8")
+    click.echo(f"{output}: {len(merged.entries)} entries")
+
+
+@table.command("diff")
+@click.argument("one", type=TABLE_FILE)
+@click.argument("other", type=TABLE_FILE)
+def table_diff(one: Path, other: Path) -> None:
+    """Where two tables choose differently; exit with 1 if they do."""
+    left, right = ({entry.setting: entry for entry in load(file).entries} for file in (one, other))
+    differences = 0
+    for setting in dict.fromkeys([*left, *right]):
+        a, b = left.get(setting), right.get(setting)
+        entry = a or b
+        assert entry is not None
+        name = f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory"
+        if a is None or b is None:
+            differences += 1
+            click.echo(f"{name}: only in {one if b is None else other}")
+            continue
+        starts = sorted({choice.start for choice in (*a.choices, *b.choices)})
+        for start in starts:
+            mine, theirs = a.choice(start), b.choice(start)
+            if mine.key != theirs.key:
+                differences += 1
+                click.echo(
+                    f"{name}: from {format_size(start)}: {mine.spelled(a.collective)} | {theirs.spelled(a.collective)}"
+                )
+    if differences:
+        raise SystemExit(1)
+
+
+@main.command()
+@click.argument("collective", type=click.Choice(COLLECTIVES))
+@click.option("--size", "-s", type=SizeType(), required=True, help="Bytes per block.")
+@layout_option("2x4")
+@click.option("--table", "table_file", type=TABLE_FILE, help="Default: $HIERCOLL_TABLE, or the user's own table.")
+@click.option(
+    "--mpi", default="", help='The MPI library, as tables name it ("MPICH 5.0.2"). Default: any in the table.'
+)
+@click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
+def explain(collective: str, size: int, layout: str, table_file: Path | None, mpi: str, inplace: bool) -> None:
+    """What "auto" chooses for a size and layout, why, and the runners-up."""
+    import os
+
+    path = table_file or os.environ.get("HIERCOLL_TABLE") or (default_path() if default_path().exists() else None)
+    found = load(path) if path else Table()
+    topology = parse_layout(layout)
+    if not mpi:
+        names = sorted({entry.mpi for entry in found.entries})
+        mpi = names[0] if len(names) == 1 else ""
+        if len(names) > 1:
+            raise ArgumentError("--mpi", f"one of {', '.join(names)}", "nothing")
+    decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi)
+    click.echo(f"{collective} of {format_size(size)} on {topology}: {decision.variant.spelled(collective)}")
+    click.echo(f"by {decision.reason}")
+    best = decision.ranking[0].seconds if decision.ranking else 0.0
+    for candidate in decision.ranking[:6]:
+        variant = Variant(candidate.algorithm, candidate.params)
+        ratio = f"{candidate.seconds / best:.2f}" if best else ""
+        click.echo(f"  {format_time(candidate.seconds):>10}  {ratio:>5}  {variant.spelled(collective)}")

@@ -1,0 +1,347 @@
+"""Tuning tables: which algorithm to run, by MPI library, collective, memory, layout and size.
+
+A table is a JSON file (format "hiercoll table", version 1) with an entry per collective and
+setting. An entry says from which block size on which algorithm is chosen, and keeps what was
+measured to find that out, so that tables can be checked, compared and used for layouts near
+the one that they were made on. Sizes are bytes per block, times seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from math import inf, isfinite, log2
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.cost import DEFAULT_LINKS, Link, Links
+from hiercoll.errors import ArgumentError, TableError
+from hiercoll.topology import Topology
+
+FORMAT, VERSION = "hiercoll table", 1
+NATIVE = "native"
+PLACEMENTS = ("block", "cyclic", "irregular")
+MEMORIES = ("host", "cuda")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An algorithm with all its parameters, or ``native``."""
+
+    algorithm: str
+    params: Params = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What identifies it."""
+        return (self.algorithm, *sorted(self.params.items()))
+
+    def spelled(self, collective: str) -> str:
+        """The name with those parameters that differ from the defaults."""
+        entry = REGISTRY.get(collective, {}).get(self.algorithm)
+        return entry.spelled(self.params) if entry else self.algorithm
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``variant`` is chosen for blocks from ``start`` bytes on, up to the next choice."""
+
+    start: int
+    variant: Variant
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured of a variant: median and quartiles of ``samples`` times."""
+
+    size: int
+    variant: Variant
+    median: float
+    q1: float
+    q3: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The choices for one collective in one setting.
+
+    ``nodes`` are the numbers of ranks of the nodes, ``placement`` is `Topology.placement`,
+    ``mpi`` the library's name and version, ``about`` where and when it was measured,
+    ``links`` the parameters of the cost model as measured there.
+    """
+
+    collective: str
+    mpi: str
+    memory: str
+    nodes: tuple[int, ...]
+    placement: str
+    choices: tuple[Choice, ...]
+    figures: tuple[Figure, ...] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+    links: Links = DEFAULT_LINKS
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """What it is for; two entries for the same replace each other."""
+        return (self.collective, self.mpi, self.memory, self.nodes, self.placement)
+
+    @property
+    def layout(self) -> str:
+        """The layout in words."""
+        even = len(set(self.nodes)) == 1
+        text = f"{len(self.nodes)}x{self.nodes[0]}" if even else "+".join(map(str, self.nodes))
+        return text if self.placement == "block" else f"{text}:{self.placement}"
+
+    def choice(self, size: int) -> Variant:
+        """What is chosen for blocks of ``size`` bytes."""
+        at = bisect_right([choice.start for choice in self.choices], size) - 1
+        return self.choices[max(at, 0)].variant
+
+    def measured(self, size: int) -> list[Figure]:
+        """The figures of the size nearest to ``size``, fastest first."""
+        if not self.figures:
+            return []
+        near = min({figure.size for figure in self.figures}, key=lambda known: (_distance(known, size), known))
+        return sorted((figure for figure in self.figures if figure.size == near), key=lambda figure: figure.median)
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: one is read once and asked often
+class Table:
+    """Entries, each for another setting; ``source`` says where they come from."""
+
+    entries: tuple[Entry, ...] = ()
+    source: str = ""
+
+    def find(self, collective: str, mpi: str, memory: str, topology: Topology) -> Entry | None:
+        """The most specific entry: of this MPI library (the same version if there is one),
+        with this layout, or else the nearest; None without any for collective, library and memory."""
+        vendor = mpi.split(" ")[0]
+
+        def distance(entry: Entry) -> tuple[float, ...]:
+            return (*layout_distance(entry, topology), entry.mpi != mpi)
+
+        suited = [
+            entry
+            for entry in self.entries
+            if (entry.collective, entry.memory) == (collective, memory) and entry.mpi.split(" ")[0] == vendor
+        ]
+        return min(suited, key=distance, default=None)
+
+    def merged(self, other: Table) -> Table:
+        """Both tables' entries; where both have one for a setting, the later date's, else ``other``'s."""
+        entries = {entry.setting: entry for entry in self.entries}
+        for entry in other.entries:
+            mine = entries.get(entry.setting)
+            if mine is None or str(entry.about.get("date", "")) >= str(mine.about.get("date", "")):
+                entries[entry.setting] = entry
+        return Table(tuple(entries.values()), self.source)
+
+
+def layout_distance(entry: Entry, topology: Topology) -> tuple[float, float]:
+    """How far a layout is from an entry's: (0, 0) if it is the same, up to the order of nodes.
+
+    First in ranks per node, nodes and evenness (in powers of two), then in placement.
+    """
+    sizes, others = topology.node_sizes, entry.nodes
+    if sorted(sizes) == sorted(others):
+        shape = 0.0
+    else:
+        shape = _distance(max(sizes), max(others)) + _distance(len(sizes), len(others))
+        shape += 0.5 * (topology.is_even != (len(set(others)) == 1)) + 0.01
+    return shape, float(entry.placement != topology.placement)
+
+
+def _distance(a: int, b: int) -> float:
+    return abs(log2(max(a, 1)) - log2(max(b, 1)))
+
+
+# ---- files
+
+
+def default_path() -> Path:
+    """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "hiercoll" / "table.json"
+
+
+def load(path: str | Path) -> Table:
+    """The table in a file. Raises TableError, which names the file and the field."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise TableError(path, "file", "a readable table", str(reason)) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str = "table") -> Table:
+    """The table that a JSON text holds. Raises TableError."""
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise TableError(source, "file", "JSON", str(error)) from None
+    reader = _Reader(source)
+    top = reader.mapping(data, "")
+    if top.get("format") != FORMAT:
+        raise TableError(source, "format", repr(FORMAT), repr(top.get("format")))
+    if top.get("version") != VERSION:
+        raise TableError(source, "version", f"{VERSION} (written by this hiercoll)", repr(top.get("version")))
+    entries = [_entry(reader, each, at) for at, each in reader.items(top, "entries", "")]
+    settings = [entry.setting for entry in entries]
+    for number, setting in enumerate(settings):
+        if setting in settings[:number]:
+            raise TableError(source, f"entries[{number}]", "one entry for each setting", "a second one")
+    return Table(tuple(entries), source)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+Read: TypeAlias = Callable[[Any], bool]
+
+
+class _Reader:
+    """Takes values out of parsed JSON, with errors that name file and field."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def wrong(self, where: str, expected: str, got: object) -> TableError:
+        text = repr(got)
+        return TableError(self._source, where or "file", expected, text if len(text) < 80 else text[:77] + "..")
+
+    def mapping(self, value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.wrong(where, "an object", value)
+        return value
+
+    def get(self, data: dict[str, Any], name: str, at: str, expected: str, holds: Read) -> Any:
+        where = f"{at}.{name}" if at else name
+        if name not in data:
+            raise self.wrong(where, expected, "nothing")
+        if not holds(data[name]):
+            raise self.wrong(where, expected, data[name])
+        return data[name]
+
+    def text(self, data: dict[str, Any], name: str, at: str) -> str:
+        return str(self.get(data, name, at, "a text", lambda value: isinstance(value, str) and bool(value)))
+
+    def one_of(self, data: dict[str, Any], name: str, at: str, choices: Iterable[str]) -> str:
+        expected = f"one of {', '.join(choices)}"
+        return str(self.get(data, name, at, expected, lambda value: isinstance(value, str) and value in choices))
+
+    def whole(self, data: dict[str, Any], name: str, at: str, least: int) -> int:
+        return int(self.get(data, name, at, f"a whole number, at least {least}", lambda value: _whole(value, least)))
+
+    def seconds(self, data: dict[str, Any], name: str, at: str) -> float:
+        return float(self.get(data, name, at, "a number of seconds, at least 0", _seconds))
+
+    def items(self, data: dict[str, Any], name: str, at: str) -> list[tuple[str, Any]]:
+        values = self.get(data, name, at, "a list", lambda value: isinstance(value, list))
+        where = f"{at}.{name}" if at else name
+        return [(f"{where}[{number}]", value) for number, value in enumerate(values)]
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 62
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf and isfinite(value)
+
+
+def _entry(reader: _Reader, value: Any, at: str) -> Entry:
+    data = reader.mapping(value, at)
+    collective = reader.one_of(data, "collective", at, ("alltoall", "allgather"))
+    nodes = [(where, size) for where, size in reader.items(data, "nodes", at)]
+    for where, size in nodes:
+        if not _whole(size, 1):
+            raise reader.wrong(where, "a number of ranks, at least 1", size)
+    if not nodes:
+        raise reader.wrong(f"{at}.nodes", "at least one node", [])
+    choices = [_choice(reader, each, where, collective) for where, each in reader.items(data, "choices", at)]
+    starts = [choice.start for choice in choices]
+    if not starts or starts != sorted(set(starts)):
+        raise reader.wrong(f"{at}.choices", "at least one, with growing 'from'", starts)
+    links = DEFAULT_LINKS
+    if "links" in data:
+        where, pairs = f"{at}.links", reader.mapping(data["links"], f"{at}.links")
+        links = replace(links, node=_link(reader, pairs, "node", where), network=_link(reader, pairs, "network", where))
+    return Entry(
+        collective=collective,
+        mpi=reader.text(data, "mpi", at),
+        memory=reader.one_of(data, "memory", at, MEMORIES),
+        nodes=tuple(size for _, size in nodes),
+        placement=reader.one_of(data, "placement", at, PLACEMENTS),
+        choices=tuple(choices),
+        figures=tuple(_figure(reader, each, where, collective) for where, each in reader.items(data, "figures", at)),
+        about=reader.mapping(data.get("about", {}), f"{at}.about"),
+        links=links,
+    )
+
+
+def _link(reader: _Reader, data: dict[str, Any], name: str, at: str) -> Link:
+    link = reader.mapping(reader.get(data, name, at, "an object", lambda value: True), f"{at}.{name}")
+    return Link(reader.seconds(link, "alpha", f"{at}.{name}"), reader.seconds(link, "beta", f"{at}.{name}"))
+
+
+def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) -> Variant:
+    name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[collective]))
+    given = reader.mapping(data.get("params", {}), f"{at}.params")
+    if name == NATIVE:
+        if given:
+            raise reader.wrong(f"{at}.params", "none for native", given)
+        return Variant(NATIVE)
+    try:
+        return Variant(name, get_algorithm(collective, name).resolve(given))
+    except ArgumentError as error:
+        raise reader.wrong(f"{at}.params", f"{error.argument}: {error.expected}", given) from None
+
+
+def _choice(reader: _Reader, value: Any, at: str, collective: str) -> Choice:
+    data = reader.mapping(value, at)
+    return Choice(reader.whole(data, "from", at, 0), _variant(reader, data, at, collective))
+
+
+def _figure(reader: _Reader, value: Any, at: str, collective: str) -> Figure:
+    data = reader.mapping(value, at)
+    median, q1, q3 = (reader.seconds(data, name, at) for name in ("median", "q1", "q3"))
+    size, samples = reader.whole(data, "size", at, 1), reader.whole(data, "samples", at, 1)
+    return Figure(size, _variant(reader, data, at, collective), median, q1, q3, samples)
+
+
+def dump(table: Table) -> str:
+    """The table as JSON text, an entry's lists with one item on a line."""
+
+    def lines(items: Iterable[dict[str, Any]]) -> str:
+        return "[\n      " + ",\n      ".join(json.dumps(item) for item in items) + "\n    ]" if items else "[]"
+
+    entries = []
+    for entry in table.entries:
+        data: dict[str, str] = {
+            "collective": json.dumps(entry.collective),
+            "mpi": json.dumps(entry.mpi),
+            "memory": json.dumps(entry.memory),
+            "nodes": json.dumps(entry.nodes),
+            "placement": json.dumps(entry.placement),
+            "about": json.dumps(entry.about),
+            "links": json.dumps({"node": asdict(entry.links.node), "network": asdict(entry.links.network)}),
+            "choices": lines([{"from": choice.start, **asdict(choice.variant)} for choice in entry.choices]),
+            "figures": lines([figure_record(figure) for figure in entry.figures]),
+        }
+        entries.append("  {\n" + ",\n".join(f'    "{name}": {text}' for name, text in data.items()) + "\n  }")
+    body = ",\n".join(entries)
+    return f'{{\n"format": "{FORMAT}",\n"version": {VERSION},\n"entries": [\n{body}\n]\n}}\n'
+
+
+def figure_record(figure: Figure) -> dict[str, Any]:
+    """A figure as JSON data."""
+    variant = asdict(figure.variant)
+    rest = {"median": figure.median, "q1": figure.q1, "q3": figure.q3, "samples": figure.samples}
+    return {"size": figure.size, **variant, **rest}

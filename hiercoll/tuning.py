@@ -1,0 +1,272 @@
+"""Finding out what is fastest: the search behind ``hiercoll tune``.
+
+Per size, the cost model sets aside what is hopeless, and the rest takes part in successive
+halving (Jamieson, Talwalkar 2016): all are measured a little, the slow ones drop out, the
+others are measured more. ``native`` stays to the end, and is replaced only by what is faster
+beyond the noise. Between neighbouring sizes with different winners, sizes in between follow.
+Measuring is handed in as a callable; every decision is made from values that all ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import comb, isqrt, sqrt
+from statistics import median, quantiles
+from typing import Any, Protocol, TypeAlias
+
+from hiercoll.algorithms import REGISTRY, Params
+from hiercoll.cost import DEFAULT_LINKS, Links
+from hiercoll.tables import NATIVE, Choice, Figure, Variant
+from hiercoll.topology import Topology
+from hiercoll.tuner import CANDIDATES, rank_by_model
+
+HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
+MOST = 20  # variants measured per size
+MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
+ROUNDS = ((1, 1.6, 12), (2, 1.25, 6), (4, 1.1, 4))  # samples, slower than the best by which drops out, most that stay
+FEWEST, FINAL = 5, 21  # samples of those that are left, at least and (time permitting) at most
+CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
+NATIVE_VARIANT = Variant(NATIVE)
+
+
+class Contest(Protocol):
+    """Measurements at one size."""
+
+    def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
+        """Seconds of the variants with these numbers, ``samples`` of each, taking turns."""
+
+    def close(self) -> None:
+        """No more measurements."""
+
+
+Open: TypeAlias = "Callable[[str, int, Sequence[Variant]], Contest]"
+
+
+def variants(collective: str, topology: Topology) -> list[Variant]:
+    """Everything that may be worth measuring: each algorithm with the values of each parameter
+    that are proved and tuned, combinations that mean something, and what "auto" considers."""
+    found: dict[tuple[object, ...], Variant] = {}
+    more: list[tuple[str, Params]] = [(name, dict(params)) for name, params in CANDIDATES[collective]]
+    if collective == "alltoall":
+        more += [("bruck", {"radix": radix}) for radix in (3, 4, 8, isqrt(topology.size)) if radix > 1]
+        for form in ("lane", "share", "leader"):
+            for flows in (0, 1, 4):
+                more.append(("grouped", {"form": form, "flows": flows}))
+                more.append(("grouped", {"form": form, "flows": flows, "memory": "shared"}))
+            more.append(("grouped", {"form": form, "inner": "overlap"}))
+            more.append(("grouped", {"form": form, "inner": "overlap", "outer": "pairwise"}))
+        more += [("grouped", {"form": "leader", "leaders": 2, "memory": "shared"})]
+        more += [(name, {"window": window}) for name in ("scatter_destination", "eager") for window in (2, 4, 8, 16)]
+    else:
+        for form in ("lane", "share", "leader"):
+            more += [("shared", {"form": form, "flows": flows}) for flows in (0, 1, 4)]
+        more += [("shared", {"form": "leader", "leaders": 2})]
+        for outer in ("direct", "ring", "recursive_doubling"):
+            more += [("node_aware", {"outer": outer, "inner": inner}) for inner in ("direct", "pairwise", "overlap")]
+        more += [("ring", {"segments": segments}) for segments in (2, 4)]
+    for name, entry in REGISTRY[collective].items():
+        more += [(name, params) for params in entry.variants()]
+    for name, params in more:
+        entry = REGISTRY[collective][name]
+        if entry.refusal(topology, params) is None:
+            variant = Variant(name, entry.resolve(params))
+            found.setdefault(variant.key, variant)
+    return list(found.values())
+
+
+@dataclass
+class Search:
+    """The search for one collective on one communicator.
+
+    ``open`` begins measurements at a size, ``clock`` gives seconds, the same on all ranks.
+    ``report`` is told each size as it is done; ``budget`` is in seconds from ``begin``.
+    """
+
+    collective: str
+    topology: Topology
+    open: Open
+    clock: Callable[[], float]
+    budget: float
+    links: Links = DEFAULT_LINKS
+    report: Callable[[SizeResult], None] = lambda result: None
+    done: dict[int, SizeResult] = field(default_factory=dict)
+
+    def run(self, sizes: Sequence[int]) -> list[SizeResult]:
+        """Results by size: of ``sizes``, as far as the budget goes, and of sizes between them.
+
+        Of a budget that does not suffice for all, every size gets its share.
+        """
+        begin = self.clock()
+        left = [size for size in sorted(set(sizes)) if size not in self.done]
+        weights = {size: 0.5 + 60 * self._predicted(size) for size in left}
+        share = 0.8  # of the budget is for the sizes that were asked for
+        while left:
+            size = left.pop(0)
+            rest = self.budget * share - (self.clock() - begin)
+            total = weights[size] + sum(weights[other] for other in left)
+            self._contest(size, max(0.0, rest * weights[size] / total), self._seeds(size))
+        for size in self._between():
+            rest = self.budget - (self.clock() - begin)
+            if rest <= 0:
+                break
+            self._contest(size, min(rest, 3 * weights.get(size, 1.0)), self._seeds(size), only_seeds=True)
+        return [self.done[size] for size in sorted(self.done)]
+
+    def _predicted(self, size: int) -> float:
+        ranked = rank_by_model(self.collective, self.topology, size, links=self.links)
+        return ranked[0].seconds if ranked else 0.0
+
+    def _between(self) -> Iterator[int]:
+        """Sizes in the middle of neighbours with different winners, while there are any; widest gap first."""
+        while True:
+            known = sorted(self.done)
+            gaps = [
+                (b / a, a, b)
+                for a, b in pairwise(known)
+                if b / a > CLOSE and self.done[a].winner.key != self.done[b].winner.key
+            ]
+            middles = [(ratio, round(sqrt(a * b))) for ratio, a, b in gaps if a < round(sqrt(a * b)) < b]
+            if not middles:
+                return
+            yield max(middles)[1]
+
+    def _seeds(self, size: int) -> list[Variant]:
+        """The best three of each of the neighbouring sizes that are known."""
+        below = [self.done[max(known)]] if (known := [s for s in self.done if s < size]) else []
+        above = [self.done[min(known)]] if (known := [s for s in self.done if s > size]) else []
+        return [figure.variant for result in below + above for figure in result.figures[:3]]
+
+    def _field(self, size: int, seeds: Iterable[Variant], only_seeds: bool) -> list[Variant]:
+        """native, the seeds, and what the model does not find hopeless, the most promising first."""
+        everyone = [] if only_seeds else [(v.algorithm, v.params) for v in variants(self.collective, self.topology)]
+        ranked = rank_by_model(
+            self.collective, self.topology, size, links=self.links, variants=everyone, most_shared=MOST_SHARED
+        )
+        promising = [
+            Variant(each.algorithm, each.params) for each in ranked if each.seconds <= HOPELESS * ranked[0].seconds
+        ]
+        chosen = {variant.key: variant for variant in [NATIVE_VARIANT, *seeds, *_spread(promising, MOST)]}
+        return list(chosen.values())
+
+    def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
+        """Measure at one size for about ``seconds``."""
+        begin = self.clock()
+        field = self._field(size, seeds, only_seeds)
+        contest = self.open(self.collective, size, field)
+        samples: list[list[float]] = [[] for _ in field]
+        paired: list[list[float]] = [[] for _ in field]  # native's time in the same turn over that of the variant
+
+        def measure(which: list[int], count: int) -> None:
+            times = contest.times(which, count)
+            for position, index in enumerate(which):
+                samples[index] += times[position]
+                if which[0] == 0:
+                    paired[index] += [own / other for own, other in zip(times[0], times[position], strict=True)]
+
+        alive: list[int] = []
+        for first in range(0, len(field), 4):  # a first look, a few at a time
+            if first and self.clock() - begin > 0.4 * seconds:
+                break
+            group = list(range(first, min(first + 4, len(field))))
+            measure(group, 1)
+            alive += group
+        for count, slower, most in ROUNDS:
+            alive = _survivors(alive, samples, slower, most)
+            if self.clock() - begin > seconds:
+                break
+            measure(alive, count)
+        alive = _survivors(alive, samples, 1.06, 4)
+        while len(paired[0]) < FEWEST or (len(paired[0]) < FINAL and self.clock() - begin < seconds):
+            measure(alive, 2)
+        contest.close()
+        self.done[size] = _result(size, [(field[i], samples[i], paired[i]) for i in range(len(field)) if samples[i]])
+        self.report(self.done[size])
+
+
+def _spread(ranked: list[Variant], most: int) -> list[Variant]:
+    """At most ``most``: the best of each algorithm and form first, then the best of the rest."""
+    families: dict[tuple[object, ...], Variant] = {}
+    for variant in ranked:
+        family = (variant.algorithm, variant.params.get("form"), variant.params.get("memory"))
+        families.setdefault(family, variant)
+    first = list(families.values())
+    rest = [variant for variant in ranked if variant not in first]
+    return [*first, *rest][:most]
+
+
+def _survivors(alive: list[int], samples: list[list[float]], slower: float, most: int) -> list[int]:
+    """native, and the fastest of ``alive``."""
+    best = min(median(samples[index]) for index in alive)
+    able = [index for index in alive if index and median(samples[index]) <= slower * best]
+    able.sort(key=lambda index: median(samples[index]))
+    return [0, *able[:most]]
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """What was found at a size: the winner, and the figures, the fastest first."""
+
+    size: int
+    winner: Variant
+    figures: tuple[Figure, ...]
+    gain: float  # native's time over the winner's
+    sure: float  # lower end of the 95 % interval of that
+
+
+def result_of(data: dict[str, Any]) -> SizeResult:
+    """A result from JSON data. Raises KeyError, TypeError or ValueError for what is none."""
+    figures = tuple(
+        Figure(f["size"], Variant(f["algorithm"], f["params"]), f["median"], f["q1"], f["q3"], f["samples"])
+        for f in data["figures"]
+    )
+    return SizeResult(data["size"], Variant(**data["winner"]), figures, data["gain"], data["sure"])
+
+
+def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]]) -> SizeResult:
+    """native wins unless the fastest is faster beyond the noise."""
+    figures = []
+    most = max(len(times) for _, times, _ in measured)
+    for variant, times, _ in measured:
+        q1, middle, q3 = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+        figures.append(Figure(size, variant, middle, q1, q3, len(times)))
+    finalists = [
+        (figure.median, number)
+        for number, figure in enumerate(figures)
+        if figure.variant.algorithm != NATIVE and 2 * figure.samples >= most
+    ]
+    winner, gain, sure = NATIVE_VARIANT, 1.0, 1.0
+    if finalists:
+        variant, _, ratios = measured[min(finalists)[1]]
+        low, _ = interval(ratios)
+        if low > 1.0:
+            winner, gain, sure = variant, median(ratios), low
+    figures.sort(key=lambda figure: (2 * figure.samples < most, figure.median))
+    return SizeResult(size, winner, tuple(figures), gain, sure)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % confidence interval of the median of what ``values`` are samples of, without
+    assumptions about its distribution (order statistics; all values if there are few)."""
+    ordered, n = sorted(values), len(values)
+    tail, index = 0.0, 0
+    while index < n // 2:
+        tail += comb(n, index) / 2**n
+        if tail > 0.025:
+            break
+        index += 1
+    index = max(index - 1, 0)
+    return ordered[index], ordered[n - 1 - index]
+
+
+def choices(results: Sequence[SizeResult]) -> tuple[Choice, ...]:
+    """From which size on which winner is chosen: halfway, as a factor, between its first size and the one before."""
+    found: list[Choice] = []
+    before = 0
+    for result in results:
+        if not found or result.winner.key != found[-1].variant.key:
+            start = round(sqrt(before * result.size)) if before else 1
+            found.append(Choice(max(start, before + 1), result.winner))
+        before = result.size
+    return tuple(found)

@@ -1,0 +1,47 @@
+# What every job does: tune, measure, draw. A job script sources this file after it has set
+#   NAME    the job's name; results are in the folder results/NAME
+#   RANKS   the number of ranks that LAUNCH starts
+#   LAUNCH  how to start one MPI step on all nodes of the job (an array: command and options)
+# and a user may set in the environment
+#   BUDGET  time for tuning (10m)
+#   RESULTS another folder for the results
+# Each step's result is either complete or not there: a job that ran out of time, submitted
+# again, goes on where it ended. Remove the folder to start anew.
+
+BUDGET=${BUDGET:-10m}
+RESULTS=${RESULTS:-$PWD/results/$NAME}
+MEMORY=${MEMORY:-host}  # where the buffers are; hiercoll has no GPU buffers yet, so host is the only choice
+
+fail() {
+    echo "$NAME: $*" >&2
+    exit 1
+}
+
+[[ $MEMORY == host ]] || fail "MEMORY=$MEMORY is not supported, only host"
+command -v hiercoll >/dev/null || fail "hiercoll is not on PATH: activate its environment, then submit again"
+mkdir -p "$RESULTS"
+echo "$NAME: $RANKS ranks, started with: ${LAUNCH[*]}"
+echo "$NAME: results in $RESULTS"
+
+# A launcher that does not speak the MPI library's language starts RANKS jobs of one rank
+# each, without an error. So ask.
+"${LAUNCH[@]}" python -c '
+import sys
+from mpi4py import MPI
+want, size = int(sys.argv[1]), MPI.COMM_WORLD.size
+if size != want:
+    sys.exit(f"MPI_COMM_WORLD has {size} ranks, not {want}: try another --mpi (srun --mpi=list)")
+' "$RANKS"
+
+if [[ ! -e $RESULTS/table.json ]]; then
+    "${LAUNCH[@]}" hiercoll tune --budget "$BUDGET" --output "$RESULTS/table.json"
+fi
+hiercoll table show "$RESULTS/table.json" > "$RESULTS/table.txt"
+
+if [[ ! -e $RESULTS/bench.jsonl ]]; then
+    rm -f "$RESULTS/bench.part.jsonl"  # bench appends
+    "${LAUNCH[@]}" hiercoll bench all --table "$RESULTS/table.json" --algorithm auto --json "$RESULTS/bench.part.jsonl"
+    mv "$RESULTS/bench.part.jsonl" "$RESULTS/bench.jsonl"
+fi
+hiercoll plot "$RESULTS/bench.jsonl" --output "$RESULTS/plots"
+echo "$NAME: done"
