@@ -24,16 +24,17 @@ from hiercoll.errors import (
     PlanError,
     ScheduleError,
     TableError,
+    TableWarning,
     ThreadError,
     UnknownAlgorithmError,
     VerificationError,
 )
 
 if TYPE_CHECKING:
-    from hiercoll.api import Plan, allgather, allgather_init, alltoall, alltoall_init, get_topology
+    from hiercoll.api import Plan, allgather, allgather_init, alltoall, alltoall_init, configure, get_topology
 
 __version__ = "0.1.0"
-_CALLS = {"Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "get_topology"}
+_CALLS = {"Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"}
 
 __all__ = [
     "ArgumentError",
@@ -49,6 +50,7 @@ __all__ = [
     "PlanError",
     "ScheduleError",
     "TableError",
+    "TableWarning",
     "ThreadError",
     "UnknownAlgorithmError",
     "VerificationError",
@@ -56,6 +58,7 @@ __all__ = [
     "allgather_init",
     "alltoall",
     "alltoall_init",
+    "configure",
     "get_topology",
 ]
 

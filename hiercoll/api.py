@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import Array, HostBuffer, check_disjoint, counted_buffer, host_buffer
 from hiercoll.communicator import State, Work
-from hiercoll.errors import BufferSizeError, BufferTypeError
+from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state, get_topology
+from hiercoll.online import Trial
+from hiercoll.tables import Table
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
-__all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "get_topology"]
+__all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"]
 
 _address = MPI.Get_address
 
@@ -29,8 +33,8 @@ def alltoall(
     comm.size equal blocks (in memory order), an mpi4py buffer specification
     ``[buffer, count per block, MPI datatype]``, or ``MPI.IN_PLACE``. ``recvbuf``: an
     array of as many bytes and the same dtype; None for a new one like ``sendbuf``.
-    ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by the cost model,
-    "native" is the MPI library's own. All ranks pass the same ones.
+    ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by a tuning
+    table or the cost model (see `configure`), "native" is the MPI library's own. All ranks pass the same ones.
 
     Returns the receive array (a NumPy view of it where recvbuf is another kind of buffer).
     Raises an ArgumentError before any data moves:
@@ -81,6 +85,27 @@ def allgather_init(
     return _plan(comm, "allgather", sendbuf, recvbuf, algorithm, params)
 
 
+def configure(
+    comm: MPI.Intracomm, *, table: Table | str | Path | None = None, tune: Literal["online"] | None = None
+) -> None:
+    """How ``algorithm="auto"`` decides on ``comm`` from now on. Collective.
+
+    ``table``: a tuning table or its file, read by rank 0; None for the one that
+    ``HIERCOLL_TABLE`` names or that lies in the user's configuration folder, if any; where
+    there is none, the cost model decides. ``tune="online"``: the first calls of each size
+    try candidates, and the fastest serves the later ones; for long jobs. `alltoall_init`
+    and `allgather_init` use what was found, but try nothing.
+
+    Raises TableError (on all ranks) for a table that cannot be used, ParameterError for
+    another ``tune``.
+    """
+    state = get_state(comm)
+    if tune not in (None, "online"):
+        raise ParameterError("tune", "'online' or None", repr(tune), state.rank)
+    state.use_table(table)
+    state.online = tune == "online"
+
+
 def _known(
     comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str
 ) -> tuple[State, Plan] | tuple[None, None]:
@@ -111,6 +136,10 @@ def _call(
     given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
     name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
     key = (collective, name, *addresses, sent.nbytes if sent else 0, received.nbytes, *given)
+    if state.online and algorithm == "auto" and block and not state.disabled:
+        trial = state.trial(collective, block, sent is None)
+        if trial.winner is None:
+            return _try(state, trial, collective, block, sent, received)
     plan = state.plans.get(key)
     if plan is None or plan.dtypes != dtypes:
         name, resolved = state.select(collective, algorithm, params, block, sent is None)
@@ -120,6 +149,21 @@ def _call(
     else:
         state.touch(key, plan)
     state.run(plan)
+    return received.array
+
+
+def _try(state: State, trial: Trial, collective: str, block: int, sent: HostBuffer | None, received: HostBuffer) -> Any:
+    """A blocking call that is served, and timed, by what is being tried."""
+    variant, inplace = trial.current, sent is None
+    addresses = (sent.address if sent else 0, received.address)
+    key = ("trial", collective, variant.key, *addresses, block)
+    plan = state.plans.get(key)
+    if plan is None:
+        plan = state.cached_plan(Work(collective, variant.algorithm, variant.params, block, inplace), *addresses)
+        state.plans.keep(key, plan)
+    begin = perf_counter()
+    state.run(plan)
+    trial.note(perf_counter() - begin)
     return received.array
 
 

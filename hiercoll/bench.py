@@ -31,13 +31,13 @@ from hiercoll.lifetime import get_state
 from hiercoll.simulate import Event
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import CANDIDATES
+from hiercoll.tuner import CANDIDATES, Candidate
 from hiercoll.tuning import interval
 
 Bytes = npt.NDArray[np.uint8]
 POISON = 0xA5
 CONTROL = "control"  # native once more, under another name, to show what noise looks like
-SAMPLE = 0.02  # seconds of a sample, at least, so long as that is at most 50 runs
+SAMPLE = 0.06  # seconds of a sample, at least, so long as that is at most 50 runs
 LONG = 0.1  # seconds from which on a run counts as long
 PROBE = 1 << 16  # bytes of a message that shows a link's rate
 PAYLOAD, FRAME = 1448, 1514  # bytes of data in a full Ethernet frame of TCP/IP, and of the frame
@@ -120,6 +120,14 @@ def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, B
     return tokens(rank, 0, size).copy(), np.concatenate([tokens(peer, 0, size) for peer in peers])
 
 
+def _changed(collective: str, candidate: Candidate) -> Params:
+    """The parameters that differ from the defaults."""
+    if candidate.algorithm == NATIVE:
+        return {}
+    default = get_algorithm(collective, candidate.algorithm).resolve({})
+    return {name: value for name, value in candidate.params.items() if default[name] != value}
+
+
 def default_subjects(collective: str) -> list[Subject]:
     """native, auto, every algorithm with its defaults, and what "auto" chooses from."""
     subjects = [Subject(NATIVE, {}), Subject("auto", {}), *(Subject(name, {}) for name in REGISTRY[collective])]
@@ -183,13 +191,14 @@ class Contest:
         return self._plans[index]
 
     def _runs(self, index: int, plan: Plan) -> int:
-        """Runs in a sample, after one checked run, and another one unless that takes long."""
-        for _ in range(2):
+        """Runs in a sample, after two runs whose data are checked (one if it takes long)."""
+        for count in (1, 1, 4):  # the last to see how long one takes in a row of them
             self._recv[:] = POISON
             self.comm.Barrier()
             begin = perf_counter()
-            plan()
-            mine = np.array([perf_counter() - begin, np.count_nonzero(self._recv != self._expected)])
+            for _ in range(count):
+                plan()
+            mine = np.array([(perf_counter() - begin) / count, np.count_nonzero(self._recv != self._expected)])
             most = np.empty_like(mine)
             self.comm.Allreduce(mine, most, op=MPI.MAX)
             if most[1]:
@@ -197,21 +206,29 @@ class Contest:
                 raise DataError(f"{what}: up to {most[1]:.0f} wrong bytes on a rank")
             self.once[index] = float(most[0])
             if most[0] > LONG:
-                break
+                return 1
         return max(1, min(50, round(SAMPLE / max(self.once[index], 1e-6))))
 
 
 class Bench:
     """A series of measurements on a communicator. All methods are collective.
 
-    ``rate``: bytes per second of each node's link, for the bound that it sets.
+    ``seconds``: for each subject and size, about, unless the number of samples is given as
+    ``iterations``; ``rate``: bytes per second of each node's link, for the bound that it
+    sets; ``top``: how many of those that "auto" compares take part at each size.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, *, seconds: float = 0.3, iterations: int | None = None, rate: float | None = None
+        self,
+        comm: MPI.Intracomm,
+        *,
+        seconds: float = 0.3,
+        iterations: int | None = None,
+        rate: float | None = None,
+        top: int = 0,
     ) -> None:
         self.comm = comm
-        self.seconds, self.iterations, self.rate = seconds, iterations, rate
+        self.seconds, self.iterations, self.rate, self.top = seconds, iterations, rate, top
         self.state = get_state(comm)
         if self.state.disabled:
             raise HiercollError("HIERCOLL_DISABLE is set: every algorithm would be the MPI library's own")
@@ -220,21 +237,18 @@ class Bench:
     def run(
         self,
         collective: str,
-        subjects: Sequence[Subject],
+        given: Sequence[Subject],
         sizes: Sequence[int],
         advance: Callable[[], None] = lambda: None,
     ) -> Iterator[Result]:
-        """Results of all subjects, size by size; ``advance`` is called after each subject.
+        """Results of the given subjects, size by size; ``advance`` is called after each size.
 
         Subjects whose constraints do not hold here are left out. Raises DataError.
         """
         for size in sizes:
+            subjects = [*given, *self._best(collective, size, given)]
             contest = Contest(self.comm, collective, subjects, size)
-            able = []
-            for index in range(len(subjects)):
-                if contest.able(index):
-                    able.append(index)
-                advance()
+            able = [index for index in range(len(subjects)) if contest.able(index)]
             times = contest.times(able, self._samples(contest))
             contest.close()
             bound = link_bound(collective, self.topology, size, self.rate) if self.rate else None
@@ -244,6 +258,14 @@ class Bench:
                 if subjects[index].algorithm == "auto":
                     chosen = self.state.decide(collective, size, False).variant
                 yield Result.of(collective, subjects[index], size, row, natives[0] if natives else None, bound, chosen)
+            advance()
+
+    def _best(self, collective: str, size: int, given: Sequence[Subject]) -> list[Subject]:
+        """The ``top`` of what "auto" compares at this size that are not among the given."""
+        known = {str(subject) for subject in given}
+        ranking = self.state.decide(collective, size, False).ranking[: self.top]
+        best = [Subject(candidate.algorithm, _changed(collective, candidate)) for candidate in ranking]
+        return [subject for subject in best if str(subject) not in known]
 
     def _samples(self, contest: Contest) -> int:
         """Samples of each subject that fit in ``seconds`` per subject, between 5 and 200."""

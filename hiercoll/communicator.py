@@ -33,11 +33,13 @@ from hiercoll.errors import (
     UnknownAlgorithmError,
 )
 from hiercoll.executor import Binding, Plan, bind, native_message
+from hiercoll.online import Trial
 from hiercoll.schedule import BufferName, Schedule
-from hiercoll.tables import NATIVE, Table, default_path, load
+from hiercoll.tables import NATIVE, Table, Variant, default_path, load
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import Decision, decide
 
+ONLINE = 6  # candidates besides native that online tuning tries
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
 MAX_BOARDS = 32  # shared windows per communicator
@@ -133,8 +135,6 @@ class State:
         self.comm.Allreduce(np.array([disabled]), anywhere, op=MPI.LOR)
         self.disabled = bool(anywhere[0])
         self.library = mpi_library()
-        self.table = Table()
-        self.use_table(None)
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
@@ -149,6 +149,10 @@ class State:
         self._own_comms: list[MPI.Intracomm] = []
         self._next_tag = 0
         self._boards_made = 0
+        self.table = Table()
+        self.online = False  # whether "auto" tries candidates in the program's own calls
+        self._trials: dict[Key, Trial] = {}
+        self.use_table(None)
 
     def select(
         self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool
@@ -165,7 +169,8 @@ class State:
         if self.disabled:
             return NATIVE, {}
         if algorithm == "auto":
-            chosen = self.decide(collective, block, inplace).variant
+            trial = self._trials.get((collective, block, inplace))
+            chosen = trial.current if trial else self.decide(collective, block, inplace).variant
             algorithm, params = chosen.algorithm, dict(chosen.params)
         if algorithm == NATIVE:
             return NATIVE, {}
@@ -209,6 +214,29 @@ class State:
             raise found
         assert found is not None
         self.table = found
+        self.forget_choices()
+
+    def forget_choices(self) -> None:
+        """Let "auto" decide anew for every size."""
+        self.plans.drop_all()
+        self._trials.clear()
+
+    def trial(self, collective: str, block: int, inplace: bool) -> Trial:
+        """The trial for calls like this one."""
+        key = (collective, block, inplace)
+        if key not in self._trials:
+            ranking = self.decide(collective, block, inplace).ranking
+            resolve = REGISTRY[collective]
+            able = [Variant(c.algorithm, c.params) for c in ranking if c.algorithm != NATIVE][:ONLINE]
+            able = [Variant(v.algorithm, resolve[v.algorithm].resolve(v.params)) for v in able]
+            self._trials[key] = Trial([Variant(NATIVE), *able], self._slowest)
+        return self._trials[key]
+
+    def _slowest(self, seconds: float) -> float:
+        """The largest value of all ranks. Collective."""
+        most = np.empty(1)
+        self.comm.Allreduce(np.array([seconds]), most, op=MPI.MAX)
+        return float(most[0])
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""

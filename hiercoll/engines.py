@@ -69,14 +69,17 @@ class Board:
 
     def wait(self, slots: list[int], back: int) -> None:
         """Until `all_raised`."""
-        looks = 0
-        while not self.all_raised(slots, back):
-            looks += 1
-            if looks % PROGRESS_EVERY == 0:
-                # What others wait for may still be in the MPI library's queues: a send that
-                # has completed need not have left, and a large one needs its receiver.
-                MPI.COMM_SELF.Iprobe()
-            os.sched_yield()
+        flags, goal, looks = self.flags, self.epoch - back, 0
+        for slot in slots:
+            while flags[slot] < goal:
+                looks += 1
+                if looks % PROGRESS_EVERY == 0:
+                    # What others wait for may still be in the MPI library's queues: a send that
+                    # has completed need not have left, and a large one needs its receiver.
+                    MPI.COMM_SELF.Iprobe()
+                os.sched_yield()
+        if NEEDS_FENCE:
+            self.window.Sync()  # what is read next is read after the flags
 
     def free(self) -> None:
         """Free the window (collective over the node)."""

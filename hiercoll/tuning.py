@@ -23,6 +23,7 @@ from hiercoll.topology import Topology
 from hiercoll.tuner import CANDIDATES, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
+FIXED = 4.0  # seconds that a size gets besides those in proportion to the time of one run, if the budget allows
 MOST = 20  # variants measured per size
 MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
 ROUNDS = ((1, 1.6, 12), (2, 1.25, 6), (4, 1.1, 4))  # samples, slower than the best by which drops out, most that stay
@@ -100,7 +101,7 @@ class Search:
         """
         begin = self.clock()
         left = [size for size in sorted(set(sizes)) if size not in self.done]
-        weights = {size: 0.5 + 60 * self._predicted(size) for size in left}
+        weights = {size: FIXED + 30 * self._predicted(size) for size in left}
         share = 0.8  # of the budget is for the sizes that were asked for
         while left:
             size = left.pop(0)
@@ -111,7 +112,7 @@ class Search:
             rest = self.budget - (self.clock() - begin)
             if rest <= 0:
                 break
-            self._contest(size, min(rest, 3 * weights.get(size, 1.0)), self._seeds(size), only_seeds=True)
+            self._contest(size, min(rest, FIXED + 30 * self._predicted(size)), self._seeds(size), only_seeds=True)
         return [self.done[size] for size in sorted(self.done)]
 
     def _predicted(self, size: int) -> float:

@@ -230,7 +230,7 @@ def shared(topology: Topology, rank: int, *, form: str, leaders: int, flows: int
     b.gate([b.wait(others, DONE, previous=True)])
     b.gate([b.copy(SEND[0], board[place[rank]])])
     b.signal(WRITTEN)
-    if any(blocks != [rank] for blocks in outgoing.values()):
+    if relaying := any(blocks != [rank] for blocks in outgoing.values()):
         b.gate([b.wait(others, WRITTEN)])
     exchanged = [b.recv(peer, board[[place[block] for block in blocks]]) for peer, blocks in incoming.items()]
     sent: list[int] = []
@@ -241,7 +241,10 @@ def shared(topology: Topology, rank: int, *, form: str, leaders: int, flows: int
     if incoming:
         b.signal(ARRIVED, after=exchanged)
     relays = {mate for mate in mates if _board_messages(grouping, mate)[1]}
-    b.gate([b.wait(others, WRITTEN), b.wait([mate for mate in others if mate in relays], ARRIVED), *exchanged])
+    there = [b.wait([mate for mate in others if mate in relays], ARRIVED), *exchanged]
+    if not relaying and (outgoing or not relays):  # else: it or who relays has waited for all to have written
+        there.append(b.wait(others, WRITTEN))
+    b.gate(there)
     b.signal(DONE, after=[b.copy(board[0 : topology.size], RECV[order])])
     return in_order(b.build())
 

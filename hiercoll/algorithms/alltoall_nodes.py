@@ -223,13 +223,14 @@ class _Relay:
         if mine := [pair for pair in outbox.at if pair[0] == me]:
             put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine)))
         b.signal(WRITTEN, after=put)
-        b.gate([b.wait(others, WRITTEN), *put])
+        due = [pair for pair in inbox.at if pair[1] == me]
+        carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in mates}
+        if self.outgoing or self.incoming or not carriers:  # else: a carrier's ARRIVED says that all have written
+            b.gate([b.wait(others, WRITTEN), *put])
         sent, arrived = self.outer_exchange(outbox, dict.fromkeys(self.outgoing, b.gated), inbox, b.gated, pairwise)
         exchanged = [*sent, *(op for ops in arrived.values() for op in ops)]
         if self.traffic.collected(me):
             b.signal(ARRIVED, after=exchanged)
-        due = [pair for pair in inbox.at if pair[1] == me]
-        carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in mates}
         there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged]
         b.signal(DONE, after=[b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there)])
         return in_order(b.build())

@@ -92,6 +92,20 @@ class SizesType(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class RateType(click.ParamType):  # type: ignore[type-arg]
+    """Bytes per second, from bits per second as tc writes them: 200mbit, 25gbit."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", value.strip().lower())
+        if not match or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a rate such as 200mbit or 25gbit", param, ctx)
+        return float(match[1]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[match[2]] / 8
+
+
 def layout_option(default: str) -> Callable[[F], F]:
     """The option --layout."""
     return click.option("--layout", "-l", type=LayoutType(), default=default, show_default=True, help=LAYOUT_HELP + ".")

@@ -12,15 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+import hiercoll
 from hiercoll.algorithms import get_algorithm
-from hiercoll.cli.common import COLLECTIVES, SizesType, Together, main, parse_algorithm, world
+from hiercoll.cli.common import COLLECTIVES, RateType, SizesType, Together, main, parse_algorithm, world
 from hiercoll.tables import NATIVE
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from hiercoll.bench import Result
+    from hiercoll.bench import Bench, Result, Subject
 
 
 @main.command()
@@ -49,6 +48,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time for each algorithm and size, about.",
 )
+@click.option("--table", type=click.Path(dir_okay=False, path_type=Path), help="What auto chooses by.")
+@click.option("--link-rate", type=RateType(), help="Of each node's link, as 200mbit or 25gbit: shows its bound.")
+@click.option("--top", type=click.IntRange(0), default=0, help="Also what auto finds best at each size, so many.")
+@click.option("--control", is_flag=True, help="Measure native twice, to show the noise.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Append results (JSON Lines)."
 )
@@ -58,6 +61,10 @@ def bench(
     sizes: list[int],
     iterations: int | None,
     seconds: float,
+    table: Path | None,
+    link_rate: float | None,
+    top: int,
+    control: bool,
     json_file: Path | None,
 ) -> None:
     """Compare algorithms with each other and the MPI library; under mpiexec or srun.
@@ -67,21 +74,25 @@ def bench(
     """
     comm = world()
     with Together(comm):
+        from hiercoll import bench as b
+
         if json_file and comm.rank == 0:
             json_file.open("a").close()  # not after all the measurements
+        if table:
+            hiercoll.configure(comm, table=table)
+        runner = b.Bench(comm, seconds=seconds, iterations=iterations, rate=link_rate, top=top)
+        about = b.provenance(comm, runner.topology) | {"link_rate": link_rate}
         for name in COLLECTIVES if collective == "all" else (collective,):
-            _bench_one(comm, name, algorithms, sizes, iterations, seconds, json_file)
+            results = _bench_one(runner, name, _subjects(name, algorithms, control), sizes)
+            if comm.rank == 0:
+                _print_results(name, results, about)
+                if json_file:
+                    with json_file.open("a") as file:
+                        file.writelines(json.dumps(b.record(result, about)) + "\n" for result in results)
 
 
-def _bench_one(
-    comm: MPI.Intracomm,
-    collective: str,
-    algorithms: tuple[str, ...],
-    sizes: list[int],
-    iterations: int | None,
-    seconds: float,
-    json_file: Path | None,
-) -> None:
+def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> list[Subject]:
+    """native first, then what was asked for, or everything. Raises ArgumentError."""
     from hiercoll import bench as b
 
     subjects = b.default_subjects(collective)
@@ -91,17 +102,14 @@ def _bench_one(
             if subject.algorithm not in (NATIVE, "auto"):
                 get_algorithm(collective, subject.algorithm).resolve(subject.params)
         subjects = [b.Subject(NATIVE, {}), *(subject for subject in given if subject.algorithm != NATIVE)]
-    runner = b.Bench(comm, seconds=seconds, iterations=iterations)
-    about = b.provenance(comm, runner.topology)
-    console = Console(stderr=True, quiet=comm.rank > 0)
+    return [*subjects, b.Subject(b.CONTROL, {})] if control else subjects
+
+
+def _bench_one(runner: Bench, collective: str, subjects: list[Subject], sizes: list[int]) -> list[Result]:
+    console = Console(stderr=True, quiet=runner.comm.rank > 0)
     with Progress(TextColumn(f"{collective}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
-        task = progress.add_task("", total=len(subjects) * len(sizes))
-        results = list(runner.run(collective, subjects, sizes, lambda: progress.advance(task)))
-    if comm.rank == 0:
-        _print_results(collective, results, about)
-        if json_file:
-            with json_file.open("a") as file:
-                file.writelines(json.dumps(b.record(result, about)) + "\n" for result in results)
+        task = progress.add_task("", total=len(sizes))
+        return list(runner.run(collective, subjects, sizes, lambda: progress.advance(task)))
 
 
 def _print_results(collective: str, results: list[Result], about: dict[str, Any]) -> None:
@@ -127,12 +135,14 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
             text = f"{r.median * 1e6:.1f} ({(r.q3 - r.q1) * 1e6:.0f})" if r else "-"
             cells.append(f"[bold]{text}[/bold]" if r is best[size] else text)
         table.add_row(subject, *cells)
+    bounds = {r.size: r.bound for r in results if r.bound is not None}
+    if bounds:
+        table.add_row("the links' bound", *(f"{bounds[size] * 1e6:.1f}" if size in bounds else "-" for size in sizes))
     console.print(table)
     for size in sizes:
         native = next(r for r in results if r.size == size and r.subject.algorithm == NATIVE)
         won = best[size]
-        clear = won.q3 < native.q1
-        gain = f", {native.median / won.median:.2f}x native" + ("" if clear else " (within the spread)")
+        gain = f", {won.gain or 0:.2f}x native" + ("" if (won.gain_low or 0) > 1 else " (within the noise)")
         click.echo(
             f"{collective} {format_size(size):>5}: {won.subject} wins with {format_time(won.median)}"
             + (gain if won is not native else "")
