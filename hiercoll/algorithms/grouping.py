@@ -13,7 +13,7 @@ from hiercoll.topology import Topology
 Pair: TypeAlias = "tuple[int, int]"  # source and destination of a block
 Messages: TypeAlias = "dict[int, list[Pair]]"  # blocks by the rank they go to, or come from
 
-WRITTEN, ARRIVED, DONE = range(3)  # flags of the shared-memory forms
+WRITTEN, DONE, ARRIVED = range(3)  # flags of the shared-memory forms; ARRIVED + i: those of step i
 
 FORM = Parameter("form", "lane", ("lane", "leader", "share"), "who carries between nodes")
 LEADERS = Parameter("leaders", 1, (1, 2), "leaders per node (leader form)", 1)

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR].",
 )
-@click.option("--iterations", "-i", type=click.IntRange(1), help="Per algorithm and size. Default: see --seconds.")
+@click.option(
+    "--iterations", "-i", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
@@ -70,7 +72,7 @@ def bench(
     """Compare algorithms with each other and the MPI library; under mpiexec or srun.
 
     Data are checked on every size before they are timed. Times are those of the slowest
-    rank, the median over iterations that take turns.
+    rank, the median over samples that take turns; a sample is some runs in a row.
     """
     comm = world()
     with Together(comm):

@@ -151,6 +151,9 @@ class _Notes:
         self._setting = {name: about[name] for name in ("mpi", "layout", "memory", "hiercoll", "ranks")}
         if fresh or self._read_setting() != self._setting:
             path.write_text(json.dumps(self._setting) + "\n", encoding="utf-8")
+        elif not path.read_text(encoding="utf-8").endswith("\n"):  # cut off in the middle of a line
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")
 
     def _read_setting(self) -> Any:
         try:

@@ -121,6 +121,7 @@ def test_jsrun_stub_is_strict(options: str, message: str, stubs: Path, short_pat
     assert done.stdout == ("" if message else "mpiexec -n 12 program -x\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout", "gpus", "options"),
     [

@@ -65,6 +65,7 @@ def test_sbatch_writes_its_output_and_passes_its_status_on(slurm_lab: Lab, scrip
     assert output.read_text() == "2 h0 h1\n"
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_a_job(slurm_lab: Lab) -> None:
     """Takes up to 40 s."""
     command = TIME_LIMIT.format(folder=slurm_lab.folder)

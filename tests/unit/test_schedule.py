@@ -29,6 +29,7 @@ from hiercoll.schedule import (
     Send,
     Signal,
     Wait,
+    in_order,
     in_place,
     reads,
     writes,
@@ -467,3 +468,61 @@ def test_in_place_twice_is_in_place(collective: str) -> None:
     """Nothing is left to be moved."""
     once = in_place(example(), collective)
     assert in_place(once, collective) == once
+
+
+# Operations in order
+
+
+def test_in_order_completes_messages_when_they_are_needed() -> None:
+    b = Builder(0)
+    got = b.recv(1, RECV[1], after=[])
+    sent = b.send(1, SEND[1], after=[])
+    other = b.recv(2, RECV[2], after=[])
+    joined = b.join([got, sent])
+    b.copy(RECV[1], RECV[0], after=[joined])
+    b.signal(0, after=[other])
+    ordered = in_order(b.build())
+    assert ordered.ops == (
+        Recv(1, 0, RECV[1], ()),
+        Send(1, 0, SEND[1], ()),
+        Recv(2, 0, RECV[2], ()),
+        Join((0, 1)),
+        Copy(RECV[1], RECV[0], (3,)),
+        Join((4, 2)),
+        Signal(0, (5,)),
+    )
+    assert ordered.is_in_order
+    assert (ordered.flags, ordered.rank) == (1, 0)
+    assert not b.build().is_in_order
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+@pytest.mark.parametrize("layout", ["2x3", "3+1", "1x4", "4+2+1:cyclic"])
+def test_in_order_keeps_every_operation_and_dependency(collective: str, layout: str) -> None:
+    """Each operation still follows all that it waited for, and what is in order stays as it is."""
+    topology = parse_layout(layout)
+    for name, entry in REGISTRY[collective].items():
+        for params in entry.variants():
+            if entry.refusal(topology, params):
+                continue
+            for schedule in generate(collective, name, params, topology):
+                ordered = in_order(schedule)
+                assert ordered.is_in_order
+                assert in_order(ordered).ops == ordered.ops
+                real = [op._replace(deps=()) for op in schedule.ops if not isinstance(op, Join)]
+                assert [op._replace(deps=()) for op in ordered.ops if not isinstance(op, Join)] == real
+                assert schedule.is_in_order or not schedule.flags
+
+
+def test_what_is_not_in_order() -> None:
+    """A message used before a join completes it, or local operations side by side."""
+    for build in (
+        lambda b: b.copy(RECV[1], RECV[0], after=[b.recv(1, RECV[1])]),
+        lambda b: (b.copy(SEND[0], RECV[0]), b.copy(SEND[1], RECV[1])),
+        lambda b: b.gate([b.copy(SEND[0], RECV[0]), b.copy(SEND[1], RECV[1])]),
+    ):
+        b = Builder(0)
+        build(b)
+        assert not b.build().is_in_order
+        assert in_order(b.build()).is_in_order
+    assert Builder(0).build().is_in_order

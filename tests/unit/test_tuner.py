@@ -25,8 +25,10 @@ each_collective = pytest.mark.parametrize("collective", CANDIDATES)
 def only(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Candidates may be replaced: nothing is remembered from before, nor afterwards."""
     tuner._counted.cache_clear()
+    tuner._decide.cache_clear()
     yield monkeypatch
     tuner._counted.cache_clear()
+    tuner._decide.cache_clear()
 
 
 @each_collective

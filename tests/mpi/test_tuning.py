@@ -1,0 +1,167 @@
+"""Tuning on real communicators: the command, tables at run time, online tuning."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import WORLD
+from mpi4py import MPI
+from test_algorithms import filled, native
+
+import hiercoll
+from hiercoll.algorithms import get_algorithm
+from hiercoll.bench import Bench, Contest, Subject
+from hiercoll.cli import main
+from hiercoll.communicator import mpi_library
+from hiercoll.lifetime import get_state
+from hiercoll.tables import Choice, Entry, Table, Variant, dump, load
+from hiercoll.tuning import Search, variants
+
+OnLayout = Callable[[str], MPI.Intracomm]
+
+
+def shared_folder(tmp_path: Path) -> Path:
+    """Rank 0's temporary folder, on all ranks."""
+    return Path(WORLD.bcast(str(tmp_path)))
+
+
+def table_for(comm: MPI.Intracomm, variant: Variant, collective: str = "alltoall") -> Table:
+    """A table that always chooses ``variant`` on ``comm``."""
+    topology = hiercoll.get_topology(comm)
+    return Table(
+        (Entry(collective, mpi_library(), "host", topology.node_sizes, topology.placement, (Choice(1, variant),)),)
+    )
+
+
+@pytest.mark.ranks([4])
+def test_tune_command_on_two_by_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A budget of seconds gives a table that can be checked, and that "auto" then follows."""
+    monkeypatch.setenv("HIERCOLL_NODES", "2x2")
+    world = WORLD.Dup()
+    monkeypatch.setattr("hiercoll.cli.tune.world", lambda: world)
+    path = shared_folder(tmp_path) / "table.json"
+    done = CliRunner().invoke(main, ["tune", "alltoall", "--budget", "4s", "--sizes", "8,4K", "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    WORLD.Barrier()
+    table = load(path)
+    (entry,) = table.entries
+    assert (entry.nodes, entry.placement, entry.mpi) == ((2, 2), "block", mpi_library())
+    assert {8, 4096} <= {figure.size for figure in entry.figures}
+    assert entry.about["ranks"] == 4 and entry.about["virtual_nodes"] is True
+    assert all(figure.q1 <= figure.median <= figure.q3 for figure in entry.figures)
+    assert not path.with_name("table.json.part").exists()
+    hiercoll.configure(world, table=path)
+    decision = get_state(world).decide("alltoall", 8, False)
+    assert decision.variant == entry.choice(8)
+    assert str(path) in decision.reason
+    send = filled("alltoall", world, 8)
+    recv = np.full(8 * world.size, 0xA5, np.uint8)
+    assert np.array_equal(hiercoll.alltoall(world, send, recv), native("alltoall", world, send, 8))
+    world.Free()
+
+
+@pytest.mark.ranks([3, 4])
+def test_search_measures_everything_it_shows(on_layout: OnLayout) -> None:
+    comm = on_layout("2+1" if WORLD.size == 3 else "2x2")
+    bench = Bench(comm)
+    links = bench.links()
+    assert 0 < links.network.alpha < 1 and 0 < links.node.beta < 1e-3
+    for collective in ("alltoall", "allgather"):
+        search = Search(collective, bench.topology, bench.open, bench.clock, 2.0, links)
+        results = search.run([16, 1024])
+        assert WORLD.allgather(str(results)) == [str(results)] * WORLD.size
+        assert all(figure.median > 0 for result in results for figure in result.figures)
+
+
+def test_contest_runs_every_variant(on_layout: OnLayout) -> None:
+    """All that may be tuned delivers the right data (the contest checks it) on uneven nodes."""
+    size = WORLD.size
+    comm = on_layout(f"{size - size // 2}+{size // 2}:cyclic" if size > 1 else "1x1")
+    topology = hiercoll.get_topology(comm)
+    for collective in ("alltoall", "allgather"):
+        for variant in variants(collective, topology):
+            contest = Contest(comm, collective, [Subject(variant.algorithm, variant.params)], 24)
+            assert contest.able(0)
+            contest.close()
+
+
+def test_table_is_read_by_rank_0(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """HIERCOLL_TABLE of rank 0 counts for all, whatever the others have."""
+    first = on_layout(f"1x{WORLD.size}")
+    chosen = Variant("scatter_destination", {"window": 2})
+    path = shared_folder(tmp_path) / "table.json"
+    text = dump(table_for(first, chosen))
+    if WORLD.rank == 0:
+        path.write_text(text)
+    WORLD.Barrier()
+    monkeypatch.setenv("HIERCOLL_TABLE", str(path) if WORLD.rank == 0 else "/no/such/table")
+    comm = on_layout(f"1x{WORLD.size}")
+    variant = get_state(comm).decide("alltoall", 64, False).variant
+    assert variant == (chosen if WORLD.size > 1 else Variant("native"))
+
+
+@pytest.mark.parametrize("text", ["{", json.dumps({"format": "hiercoll table", "version": 99, "entries": []})])
+def test_broken_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    """From the environment: a warning on rank 0, and the model. As an argument: an error on every rank."""
+    path = shared_folder(tmp_path) / "table.json"
+    if WORLD.rank == 0:
+        path.write_text(text)
+    WORLD.Barrier()
+    monkeypatch.setenv("HIERCOLL_TABLE", str(path))
+    comm = on_layout(f"1x{WORLD.size}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        send = filled("alltoall", comm, 8)
+        assert np.array_equal(hiercoll.alltoall(comm, send), native("alltoall", comm, send, 8))
+    told = [str(each.message) for each in caught if each.category is hiercoll.TableWarning]
+    assert len(told) == (1 if WORLD.rank == 0 else 0)
+    assert all(str(path) in message for message in told)
+    monkeypatch.delenv("HIERCOLL_TABLE")
+    with pytest.raises(hiercoll.TableError, match=r"table\.json: "):
+        hiercoll.configure(comm, table=path)
+    assert np.array_equal(hiercoll.alltoall(comm, send), native("alltoall", comm, send, 8))
+
+
+def test_configure_changes_what_auto_runs(on_layout: OnLayout) -> None:
+    """Calls seen before, with their plans, follow the new table too."""
+    comm = on_layout(f"1x{WORLD.size}")
+    send, recv = filled("allgather", comm, 24), np.empty(24 * comm.size, np.uint8)
+    want = native("allgather", comm, send, 24)
+    for name in ("ring", "direct", "native"):
+        params = {} if name == "native" else get_algorithm("allgather", name).resolve({})
+        hiercoll.configure(comm, table=table_for(comm, Variant(name, params), "allgather"))
+        for _ in range(3):
+            recv[:] = 0xA5
+            hiercoll.allgather(comm, send, recv)
+            assert np.array_equal(recv, want)
+        if comm.size > 1:
+            assert any(name in plan.name for plan in get_state(comm).plans.values())
+    with pytest.raises(hiercoll.ParameterError, match="'online' or None"):
+        hiercoll.configure(comm, tune="always")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+def test_online_tuning(collective: str, on_layout: OnLayout) -> None:
+    """Right data in every call, candidates change, all ranks agree, and the winner stays."""
+    size = WORLD.size
+    comm = on_layout(f"{size - size // 2}+{size // 2}" if size > 1 else "1x1")
+    hiercoll.configure(comm, tune="online")
+    call = getattr(hiercoll, collective)
+    recv = np.empty(40 * size, np.uint8)
+    tried = set()
+    for salt in range(60):
+        send = filled(collective, comm, 40, salt)
+        recv[:] = 0xA5
+        call(comm, send, recv)
+        assert np.array_equal(recv, native(collective, comm, send, 40))
+        tried.add(get_state(comm).trial(collective, 40, False).current.key)
+    winner = get_state(comm).trial(collective, 40, False).winner
+    assert winner is not None
+    assert WORLD.allgather(winner.key) == [winner.key] * size
+    assert len(tried) > 1 or size == 1

@@ -1,0 +1,113 @@
+"""The commands about tables: show, check, merge, diff, explain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from test_tables import ENTRY, LANE, MPI, PAIRWISE
+
+from hiercoll.cli import main
+from hiercoll.cli.tune import _Notes
+from hiercoll.tables import NATIVE, Choice, Table, Variant, dump, load
+from hiercoll.tuning import SizeResult
+
+
+def hiercoll(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "table.json"
+    file.write_text(dump(Table((ENTRY,))), encoding="utf-8")
+    return file
+
+
+def test_show(path: Path) -> None:
+    said = hiercoll("table", "show", path)
+    assert said.exit_code == 0
+    for text in (f"alltoall on 2x4 with {MPI}", "bruck", "native", "grouped", "2.00x", "2.50x", "8K"):
+        assert text in said.output
+
+
+def test_check(path: Path, tmp_path: Path) -> None:
+    assert hiercoll("table", "check", path).output == f"{path}: good, 1 entries\n"
+    broken = tmp_path / "broken.json"
+    broken.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    said = hiercoll("table", "check", path, broken, tmp_path / "none.json")
+    assert said.exit_code == 1
+    assert "broken.json: version: expected 1" in said.output
+    assert "none.json: file: expected a readable table, got No such file" in said.output
+
+
+def test_merge(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(dump(Table((replace(ENTRY, nodes=(8, 8)), replace(ENTRY, collective="allgather", figures=(),
+                                choices=(Choice(1, Variant(NATIVE)),))))))  # fmt: skip
+    merged = tmp_path / "merged.json"
+    said = hiercoll("table", "merge", path, other, "-o", merged)
+    assert said.exit_code == 0 and "3 entries" in said.output
+    assert len(load(merged).entries) == 3
+
+
+def test_diff(path: Path, tmp_path: Path) -> None:
+    assert hiercoll("table", "diff", path, path).exit_code == 0
+    other = tmp_path / "other.json"
+    choices = (ENTRY.choices[0], Choice(100, PAIRWISE), Choice(5000, LANE))
+    other.write_text(dump(Table((replace(ENTRY, choices=choices), replace(ENTRY, memory="cuda")))))
+    said = hiercoll("table", "diff", path, other)
+    assert said.exit_code == 1
+    assert "from 100: native | pairwise" in said.output
+    assert f"cuda memory: only in {other}" in said.output
+
+
+def test_explain(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    said = hiercoll("explain", "alltoall", "--size", "64", "--layout", "2x4", "--table", path)
+    assert "alltoall of 64 on 2x4: bruck" in said.output
+    assert f"by {path}: measured for 2x4" in said.output
+    assert said.output.count("\n") >= 5  # the runners-up
+    monkeypatch.setenv("HIERCOLL_TABLE", str(path))
+    assert "nearest entry, 2x4" in hiercoll("explain", "alltoall", "--size", "64K", "--layout", "64x4").output
+    model = hiercoll("explain", "allgather", "-s", "64K", "-l", "64x4")
+    assert model.exit_code == 0 and "by the cost model" in model.output
+
+
+def test_explain_wants_to_know_the_library(path: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both.json"
+    both.write_text(dump(Table((ENTRY, replace(ENTRY, mpi="Open MPI 5.0.11")))))
+    said = hiercoll("explain", "alltoall", "-s", "64", "-l", "2x4", "--table", both)
+    assert said.exit_code == 1 and "--mpi: expected one of" in said.output
+    assert hiercoll("explain", "alltoall", "-s", "64", "-l", "2x4", "--table", both, "--mpi", MPI).exit_code == 0
+
+
+def test_broken_table_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[]")
+    for arguments in (("table", "show"), ("table", "merge", "-o", tmp_path / "o.json")):
+        said = hiercoll(*arguments, tmp_path / "t.json")
+        assert said.exit_code == 1 and "t.json: file: expected an object" in said.output
+        assert "Traceback" not in said.output
+
+
+def test_notes_of_an_interrupted_run(tmp_path: Path) -> None:
+    """What was noted is found again in the same setting, without a line that was cut off."""
+    about = {"mpi": MPI, "layout": "2x4", "memory": "host", "hiercoll": "0.1.0", "ranks": 8}
+    path = tmp_path / "table.json.part"
+    result = SizeResult(64, ENTRY.choices[0].variant, ENTRY.figures[:2], 2.0, 1.9)
+    notes = _Notes(path, about, fresh=False)
+    notes.add("alltoall", result)
+    with path.open("a") as file:
+        file.write('{"collective": "alltoall", "size": 12')
+    assert _Notes(path, about, fresh=False).done("alltoall") == {64: result}
+    assert _Notes(path, about, fresh=False).done("allgather") == {}
+    assert _Notes(path, {**about, "layout": "4x2"}, fresh=False).done("alltoall") == {}
+    _Notes(path, about, fresh=False).add("alltoall", result)
+    assert _Notes(path, about, fresh=True).done("alltoall") == {}
+    assert json.loads(path.read_text()) == about
+    notes.remove()
+    assert not path.exists()
