@@ -38,6 +38,7 @@ Bytes = npt.NDArray[np.uint8]
 POISON = 0xA5
 CONTROL = "control"  # native once more, under another name, to show what noise looks like
 SAMPLE = 0.06  # seconds of a sample, at least, so long as that is at most 50 runs
+FEWEST = 5  # samples
 LONG = 0.1  # seconds from which on a run counts as long
 PROBE = 1 << 16  # bytes of a message that shows a link's rate
 PAYLOAD, FRAME = 1448, 1514  # bytes of data in a full Ethernet frame of TCP/IP, and of the frame
@@ -146,8 +147,11 @@ class Contest:
     ranks leave a barrier at different times is small beside it.
     """
 
-    def __init__(self, comm: MPI.Intracomm, collective: str, subjects: Sequence[Subject], size: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, collective: str, subjects: Sequence[Subject], size: int, sample: float = SAMPLE
+    ) -> None:
         self.comm, self.collective, self.subjects, self.size = comm, collective, subjects, size
+        self._sample = sample
         self._send, self._expected = buffers(collective, size, comm.rank, comm.size)
         self._recv = np.empty_like(self._expected)
         self._plans: dict[int, tuple[Plan, int] | None] = {}  # with the number of runs in a sample
@@ -207,7 +211,7 @@ class Contest:
             self.once[index] = float(most[0])
             if most[0] > LONG:
                 return 1
-        return max(1, min(50, round(SAMPLE / max(self.once[index], 1e-6))))
+        return max(1, min(50, round(self._sample / max(self.once[index], 1e-6))))
 
 
 class Bench:
@@ -247,7 +251,7 @@ class Bench:
         """
         for size in sizes:
             subjects = [*given, *self._best(collective, size, given)]
-            contest = Contest(self.comm, collective, subjects, size)
+            contest = Contest(self.comm, collective, subjects, size, min(SAMPLE, self.seconds / FEWEST))
             able = [index for index in range(len(subjects)) if contest.able(index)]
             times = contest.times(able, self._samples(contest))
             contest.close()
@@ -271,8 +275,9 @@ class Bench:
         """Samples of each subject that fit in ``seconds`` per subject, between 5 and 200."""
         if self.iterations:
             return self.iterations
-        each = sum(max(once, SAMPLE) for once in contest.once.values()) / max(len(contest.once), 1)
-        return int(min(200, max(5, self.seconds / max(each, 1e-6))))
+        shortest = min(SAMPLE, self.seconds / FEWEST)
+        each = sum(max(once, shortest) for once in contest.once.values()) / max(len(contest.once), 1)
+        return int(min(200, max(FEWEST, self.seconds / max(each, 1e-6))))
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
         """Measurements for `tuning.Search`."""

@@ -7,7 +7,10 @@ is ended with the stacks of the rank that noticed first.
 from __future__ import annotations
 
 import faulthandler
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +68,17 @@ def on_layout(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MPI.I
     yield make
     for duplicate in made:
         duplicate.Free()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder that all ranks see. (pytest's own is not made for ranks that share /tmp.)"""
+    made = tempfile.mkdtemp(prefix="hiercoll-test-") if WORLD.rank == 0 else ""
+    path = Path(WORLD.bcast(made))
+    yield path
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        shutil.rmtree(path)
 
 
 def layouts() -> list[str]:

@@ -26,11 +26,6 @@ from hiercoll.tuning import Search, variants
 OnLayout = Callable[[str], MPI.Intracomm]
 
 
-def shared_folder(tmp_path: Path) -> Path:
-    """Rank 0's temporary folder, on all ranks."""
-    return Path(WORLD.bcast(str(tmp_path)))
-
-
 def table_for(comm: MPI.Intracomm, variant: Variant, collective: str = "alltoall") -> Table:
     """A table that always chooses ``variant`` on ``comm``."""
     topology = hiercoll.get_topology(comm)
@@ -40,12 +35,12 @@ def table_for(comm: MPI.Intracomm, variant: Variant, collective: str = "alltoall
 
 
 @pytest.mark.ranks([4])
-def test_tune_command_on_two_by_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tune_command_on_two_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A budget of seconds gives a table that can be checked, and that "auto" then follows."""
     monkeypatch.setenv("HIERCOLL_NODES", "2x2")
     world = WORLD.Dup()
     monkeypatch.setattr("hiercoll.cli.tune.world", lambda: world)
-    path = shared_folder(tmp_path) / "table.json"
+    path = folder / "table.json"
     done = CliRunner().invoke(main, ["tune", "alltoall", "--budget", "4s", "--sizes", "8,4K", "-o", str(path)])
     assert done.exit_code == 0, done.output
     WORLD.Barrier()
@@ -91,11 +86,11 @@ def test_contest_runs_every_variant(on_layout: OnLayout) -> None:
             contest.close()
 
 
-def test_table_is_read_by_rank_0(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_table_is_read_by_rank_0(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """HIERCOLL_TABLE of rank 0 counts for all, whatever the others have."""
     first = on_layout(f"1x{WORLD.size}")
     chosen = Variant("scatter_destination", {"window": 2})
-    path = shared_folder(tmp_path) / "table.json"
+    path = folder / "table.json"
     text = dump(table_for(first, chosen))
     if WORLD.rank == 0:
         path.write_text(text)
@@ -107,9 +102,9 @@ def test_table_is_read_by_rank_0(on_layout: OnLayout, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", ["{", json.dumps({"format": "hiercoll table", "version": 99, "entries": []})])
-def test_broken_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+def test_broken_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     """From the environment: a warning on rank 0, and the model. As an argument: an error on every rank."""
-    path = shared_folder(tmp_path) / "table.json"
+    path = folder / "table.json"
     if WORLD.rank == 0:
         path.write_text(text)
     WORLD.Barrier()
