@@ -161,6 +161,10 @@ class Contest:
         """Whether that subject can run here. Raises DataError if it delivers wrong data."""
         return self._plan(index) is not None
 
+    def look(self, index: int) -> float:
+        """Seconds of one run, about; infinite if the subject cannot run here. Raises DataError."""
+        return self.once[index] if self.able(index) else inf
+
     def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
         """Seconds of the subjects with these numbers, the slowest rank's; infinite if one cannot run."""
         ready = [(position, made) for position, index in enumerate(which) if (made := self._plan(index))]

@@ -24,9 +24,10 @@ from hiercoll.tuner import CANDIDATES, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
 FIXED = 4.0  # seconds that a size gets besides those in proportion to the time of one run, if the budget allows
-MOST = 20  # variants measured per size
+MOST = 28  # variants looked at per size
 MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
-ROUNDS = ((1, 1.6, 12), (2, 1.25, 6), (4, 1.1, 4))  # samples, slower than the best by which drops out, most that stay
+LOOK = 2.0  # times the fastest at first look from which on a variant drops out
+ROUNDS = ((1, LOOK, 12), (2, 1.3, 7), (3, 1.15, 4))  # samples; slower than the best by which drops out; most that stay
 FEWEST, FINAL = 5, 21  # samples of those that are left, at least and (time permitting) at most
 CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
 NATIVE_VARIANT = Variant(NATIVE)
@@ -34,6 +35,9 @@ NATIVE_VARIANT = Variant(NATIVE)
 
 class Contest(Protocol):
     """Measurements at one size."""
+
+    def look(self, index: int) -> float:
+        """Seconds of the variant with this number, about, from a few runs; infinite if it cannot run."""
 
     def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
         """Seconds of the variants with these numbers, ``samples`` of each, taking turns."""
@@ -62,8 +66,9 @@ def variants(collective: str, topology: Topology) -> list[Variant]:
         more += [(name, {"window": window}) for name in ("scatter_destination", "eager") for window in (2, 4, 8, 16)]
     else:
         for form in ("lane", "share", "leader"):
-            more += [("shared", {"form": form, "flows": flows}) for flows in (0, 1, 4)]
-        more += [("shared", {"form": "leader", "leaders": 2})]
+            for flows in (0, 1, 4):
+                more += [("shared", {"form": form, "flows": flows, "inner": inner}) for inner in ("direct", "overlap")]
+        more += [("node_aware", {"inner": "overlap", "flows": 1}), ("shared", {"form": "leader", "leaders": 2})]
         for outer in ("direct", "ring", "recursive_doubling"):
             more += [("node_aware", {"outer": outer, "inner": inner}) for inner in ("direct", "pairwise", "overlap")]
         more += [("ring", {"segments": segments}) for segments in (2, 4)]
@@ -166,19 +171,21 @@ class Search:
                 if which[0] == 0:
                     paired[index] += [own / other for own, other in zip(times[0], times[position], strict=True)]
 
-        alive: list[int] = []
-        for first in range(0, len(field), 4):  # a first look, a few at a time
-            if first and self.clock() - begin > 0.4 * seconds:
+        def so_far() -> list[float]:
+            return [median(times) if times else look for times, look in zip(samples, looks, strict=False)]
+
+        looks: list[float] = []
+        for index in range(len(field)):
+            if index > 3 and self.clock() - begin > 0.5 * seconds:
                 break
-            group = list(range(first, min(first + 4, len(field))))
-            measure(group, 1)
-            alive += group
+            looks.append(contest.look(index))
+        alive = list(range(len(looks)))
         for count, slower, most in ROUNDS:
-            alive = _survivors(alive, samples, slower, most)
-            if self.clock() - begin > seconds:
+            alive = _survivors(alive, so_far(), slower, most)
+            if self.clock() - begin > 0.8 * seconds:
                 break
             measure(alive, count)
-        alive = _survivors(alive, samples, 1.06, 4)
+        alive = _survivors(alive, so_far(), 1.06, 4)
         while len(paired[0]) < FEWEST or (len(paired[0]) < FINAL and self.clock() - begin < seconds):
             measure(alive, 2)
         contest.close()
@@ -190,19 +197,19 @@ def _spread(ranked: list[Variant], most: int) -> list[Variant]:
     """At most ``most``: the best of each algorithm and form first, then the best of the rest."""
     families: dict[tuple[object, ...], Variant] = {}
     for variant in ranked:
-        family = (variant.algorithm, variant.params.get("form"), variant.params.get("memory"))
+        kinds = ("form", "memory", "inner", "outer", "exchange")
+        family = (variant.algorithm, *(variant.params.get(kind) for kind in kinds))
         families.setdefault(family, variant)
     first = list(families.values())
     rest = [variant for variant in ranked if variant not in first]
     return [*first, *rest][:most]
 
 
-def _survivors(alive: list[int], samples: list[list[float]], slower: float, most: int) -> list[int]:
-    """native, and the fastest of ``alive``."""
-    best = min(median(samples[index]) for index in alive)
-    able = [index for index in alive if index and median(samples[index]) <= slower * best]
-    able.sort(key=lambda index: median(samples[index]))
-    return [0, *able[:most]]
+def _survivors(alive: list[int], seconds: list[float], slower: float, most: int) -> list[int]:
+    """native, and the fastest of ``alive``, by their times so far."""
+    best = min(seconds[index] for index in alive)
+    able = [index for index in alive if index and seconds[index] <= slower * best]
+    return [0, *sorted(able, key=lambda index: seconds[index])[:most]]
 
 
 @dataclass(frozen=True)

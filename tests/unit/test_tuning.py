@@ -48,6 +48,9 @@ class MachineContest:
     size: int
     field: list[Variant]
 
+    def look(self, index: int) -> float:
+        return self.times([index], 1)[0][0]
+
     def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
         rows: list[list[float]] = [[] for _ in which]
         for _ in range(samples):
