@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import inf
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -152,6 +153,7 @@ class Contest:
     ) -> None:
         self.comm, self.collective, self.subjects, self.size = comm, collective, subjects, size
         self._sample = sample
+        self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
         self._send, self._expected = buffers(collective, size, comm.rank, comm.size)
         self._recv = np.empty_like(self._expected)
         self._plans: dict[int, tuple[Plan, int] | None] = {}  # with the number of runs in a sample
@@ -166,12 +168,14 @@ class Contest:
         return self.once[index] if self.able(index) else inf
 
     def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
-        """Seconds of the subjects with these numbers, the slowest rank's; infinite if one cannot run."""
+        """Seconds of the subjects with these numbers, the slowest rank's; infinite if one cannot run.
+
+        They take turns, in another order in each turn.
+        """
         ready = [(position, made) for position, index in enumerate(which) if (made := self._plan(index))]
         measured = np.full((len(which), samples), inf)
         for turn in range(samples):
-            for shift in range(len(ready)):
-                position, (plan, runs) = ready[(turn + shift) % len(ready)]
+            for position, (plan, runs) in self._order.sample(ready, len(ready)):
                 self.comm.Barrier()
                 begin = perf_counter()
                 for _ in range(runs):
