@@ -78,6 +78,8 @@ def _tune(
 ) -> None:
     from hiercoll import bench as b
 
+    if sizes and min(sizes) < 1:
+        raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))
     runner = b.Bench(comm)
     about = b.provenance(comm, runner.topology)
     notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
