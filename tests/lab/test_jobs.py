@@ -145,6 +145,7 @@ def test_slurm_job(slurm_lab: Lab, stubs: Path, name: str, layout: str, gpus: in
     assert files(folder / "results") == COMPLETE
 
 
+@pytest.mark.slow
 def test_generic_job_with_hiercoll_itself(slurm_lab: Lab) -> None:
     program, folder = str(ENVIRONMENT / "bin" / "hiercoll"), slurm_lab.folder
     for words in (["tune", "--help"], ["table", "--help"], ["plot", "--help"]):
