@@ -34,8 +34,8 @@ mpi: $(DEV)/.ready $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,2,3,4,5,6,7,8
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 1,2,3,5,8
 
-lab: $(DEV)/.ready
-	$(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
+lab: $(DEV)/.ready $(OPENMPI)/.ready
+	HIERCOLL_LAB_ENV=$(CURDIR)/$(OPENMPI) $(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
 
 figures: $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	scripts/figures docs/lab $(MPICH) $(OPENMPI) $(IMPI)
@@ -47,7 +47,7 @@ sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 4,6,7,13 --timeout 3600
 	$(IMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600
 	for environment in $(DEV) $(OPENMPI) $(IMPI); do \
-	  HIERCOLL_LAB_ENV=$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done
+	  HIERCOLL_LAB_ENV=$(CURDIR)/$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done
 
 # Each environment is made anew when pyproject.toml has changed.
 $(MPICH)/.ready: pyproject.toml
