@@ -24,7 +24,7 @@ from hiercoll.tuner import CANDIDATES, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
 FIXED = 4.0  # seconds that a size gets besides those in proportion to the time of one run, if the budget allows
-MOST = 28  # variants looked at per size
+MOST = 28  # kinds of variants looked at per size; of the best two kinds, all variants
 MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
 LOOK = 2.0  # times the fastest at first look from which on a variant drops out
 ROUNDS = ((1, LOOK, 12), (2, 1.3, 7), (3, 1.15, 4))  # samples; slower than the best by which drops out; most that stay
@@ -46,6 +46,7 @@ class Contest(Protocol):
         """No more measurements."""
 
 
+Kind: TypeAlias = "tuple[object, ...]"
 Open: TypeAlias = "Callable[[str, int, Sequence[Variant]], Contest]"
 
 
@@ -144,8 +145,9 @@ class Search:
         above = [self.done[min(known)]] if (known := [s for s in self.done if s > size]) else []
         return [figure.variant for result in below + above for figure in result.figures[:3]]
 
-    def _field(self, size: int, seeds: Iterable[Variant], only_seeds: bool) -> list[Variant]:
-        """native, the seeds, and what the model does not find hopeless, the most promising first."""
+    def _field(self, size: int, seeds: Iterable[Variant], only_seeds: bool) -> tuple[list[Variant], int]:
+        """What may be measured, and how much of it is looked at first: native, the seeds, and of
+        each kind of what the model does not find hopeless the one that it finds the best."""
         everyone = [] if only_seeds else [(v.algorithm, v.params) for v in variants(self.collective, self.topology)]
         ranked = rank_by_model(
             self.collective, self.topology, size, links=self.links, variants=everyone, most_shared=MOST_SHARED
@@ -153,13 +155,17 @@ class Search:
         promising = [
             Variant(each.algorithm, each.params) for each in ranked if each.seconds <= HOPELESS * ranked[0].seconds
         ]
-        chosen = {variant.key: variant for variant in [NATIVE_VARIANT, *seeds, *_spread(promising, MOST)]}
-        return list(chosen.values())
+        kinds: dict[Kind, Variant] = {}
+        for variant in promising:
+            kinds.setdefault(_kind(variant), variant)
+        first = {variant.key: variant for variant in [NATIVE_VARIANT, *seeds, *list(kinds.values())[:MOST]]}
+        rest = {variant.key: variant for variant in promising if variant.key not in first}
+        return [*first.values(), *rest.values()], len(first)
 
     def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
         """Measure at one size for about ``seconds``."""
         begin = self.clock()
-        field = self._field(size, seeds, only_seeds)
+        field, heads = self._field(size, seeds, only_seeds)
         contest = self.open(self.collective, size, field)
         samples: list[list[float]] = [[] for _ in field]
         paired: list[list[float]] = [[] for _ in field]  # native's time in the same turn over that of the variant
@@ -171,21 +177,26 @@ class Search:
                 if which[0] == 0:
                     paired[index] += [own / other for own, other in zip(times[0], times[position], strict=True)]
 
-        def so_far() -> list[float]:
-            return [median(times) if times else look for times, look in zip(samples, looks, strict=False)]
+        def so_far(index: int) -> float:
+            return median(samples[index]) if samples[index] else looks[index]
 
-        looks: list[float] = []
-        for index in range(len(field)):
-            if index > 3 and self.clock() - begin > 0.5 * seconds:
-                break
-            looks.append(contest.look(index))
-        alive = list(range(len(looks)))
+        def look(which: Iterable[int], share: float) -> None:
+            for index in which:
+                if len(looks) > 3 and self.clock() - begin > share * seconds:
+                    break
+                looks[index] = contest.look(index)
+
+        looks: dict[int, float] = {}
+        look(range(heads), 0.4)
+        best = {_kind(field[index]) for index in sorted(list(looks)[1:], key=so_far)[:2]}
+        look([index for index in range(heads, len(field)) if _kind(field[index]) in best], 0.5)
+        alive = list(looks)
         for count, slower, most in ROUNDS:
-            alive = _survivors(alive, so_far(), slower, most)
+            alive = _survivors(alive, so_far, slower, most)
             if self.clock() - begin > 0.8 * seconds:
                 break
             measure(alive, count)
-        alive = _survivors(alive, so_far(), 1.06, 4)
+        alive = _survivors(alive, so_far, 1.06, 4)
         while len(paired[0]) < FEWEST or (len(paired[0]) < FINAL and self.clock() - begin < seconds):
             measure(alive, 2)
         contest.close()
@@ -193,23 +204,16 @@ class Search:
         self.report(self.done[size])
 
 
-def _spread(ranked: list[Variant], most: int) -> list[Variant]:
-    """At most ``most``: the best of each algorithm and form first, then the best of the rest."""
-    families: dict[tuple[object, ...], Variant] = {}
-    for variant in ranked:
-        kinds = ("form", "memory", "inner", "outer", "exchange")
-        family = (variant.algorithm, *(variant.params.get(kind) for kind in kinds))
-        families.setdefault(family, variant)
-    first = list(families.values())
-    rest = [variant for variant in ranked if variant not in first]
-    return [*first, *rest][:most]
+def _kind(variant: Variant) -> Kind:
+    """The algorithm with what is not a number among its parameters."""
+    return (variant.algorithm, *((name, value) for name, value in variant.params.items() if isinstance(value, str)))
 
 
-def _survivors(alive: list[int], seconds: list[float], slower: float, most: int) -> list[int]:
+def _survivors(alive: list[int], seconds: Callable[[int], float], slower: float, most: int) -> list[int]:
     """native, and the fastest of ``alive``, by their times so far."""
-    best = min(seconds[index] for index in alive)
-    able = [index for index in alive if index and seconds[index] <= slower * best]
-    return [0, *sorted(able, key=lambda index: seconds[index])[:most]]
+    limit = slower * min(map(seconds, alive))
+    able = [index for index in alive if index and seconds(index) <= limit]
+    return [0, *sorted(able, key=seconds)[:most]]
 
 
 @dataclass(frozen=True)
