@@ -35,7 +35,7 @@ from hiercoll.errors import (
 from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.online import Trial
 from hiercoll.schedule import BufferName, Schedule
-from hiercoll.tables import NATIVE, Table, Variant, default_path, load
+from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import Decision, decide
 
@@ -108,13 +108,19 @@ def mpi_library() -> str:
     return f"{vendor} {'.'.join(map(str, version))}"
 
 
-def _environment_table() -> Table:
-    """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one. Raises TableError."""
-    path = os.environ.get("HIERCOLL_TABLE")
-    if path:
-        return load(path)
-    own = default_path()
-    return load(own) if own.exists() else Table()
+def from_root(comm: MPI.Intracomm, read: Callable[[], Table]) -> Table:
+    """What rank 0 reads; its TableError on every rank. Collective."""
+    found: Table | TableError | None = None
+    if comm.rank == 0:
+        try:
+            found = read()
+        except TableError as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, TableError):
+        raise found
+    assert found is not None
+    return found
 
 
 class State:
@@ -200,20 +206,17 @@ class State:
         Rank 0 reads it and tells the others. Collective. Raises TableError on all ranks;
         what the environment names and cannot be used is a TableWarning instead.
         """
-        found: Table | TableError | None = None
-        if self.rank == 0:
+
+        def read() -> Table:
+            if table is not None:
+                return table if isinstance(table, Table) else load(table)
             try:
-                found = _environment_table() if table is None else table if isinstance(table, Table) else load(table)
+                return environment_table()
             except TableError as error:
-                found = error
-                if table is None:
-                    warnings.warn(TableWarning(f"{error}; algorithms are chosen by the model"), stacklevel=2)
-                    found = Table()
-        found = self.comm.bcast(found)
-        if isinstance(found, TableError):
-            raise found
-        assert found is not None
-        self.table = found
+                warnings.warn(TableWarning(f"{error}; algorithms are chosen by the model"), stacklevel=4)
+                return Table()
+
+        self.table = from_root(self.comm, read)
         self.forget_choices()
 
     def forget_choices(self) -> None:
@@ -227,9 +230,9 @@ class State:
         if key not in self._trials:
             ranking = self.decide(collective, block, inplace).ranking
             resolve = REGISTRY[collective]
-            able = [Variant(c.algorithm, c.params) for c in ranking if c.algorithm != NATIVE][:ONLINE]
-            able = [Variant(v.algorithm, resolve[v.algorithm].resolve(v.params)) for v in able]
-            self._trials[key] = Trial([Variant(NATIVE), *able], self._slowest)
+            able = [c for c in ranking if c.algorithm != NATIVE][:ONLINE]
+            full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params)) for c in able]
+            self._trials[key] = Trial([Variant(NATIVE), *full], self._slowest)
         return self._trials[key]
 
     def _slowest(self, seconds: float) -> float:

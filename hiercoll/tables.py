@@ -169,6 +169,15 @@ def default_path() -> Path:
     return Path(base) / "hiercoll" / "table.json"
 
 
+def environment_table() -> Table:
+    """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one. Raises TableError."""
+    path = os.environ.get("HIERCOLL_TABLE")
+    if path:
+        return load(path)
+    own = default_path()
+    return load(own) if own.exists() else Table()
+
+
 def load(path: str | Path) -> Table:
     """The table in a file. Raises TableError, which names the file and the field."""
     try:

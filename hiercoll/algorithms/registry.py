@@ -111,10 +111,13 @@ class Algorithm:
         for values in product(*(parameter.choices for parameter in self.parameters)):
             yield dict(zip(names, values, strict=True))
 
+    def changed(self, params: Mapping[str, Value]) -> Params:
+        """Those of ``params`` that differ from the defaults."""
+        return {p.name: params[p.name] for p in self.parameters if params.get(p.name, p.default) != p.default}
+
     def spelled(self, params: Mapping[str, Value]) -> str:
         """The name with those parameters that differ from the defaults: ``bruck radix=4``."""
-        changed = {p.name: params[p.name] for p in self.parameters if params.get(p.name, p.default) != p.default}
-        return f"{self.name} {_spelled(changed)}".strip()
+        return f"{self.name} {_spelled(self.changed(params))}".strip()
 
 
 def _spelled(params: Mapping[str, Value]) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
 import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
@@ -140,6 +142,12 @@ def world() -> MPI.Intracomm:
             "and start it with mpiexec or srun"
         ) from None
     return MPI.COMM_WORLD
+
+
+def quiet_progress(comm: MPI.Intracomm, *columns: ProgressColumn) -> Progress:
+    """A progress bar of rank 0, drawn only when it is updated with ``refresh=True``: the thread
+    that draws it otherwise, ten times a second, takes time from what is measured."""
+    return Progress(*columns, console=Console(stderr=True), auto_refresh=False, disable=comm.rank > 0)
 
 
 class Together:

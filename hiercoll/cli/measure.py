@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 import hiercoll
 from hiercoll.algorithms import get_algorithm
-from hiercoll.cli.common import COLLECTIVES, RateType, SizesType, Together, main, parse_algorithm, world
+from hiercoll.cli.common import COLLECTIVES, RateType, SizesType, Together, main, parse_algorithm, quiet_progress, world
 from hiercoll.tables import NATIVE
 from hiercoll.units import format_size, format_time
 
@@ -108,10 +108,9 @@ def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> li
 
 
 def _bench_one(runner: Bench, collective: str, subjects: list[Subject], sizes: list[int]) -> list[Result]:
-    console = Console(stderr=True, quiet=runner.comm.rank > 0)
-    with Progress(TextColumn(f"{collective}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
+    with quiet_progress(runner.comm, TextColumn(collective), BarColumn(), MofNCompleteColumn()) as progress:
         task = progress.add_task("", total=len(sizes))
-        return list(runner.run(collective, subjects, sizes, lambda: progress.advance(task)))
+        return list(runner.run(collective, subjects, sizes, lambda: progress.update(task, advance=1, refresh=True)))
 
 
 def _print_results(collective: str, results: list[Result], about: dict[str, Any]) -> None:

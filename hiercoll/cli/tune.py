@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
-from hiercoll.cli.common import COLLECTIVES, SizesType, SizeType, Together, layout_option, main, world
+from hiercoll.cli.common import COLLECTIVES, SizesType, SizeType, Together, layout_option, main, quiet_progress, world
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.tables import Entry, Table, Variant, default_path, dump, figure_record, load
 from hiercoll.topology import parse_layout
@@ -87,9 +87,8 @@ def _tune(
     links = runner.links()
     begin = runner.clock()
     entries = []
-    console = Console(stderr=True, quiet=comm.rank > 0)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with quiet_progress(comm, *columns) as progress:
         for number, name in enumerate(names):
             wanted = sizes or SizesType().convert(SIZES[name], None, None)
             task = progress.add_task(f"tuning {name}", total=len(set(wanted)), found="")
@@ -98,7 +97,7 @@ def _tune(
                 if notes is not None:
                     notes.add(name, result)
                 found = f"{format_size(result.size)}: {result.winner.spelled(name)}, {result.gain:.2f}x native"
-                progress.update(task, advance=1, found=found)
+                progress.update(task, advance=1, found=found, refresh=True)
 
             done = comm.bcast(notes.done(name) if notes is not None else None)
             rest = budget - (runner.clock() - begin)
