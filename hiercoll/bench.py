@@ -32,7 +32,7 @@ from hiercoll.lifetime import get_state
 from hiercoll.simulate import Event
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import CANDIDATES, Candidate
+from hiercoll.tuner import CANDIDATES
 from hiercoll.tuning import interval
 
 Bytes = npt.NDArray[np.uint8]
@@ -56,6 +56,12 @@ class Subject:
     algorithm: str
     params: Params
 
+    @classmethod
+    def of(cls, collective: str, variant: Variant) -> Subject:
+        """For an algorithm with some or all of its parameters, or native."""
+        entry = REGISTRY[collective].get(variant.algorithm)
+        return cls(variant.algorithm, entry.changed(variant.params) if entry else {})
+
     def __str__(self) -> str:
         return " ".join([self.algorithm, *(f"{name}={value}" for name, value in self.params.items())])
 
@@ -74,7 +80,7 @@ class Result:
     median: float
     q1: float
     q3: float
-    iterations: int
+    samples: int
     gain: float | None = None
     gain_low: float | None = None
     gain_high: float | None = None
@@ -122,21 +128,13 @@ def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, B
     return tokens(rank, 0, size).copy(), np.concatenate([tokens(peer, 0, size) for peer in peers])
 
 
-def _changed(collective: str, candidate: Candidate) -> Params:
-    """The parameters that differ from the defaults."""
-    if candidate.algorithm == NATIVE:
-        return {}
-    default = get_algorithm(collective, candidate.algorithm).resolve({})
-    return {name: value for name, value in candidate.params.items() if default[name] != value}
-
-
 def default_subjects(collective: str) -> list[Subject]:
     """native, auto, every algorithm with its defaults, and what "auto" chooses from."""
     subjects = [Subject(NATIVE, {}), Subject("auto", {}), *(Subject(name, {}) for name in REGISTRY[collective])]
     for name, params in CANDIDATES[collective]:
-        spelled = {k: v for k, v in params.items() if get_algorithm(collective, name).resolve({})[k] != v}
-        if Subject(name, spelled) not in subjects:
-            subjects.append(Subject(name, spelled))
+        subject = Subject.of(collective, Variant(name, params))
+        if subject not in subjects:
+            subjects.append(subject)
     return subjects
 
 
@@ -226,7 +224,7 @@ class Bench:
     """A series of measurements on a communicator. All methods are collective.
 
     ``seconds``: for each subject and size, about, unless the number of samples is given as
-    ``iterations``; ``rate``: bytes per second of each node's link, for the bound that it
+    ``samples``; ``rate``: bytes per second of each node's link, for the bound that it
     sets; ``top``: how many of those that "auto" compares take part at each size.
     """
 
@@ -235,12 +233,13 @@ class Bench:
         comm: MPI.Intracomm,
         *,
         seconds: float = 0.3,
-        iterations: int | None = None,
+        samples: int | None = None,
         rate: float | None = None,
         top: int = 0,
     ) -> None:
         self.comm = comm
-        self.seconds, self.iterations, self.rate, self.top = seconds, iterations, rate, top
+        self.seconds, self.samples, self.rate, self.top = seconds, samples, rate, top
+        self._sample = min(SAMPLE, seconds / FEWEST)
         self.state = get_state(comm)
         if self.state.disabled:
             raise HiercollError("HIERCOLL_DISABLE is set: every algorithm would be the MPI library's own")
@@ -259,7 +258,7 @@ class Bench:
         """
         for size in sizes:
             subjects = [*given, *self._best(collective, size, given)]
-            contest = Contest(self.comm, collective, subjects, size, min(SAMPLE, self.seconds / FEWEST))
+            contest = Contest(self.comm, collective, subjects, size, self._sample)
             able = [index for index in range(len(subjects)) if contest.able(index)]
             times = contest.times(able, self._samples(contest))
             contest.close()
@@ -276,15 +275,14 @@ class Bench:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
         known = {str(subject) for subject in given}
         ranking = self.state.decide(collective, size, False).ranking[: self.top]
-        best = [Subject(candidate.algorithm, _changed(collective, candidate)) for candidate in ranking]
+        best = [Subject.of(collective, candidate.variant) for candidate in ranking]
         return [subject for subject in best if str(subject) not in known]
 
     def _samples(self, contest: Contest) -> int:
         """Samples of each subject that fit in ``seconds`` per subject, between 5 and 200."""
-        if self.iterations:
-            return self.iterations
-        shortest = min(SAMPLE, self.seconds / FEWEST)
-        each = sum(max(once, shortest) for once in contest.once.values()) / max(len(contest.once), 1)
+        if self.samples:
+            return self.samples
+        each = sum(max(once, self._sample) for once in contest.once.values()) / max(len(contest.once), 1)
         return int(min(200, max(FEWEST, self.seconds / max(each, 1e-6))))
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:

@@ -281,17 +281,17 @@ class State:
             self.boards.move_to_end(plan.board_key)
 
     def _board(self, work: Work, schedule: Schedule) -> Board:
-        """A new shared window. Collective over the node.
+        """A new shared window on every node. Collective.
 
         Raises BufferSizeError if the ranks' blocks differ, ConstraintError if the window
-        does not fit into the host's shared memory: on all ranks of the node alike.
+        does not fit into the shared memory of one host: on all ranks alike.
         """
         nbytes = schedule.shared * work.block
         room = shared_memory_room() if self.topology.lane_of[self.rank] == 0 else None
         lacking = 0 if room is None or nbytes < room else nbytes - room
-        flags = self._agree(self.node, work, schedule.flags, lacking)
+        flags, most = self._agree(work, schedule.flags, nbytes, lacking=lacking)
         self._boards_made += 1
-        return Board(self.node, nbytes, flags, self._boards_made)
+        return Board(self.node, nbytes, flags, self._boards_made, most)
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""
@@ -310,7 +310,7 @@ class State:
             schedule = self.schedule(work)
             address, owner = self.memory.allocate(schedule.scratch * work.block)
             board = self._board(work, schedule) if schedule.shared else None
-            comm, tag = self._reserve_tags(self._agree(self.comm, work, schedule.tags))
+            comm, tag = self._reserve_tags(*self._agree(work, schedule.tags))
             binding = self._binding(work, schedule, comm, tag, (send, recv, address), board)
             plan = bind(schedule, binding, work.name, traced=traced)
             plan.keep_alive(owner, nbytes=schedule.scratch * work.block)
@@ -360,22 +360,22 @@ class State:
         layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
         return Binding(comm, self.topology.lane_of, self.memory, layout, places, tag, board)
 
-    def _agree(self, comm: MPI.Intracomm, work: Work, value: int, lacking: int = 0) -> int:
-        """The largest ``value`` of the ranks of ``comm``; raises, on all alike, if they do not
+    def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
+        """The largest of the ranks' ``values``; raises, on all alike, if they do not
         make the same call or bytes are ``lacking`` on one. Collective."""
         key = zlib.crc32(repr(work.key[:-2]).encode())
-        mine = np.array([value, work.block, -work.block, key, -key, lacking], dtype=np.int64)
+        mine = np.array([work.block, -work.block, key, -key, lacking, *values], dtype=np.int64)
         most = np.empty_like(mine)
-        comm.Allreduce(mine, most, op=MPI.MAX)
-        if most[1] != -most[2]:
-            got = f"between {-most[2]} and {most[1]}"
+        self.comm.Allreduce(mine, most, op=MPI.MAX)
+        if most[0] != -most[1]:
+            got = f"between {-most[1]} and {most[0]}"
             raise BufferSizeError("bytes per block", "the same on all ranks", got, self.rank)
-        if most[3] != -most[4]:
+        if most[2] != -most[3]:
             raise ParameterError("algorithm", "the same with the same parameters on all ranks", work.name, self.rank)
-        if most[5]:
-            got = f"a window that needs {most[5]} bytes more than there are"
+        if most[4]:
+            got = f"a window that needs {most[4]} bytes more than there are"
             raise ConstraintError(f"algorithm {work.algorithm!r}", "room in /dev/shm", got, self.rank)
-        return int(most[0])
+        return [int(value) for value in most[5:]]
 
     def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
         """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""

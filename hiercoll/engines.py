@@ -25,11 +25,12 @@ class Board:
 
     Each rank has a line of flags of its own. A flag holds the number of the last start
     that raised it; ``epoch`` counts this rank's starts. ``number`` names it on all ranks
-    of the node. Collective over the node.
+    of the node; ``counted`` is the size that all nodes take it for when they make room for
+    others. Collective over the node.
     """
 
-    def __init__(self, node: MPI.Intracomm, nbytes: int, flags: int, number: int) -> None:
-        self.number = number
+    def __init__(self, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int) -> None:
+        self.number, self.nbytes = number, counted
         self._width = -(-max(flags, 1) // LINE) * LINE
         header = node.size * self._width * 8
         size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
@@ -41,7 +42,6 @@ class Board:
         own = node.rank * self._width
         self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
         self.address = address + header
-        self.nbytes = header + nbytes
         self.lane, self.epoch = node.rank, 0
         self.window.Sync()
         node.Barrier()

@@ -28,9 +28,9 @@ class Candidate(NamedTuple):
     seconds: float
 
     @property
-    def spelled(self) -> str:
-        """Name and parameters in words."""
-        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.params.items())])
+    def variant(self) -> Variant:
+        """What is meant, without the time."""
+        return Variant(self.algorithm, self.params)
 
 
 # What "auto" considers: those variants that some machine, size or layout makes the best.
@@ -133,7 +133,7 @@ def _decide(
         if not ranked:
             return Decision(Variant(NATIVE), "no algorithm can run here")
         why = f"the cost model; no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
-        return Decision(Variant(ranked[0].algorithm, ranked[0].params), why, tuple(ranked))
+        return Decision(ranked[0].variant, why, tuple(ranked))
     if layout_distance(entry, topology) == (0.0, 0.0):
         return _by_entry(entry, topology, block, inplace, table.source)
     return _by_neighbour(entry, topology, block, inplace, table.source)
@@ -158,13 +158,6 @@ def decide(
 
 
 _NO_TABLE = Table()
-
-
-def choose(collective: str, topology: Topology, block: int, *, inplace: bool = False) -> Candidate:
-    """The cost model's choice."""
-    decision = decide(collective, topology, block, inplace=inplace)
-    seconds = decision.ranking[0].seconds if decision.ranking else 0.0
-    return Candidate(decision.variant.algorithm, decision.variant.params, seconds)
 
 
 def _able(collective: str, topology: Topology, block: int, inplace: bool, variant: Variant) -> bool:
@@ -212,7 +205,7 @@ def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, s
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
     if not corrected:
         return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
-    return Decision(Variant(corrected[0].algorithm, corrected[0].params), why, tuple(corrected))
+    return Decision(corrected[0].variant, why, tuple(corrected))
 
 
 def entry_topology(entry: Entry) -> Topology:

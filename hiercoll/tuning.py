@@ -10,7 +10,7 @@ Measuring is handed in as a callable; every decision is made from values that al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import comb, isqrt, sqrt
 from statistics import median, quantiles
@@ -24,6 +24,7 @@ from hiercoll.tuner import CANDIDATES, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
 FIXED = 4.0  # seconds that a size gets besides those in proportion to the time of one run, if the budget allows
+RUNS = 30  # times the best prediction that it gets besides
 MOST = 28  # kinds of variants looked at per size; of the best two kinds, all variants
 MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
 LOOK = 2.0  # times the fastest at first look from which on a variant drops out
@@ -107,7 +108,7 @@ class Search:
         """
         begin = self.clock()
         left = [size for size in sorted(set(sizes)) if size not in self.done]
-        weights = {size: FIXED + 30 * self._predicted(size) for size in left}
+        weights = {size: self._needed(size) for size in left}
         share = 0.8  # of the budget is for the sizes that were asked for
         while left:
             size = left.pop(0)
@@ -118,12 +119,13 @@ class Search:
             rest = self.budget - (self.clock() - begin)
             if rest <= 0:
                 break
-            self._contest(size, min(rest, FIXED + 30 * self._predicted(size)), self._seeds(size), only_seeds=True)
+            self._contest(size, min(rest, self._needed(size)), self._seeds(size), only_seeds=True)
         return [self.done[size] for size in sorted(self.done)]
 
-    def _predicted(self, size: int) -> float:
+    def _needed(self, size: int) -> float:
+        """Seconds that measuring at a size takes, about."""
         ranked = rank_by_model(self.collective, self.topology, size, links=self.links)
-        return ranked[0].seconds if ranked else 0.0
+        return FIXED + RUNS * (ranked[0].seconds if ranked else 0.0)
 
     def _between(self) -> Iterator[int]:
         """Sizes in the middle of neighbours with different winners, while there are any; widest gap first."""
@@ -152,9 +154,7 @@ class Search:
         ranked = rank_by_model(
             self.collective, self.topology, size, links=self.links, variants=everyone, most_shared=MOST_SHARED
         )
-        promising = [
-            Variant(each.algorithm, each.params) for each in ranked if each.seconds <= HOPELESS * ranked[0].seconds
-        ]
+        promising = [each.variant for each in ranked if each.seconds <= HOPELESS * ranked[0].seconds]
         kinds: dict[Kind, Variant] = {}
         for variant in promising:
             kinds.setdefault(_kind(variant), variant)
@@ -165,10 +165,10 @@ class Search:
     def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
         """Measure at one size for about ``seconds``."""
         begin = self.clock()
-        field, heads = self._field(size, seeds, only_seeds)
-        contest = self.open(self.collective, size, field)
-        samples: list[list[float]] = [[] for _ in field]
-        paired: list[list[float]] = [[] for _ in field]  # native's time in the same turn over that of the variant
+        chosen, heads = self._field(size, seeds, only_seeds)
+        contest = self.open(self.collective, size, chosen)
+        samples: list[list[float]] = [[] for _ in chosen]
+        paired: list[list[float]] = [[] for _ in chosen]  # native's time in the same turn over that of the variant
 
         def measure(which: list[int], count: int) -> None:
             times = contest.times(which, count)
@@ -188,8 +188,8 @@ class Search:
 
         looks: dict[int, float] = {}
         look(range(heads), 0.4)
-        best = {_kind(field[index]) for index in sorted(list(looks)[1:], key=so_far)[:2]}
-        look([index for index in range(heads, len(field)) if _kind(field[index]) in best], 0.5)
+        best = {_kind(chosen[index]) for index in sorted(list(looks)[1:], key=so_far)[:2]}
+        look([index for index in range(heads, len(chosen)) if _kind(chosen[index]) in best], 0.5)
         alive = list(looks)
         for count, slower, most in ROUNDS:
             alive = _survivors(alive, so_far, slower, most)
@@ -200,7 +200,7 @@ class Search:
         while len(paired[0]) < FEWEST or (len(paired[0]) < FINAL and self.clock() - begin < seconds):
             measure(alive, 2)
         contest.close()
-        self.done[size] = _result(size, [(field[i], samples[i], paired[i]) for i in range(len(field)) if samples[i]])
+        self.done[size] = _result(size, [(chosen[i], samples[i], paired[i]) for i in range(len(chosen)) if samples[i]])
         self.report(self.done[size])
 
 
@@ -224,16 +224,16 @@ class SizeResult:
     winner: Variant
     figures: tuple[Figure, ...]
     gain: float  # native's time over the winner's
-    sure: float  # lower end of the 95 % interval of that
 
+    def record(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
 
-def result_of(data: dict[str, Any]) -> SizeResult:
-    """A result from JSON data. Raises KeyError, TypeError or ValueError for what is none."""
-    figures = tuple(
-        Figure(f["size"], Variant(f["algorithm"], f["params"]), f["median"], f["q1"], f["q3"], f["samples"])
-        for f in data["figures"]
-    )
-    return SizeResult(data["size"], Variant(**data["winner"]), figures, data["gain"], data["sure"])
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> SizeResult:
+        """From JSON data. Raises KeyError or TypeError for what is no result."""
+        figures = tuple(Figure(**{**figure, "variant": Variant(**figure["variant"])}) for figure in record["figures"])
+        return cls(record["size"], Variant(**record["winner"]), figures, record["gain"])
 
 
 def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]]) -> SizeResult:
@@ -248,14 +248,14 @@ def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]])
         for number, figure in enumerate(figures)
         if figure.variant.algorithm != NATIVE and 2 * figure.samples >= most
     ]
-    winner, gain, sure = NATIVE_VARIANT, 1.0, 1.0
+    winner, gain = NATIVE_VARIANT, 1.0
     if finalists:
         variant, _, ratios = measured[min(finalists)[1]]
         low, _ = interval(ratios)
         if low > 1.0:
-            winner, gain, sure = variant, median(ratios), low
+            winner, gain = variant, median(ratios)
     figures.sort(key=lambda figure: (2 * figure.samples < most, figure.median))
-    return SizeResult(size, winner, tuple(figures), gain, sure)
+    return SizeResult(size, winner, tuple(figures), gain)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

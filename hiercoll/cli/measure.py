@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR].",
 )
 @click.option(
-    "--iterations", "-i", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds."
+    "--samples", "-n", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds."
 )
 @click.option(
     "--seconds",
@@ -61,7 +61,7 @@ def bench(
     collective: str,
     algorithms: tuple[str, ...],
     sizes: list[int],
-    iterations: int | None,
+    samples: int | None,
     seconds: float,
     table: Path | None,
     link_rate: float | None,
@@ -82,7 +82,7 @@ def bench(
             json_file.open("a").close()  # not after all the measurements
         if table:
             hiercoll.configure(comm, table=table)
-        runner = b.Bench(comm, seconds=seconds, iterations=iterations, rate=link_rate, top=top)
+        runner = b.Bench(comm, seconds=seconds, samples=samples, rate=link_rate, top=top)
         about = b.provenance(comm, runner.topology) | {"link_rate": link_rate}
         for name in COLLECTIVES if collective == "all" else (collective,):
             results = _bench_one(runner, name, _subjects(name, algorithms, control), sizes)

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,12 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from hiercoll.cli.common import COLLECTIVES, SizesType, SizeType, Together, layout_option, main, quiet_progress, world
+from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
-from hiercoll.tables import Entry, Table, Variant, default_path, dump, figure_record, load
-from hiercoll.topology import parse_layout
+from hiercoll.tables import Entry, Table, Variant, dump, environment_table, load
+from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import decide
-from hiercoll.tuning import Search, SizeResult, choices, result_of
+from hiercoll.tuning import Search, SizeResult, choices
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -77,13 +77,14 @@ def _tune(
     comm: MPI.Intracomm, names: tuple[str, ...], output: Path, budget: float, sizes: list[int] | None, fresh: bool
 ) -> None:
     from hiercoll import bench as b
+    from hiercoll.communicator import from_root
 
     if sizes and min(sizes) < 1:
         raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))
     runner = b.Bench(comm)
     about = b.provenance(comm, runner.topology)
     notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
-    kept = _on_root(comm, lambda: load(output) if output.exists() else Table())
+    kept = from_root(comm, lambda: load(output) if output.exists() else Table())
     links = runner.links()
     begin = runner.clock()
     entries = []
@@ -115,22 +116,7 @@ def _tune(
         click.echo(f"{output}: {len(table.entries)} entries")
 
 
-def _on_root(comm: MPI.Intracomm, read: Any) -> Table:
-    """What rank 0 reads; its TableError on every rank."""
-    found: Any = None
-    if comm.rank == 0:
-        try:
-            found = read()
-        except TableError as error:
-            found = error
-    found = comm.bcast(found)
-    if isinstance(found, TableError):
-        raise found
-    assert isinstance(found, Table)
-    return found
-
-
-def _entry(collective: str, results: list[SizeResult], about: dict[str, Any], topology: Any, links: Any) -> Entry:
+def _entry(collective: str, results: list[SizeResult], about: dict[str, Any], topology: Topology, links: Links) -> Entry:
     return Entry(
         collective=collective,
         mpi=about["mpi"],
@@ -165,15 +151,7 @@ class _Notes:
 
     def add(self, collective: str, result: SizeResult) -> None:
         """Note a size."""
-        figures = [figure_record(figure) for figure in result.figures]
-        line = {
-            "collective": collective,
-            "size": result.size,
-            "winner": asdict(result.winner),
-            "figures": figures,
-            "gain": result.gain,
-            "sure": result.sure,
-        }
+        line = {"collective": collective, **result.record()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -184,7 +162,7 @@ class _Notes:
             try:
                 data = json.loads(line)
                 if data["collective"] == collective:
-                    found[data["size"]] = result_of(data)
+                    found[data["size"]] = SizeResult.of(data)
             except (ValueError, KeyError, TypeError):
                 continue
         return found
@@ -321,10 +299,7 @@ def table_diff(one: Path, other: Path) -> None:
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
 def explain(collective: str, size: int, layout: str, table_file: Path | None, mpi: str, inplace: bool) -> None:
     """What "auto" chooses for a size and layout, why, and the runners-up."""
-    import os
-
-    path = table_file or os.environ.get("HIERCOLL_TABLE") or (default_path() if default_path().exists() else None)
-    found = load(path) if path else Table()
+    found = load(table_file) if table_file else environment_table()
     topology = parse_layout(layout)
     if not mpi:
         names = sorted({entry.mpi for entry in found.entries})
@@ -336,6 +311,5 @@ def explain(collective: str, size: int, layout: str, table_file: Path | None, mp
     click.echo(f"by {decision.reason}")
     best = decision.ranking[0].seconds if decision.ranking else 0.0
     for candidate in decision.ranking[:6]:
-        variant = Variant(candidate.algorithm, candidate.params)
         ratio = f"{candidate.seconds / best:.2f}" if best else ""
-        click.echo(f"  {format_time(candidate.seconds):>10}  {ratio:>5}  {variant.spelled(collective)}")
+        click.echo(f"  {format_time(candidate.seconds):>10}  {ratio:>5}  {candidate.variant.spelled(collective)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from statistics import median
 
-from hiercoll.plots.records import AUTO, Point, Record, Setting
+from hiercoll.plots.records import AUTO, CONTROL, Point, Record, Setting
 
 NATIVE = "native"
 MOST = 8  # subjects with a colour of their own, besides native and auto
@@ -54,11 +54,11 @@ class Span:
 def compare(records: Iterable[Record]) -> list[Comparison]:
     """One comparison for each setting, sorted; records of one subject and size become their medians.
 
-    Sizes of 0 bytes have no place on a logarithmic axis and are left out.
+    Sizes of 0 bytes have no place on a logarithmic axis and are left out, as is the control, which is native again.
     """
     settings: defaultdict[Setting, list[Record]] = defaultdict(list)
     for record in records:
-        if record.size:
+        if record.size and record.subject != CONTROL:
             settings[record.setting].append(record)
     return [_compare_one(setting, settings[setting]) for setting in sorted(settings)]
 

@@ -13,6 +13,7 @@ from hiercoll.algorithms import get_algorithm
 from hiercoll.errors import ArgumentError, HiercollError
 
 AUTO = "auto"
+CONTROL = "control"  # native once more, which shows the noise
 
 
 class PlotError(HiercollError):

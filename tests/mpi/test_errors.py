@@ -179,3 +179,15 @@ def test_too_little_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     with pytest.raises(ConstraintError, match="room in /dev/shm"):
         hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped").shape == (SIZE * 1000,)
+
+
+@pytest.mark.parametrize("call", [hiercoll.alltoall, hiercoll.alltoall_init])
+def test_too_little_shared_memory_on_one_host(
+    on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
+) -> None:
+    """Refused on the other hosts too."""
+    comm = on_layout(f"{SIZE}x1")
+    monkeypatch.setattr(communicator, "shared_memory_room", lambda: 1000 if RANK == 0 else None)
+    with pytest.raises(ConstraintError, match="room in /dev/shm"):
+        call(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
+    assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)

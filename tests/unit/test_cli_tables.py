@@ -98,7 +98,7 @@ def test_notes_of_an_interrupted_run(tmp_path: Path) -> None:
     """What was noted is found again in the same setting, without a line that was cut off."""
     about = {"mpi": MPI, "layout": "2x4", "memory": "host", "hiercoll": "0.1.0", "ranks": 8}
     path = tmp_path / "table.json.part"
-    result = SizeResult(64, ENTRY.choices[0].variant, ENTRY.figures[:2], 2.0, 1.9)
+    result = SizeResult(64, ENTRY.choices[0].variant, ENTRY.figures[:2], 2.0)
     notes = _Notes(path, about, fresh=False)
     notes.add("alltoall", result)
     with path.open("a") as file:

@@ -44,7 +44,6 @@ def test_counts_by_link_class() -> None:
         copies=2,
         copied_blocks=5,
         synchronisations=3,
-        dispatched=11,
         chain=1,
         network_chain=1,
         scratch=5,

@@ -50,7 +50,7 @@ def line(algorithm: str = "native", size: int = 64, seconds: float = 1e-3, **fie
         "median": seconds,
         "q1": 0.9 * seconds,
         "q3": 1.2 * seconds,
-        "iterations": 20,
+        "samples": 20,
         "date": "2026-01-31T12:00:00+00:00",
         "mpi": "MPICH 5.0.2",
         "layout": "4x4",

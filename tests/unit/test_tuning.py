@@ -162,7 +162,7 @@ def test_interval_covers_as_often_as_it_says() -> None:
 
 def test_choices_start_halfway() -> None:
     a, b = Variant("bruck", {"radix": 2}), Variant(NATIVE)
-    results = [SizeResult(size, winner, (), 1.0, 1.0) for size, winner in ((8, a), (64, a), (256, b), (1024, a))]
+    results = [SizeResult(size, winner, (), 1.0) for size, winner in ((8, a), (64, a), (256, b), (1024, a))]
     assert [(choice.start, choice.variant) for choice in choices(results)] == [(1, a), (128, b), (512, a)]
 
 
