@@ -21,11 +21,13 @@ from hiercoll.topology import Topology, parse_layout
 
 
 class Candidate(NamedTuple):
-    """An algorithm with its parameters, and its predicted time in seconds."""
+    """An algorithm with its parameters, its predicted time in seconds, and how many messages
+    to other nodes a rank may have under way, about."""
 
     algorithm: str
     params: Params
     seconds: float
+    flows: float = 0.0
 
     @property
     def variant(self) -> Variant:
@@ -108,7 +110,8 @@ def rank_by_model(
     for name, params in CANDIDATES[collective] if variants is None else variants:
         counts = _counted(collective, topology, inplace, name, tuple(params.items()))
         if counts and counts[0].shared * block <= most_shared:
-            ranked.append(Candidate(name, params, predict(counts, block, links)))
+            flows = max(count.network_messages / max(count.network_chain, 1) for count in counts)
+            ranked.append(Candidate(name, params, predict(counts, block, links), flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 
 

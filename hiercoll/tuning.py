@@ -3,7 +3,8 @@
 Per size, the cost model sets aside what is hopeless, and the rest takes part in successive
 halving (Jamieson, Talwalkar 2016): all are measured a little, the slow ones drop out, the
 others are measured more. ``native`` stays to the end, and is replaced only by what is faster
-beyond the noise. Between neighbouring sizes with different winners, sizes in between follow.
+beyond the noise, and again so some time later: machines have phases that favour one or the
+other. Between neighbouring sizes with different winners, sizes in between follow.
 Measuring is handed in as a callable; every decision is made from values that all ranks share.
 """
 
@@ -20,16 +21,16 @@ from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.cost import DEFAULT_LINKS, Links
 from hiercoll.tables import NATIVE, Choice, Figure, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import CANDIDATES, rank_by_model
+from hiercoll.tuner import CANDIDATES, Candidate, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
 FIXED = 4.0  # seconds that a size gets besides those in proportion to the time of one run, if the budget allows
 RUNS = 30  # times the best prediction that it gets besides
-MOST = 28  # kinds of variants looked at per size; of the best two kinds, all variants
 MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
 LOOK = 2.0  # times the fastest at first look from which on a variant drops out
 ROUNDS = ((1, LOOK, 12), (2, 1.3, 7), (3, 1.15, 4))  # samples; slower than the best by which drops out; most that stay
 FEWEST, FINAL = 5, 21  # samples of those that are left, at least and (time permitting) at most
+CERTAIN = 1.5  # times native's speed from which on a winner is not measured once more at the end
 CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
 NATIVE_VARIANT = Variant(NATIVE)
 
@@ -109,18 +110,42 @@ class Search:
         begin = self.clock()
         left = [size for size in sorted(set(sizes)) if size not in self.done]
         weights = {size: self._needed(size) for size in left}
-        share = 0.8  # of the budget is for the sizes that were asked for
+        share, with_between = 0.7, 0.85  # of the budget: for the sizes that were asked for, and with those between
         while left:
             size = left.pop(0)
             rest = self.budget * share - (self.clock() - begin)
             total = weights[size] + sum(weights[other] for other in left)
             self._contest(size, max(0.0, rest * weights[size] / total), self._seeds(size))
         for size in self._between():
-            rest = self.budget - (self.clock() - begin)
+            rest = self.budget * with_between - (self.clock() - begin)
             if rest <= 0:
                 break
             self._contest(size, min(rest, self._needed(size)), self._seeds(size), only_seeds=True)
+        self._look_again(self.budget - (self.clock() - begin))
         return [self.done[size] for size in sorted(self.done)]
+
+    def _look_again(self, seconds: float) -> None:
+        """Measure winners that are not far ahead once more, now that time has passed; one that
+        is not faster again gives way to native."""
+        begin = self.clock()
+        doubtful = [
+            result
+            for result in self.done.values()
+            if result.winner.algorithm != NATIVE and result.gain < CERTAIN and not result.again
+        ]
+        for number, result in enumerate(doubtful, 1):
+            contest = self.open(self.collective, result.size, [NATIVE_VARIANT, result.winner])
+            ratios: list[float] = []
+            while len(ratios) < FEWEST or (
+                len(ratios) < FINAL and self.clock() - begin < seconds * number / len(doubtful)
+            ):
+                natives, own = contest.times((0, 1), 2)
+                ratios += [native / other for native, other in zip(natives, own, strict=True)]
+            contest.close()
+            again = median(ratios)
+            kept = (result.winner, result.gain) if again > 1.0 else (NATIVE_VARIANT, 1.0)
+            self.done[result.size] = SizeResult(result.size, kept[0], result.figures, kept[1], again)
+            self.report(self.done[result.size])
 
     def _needed(self, size: int) -> float:
         """Seconds that measuring at a size takes, about."""
@@ -149,17 +174,20 @@ class Search:
 
     def _field(self, size: int, seeds: Iterable[Variant], only_seeds: bool) -> tuple[list[Variant], int]:
         """What may be measured, and how much of it is looked at first: native, the seeds, and of
-        each kind of what the model does not find hopeless the one that it finds the best."""
+        each kind of what the model does not find hopeless the one that it finds the best; in turns
+        the fastest and that with the fewest messages at a time, since the model knows no contention."""
         everyone = [] if only_seeds else [(v.algorithm, v.params) for v in variants(self.collective, self.topology)]
         ranked = rank_by_model(
             self.collective, self.topology, size, links=self.links, variants=everyone, most_shared=MOST_SHARED
         )
-        promising = [each.variant for each in ranked if each.seconds <= HOPELESS * ranked[0].seconds]
-        kinds: dict[Kind, Variant] = {}
-        for variant in promising:
-            kinds.setdefault(_kind(variant), variant)
-        first = {variant.key: variant for variant in [NATIVE_VARIANT, *seeds, *list(kinds.values())[:MOST]]}
-        rest = {variant.key: variant for variant in promising if variant.key not in first}
+        promising = [each for each in ranked if each.seconds <= HOPELESS * ranked[0].seconds]
+        kinds: dict[Kind, Candidate] = {}
+        for each in promising:
+            kinds.setdefault(_kind(each.variant), each)
+        few_flows = sorted(kinds.values(), key=lambda each: each.flows)
+        in_turns = [each.variant for pair in zip(kinds.values(), few_flows, strict=True) for each in pair]
+        first = {variant.key: variant for variant in [NATIVE_VARIANT, *seeds, *in_turns]}
+        rest = {each.variant.key: each.variant for each in promising if each.variant.key not in first}
         return [*first.values(), *rest.values()], len(first)
 
     def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
@@ -224,6 +252,7 @@ class SizeResult:
     winner: Variant
     figures: tuple[Figure, ...]
     gain: float  # native's time over the winner's
+    again: float | None = None  # the same some time later, where that was measured
 
     def record(self) -> dict[str, Any]:
         """As JSON data."""
@@ -233,27 +262,26 @@ class SizeResult:
     def of(cls, record: dict[str, Any]) -> SizeResult:
         """From JSON data. Raises KeyError or TypeError for what is no result."""
         figures = tuple(Figure(**{**figure, "variant": Variant(**figure["variant"])}) for figure in record["figures"])
-        return cls(record["size"], Variant(**record["winner"]), figures, record["gain"])
+        return cls(record["size"], Variant(**record["winner"]), figures, record["gain"], record["again"])
 
 
 def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]]) -> SizeResult:
-    """native wins unless the fastest is faster beyond the noise."""
+    """Of what is faster than native beyond the noise, what three in four samples show as the
+    fastest: medians alone do not tell what is now fast and now slow. Else native."""
     figures = []
     most = max(len(times) for _, times, _ in measured)
     for variant, times, _ in measured:
         q1, middle, q3 = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
         figures.append(Figure(size, variant, middle, q1, q3, len(times)))
     finalists = [
-        (figure.median, number)
-        for number, figure in enumerate(figures)
-        if figure.variant.algorithm != NATIVE and 2 * figure.samples >= most
+        number
+        for number, (figure, (_, _, ratios)) in enumerate(zip(figures, measured, strict=True))
+        if figure.variant.algorithm != NATIVE and 2 * figure.samples >= most and interval(ratios)[0] > 1.0
     ]
     winner, gain = NATIVE_VARIANT, 1.0
     if finalists:
-        variant, _, ratios = measured[min(finalists)[1]]
-        low, _ = interval(ratios)
-        if low > 1.0:
-            winner, gain = variant, median(ratios)
+        best = min(finalists, key=lambda number: figures[number].q3)
+        winner, gain = figures[best].variant, median(measured[best][2])
     figures.sort(key=lambda figure: (2 * figure.samples < most, figure.median))
     return SizeResult(size, winner, tuple(figures), gain)
 

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR].",
 )
-@click.option(
-    "--samples", "-n", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds."
-)
+@click.option("--samples", "-n", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),

@@ -116,7 +116,9 @@ def _tune(
         click.echo(f"{output}: {len(table.entries)} entries")
 
 
-def _entry(collective: str, results: list[SizeResult], about: dict[str, Any], topology: Topology, links: Links) -> Entry:
+def _entry(
+    collective: str, results: list[SizeResult], about: dict[str, Any], topology: Topology, links: Links
+) -> Entry:
     return Entry(
         collective=collective,
         mpi=about["mpi"],

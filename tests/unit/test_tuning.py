@@ -103,6 +103,21 @@ def test_native_stays_unless_beaten_beyond_noise() -> None:
     assert NATIVE not in {result.winner.algorithm for result in search(slower, 60.0).run([8, 4096])}
 
 
+def test_a_phase_of_the_machine_is_not_believed() -> None:
+    """What is faster for a while, and slower when it is measured again, is not chosen; what is so twice is."""
+    for passes, expected in ((True, NATIVE), (False, "bruck")):
+        machine = Machine(lambda size, variant: 1e-3, noise=0.01)
+
+        def cost(size: int, variant: Variant, machine: Machine = machine, passes: bool = passes) -> float:
+            better = 1.2 if passes and machine.opened > 1 else 0.8
+            return 1e-3 * {NATIVE: 1.0, "bruck": better}.get(variant.algorithm, 3.0)
+
+        machine.cost = cost
+        found = search(machine, 20.0).run([8])
+        assert [result.winner.algorithm for result in found] == [expected]
+        assert found[0].again == pytest.approx(1 / 1.2 if passes else 1 / 0.8, rel=0.05)
+
+
 @pytest.mark.parametrize("budget", [1.0, 10.0, 60.0])
 def test_budget_is_kept(budget: float) -> None:
     """Up to the least that decides at each size."""
