@@ -291,7 +291,7 @@ class State:
         lacking = 0 if room is None or nbytes < room else nbytes - room
         flags, most = self._agree(work, schedule.flags, nbytes, lacking=lacking)
         self._boards_made += 1
-        return Board(self.node, nbytes, flags, self._boards_made, most)
+        return Board(self.comm, self.node, nbytes, flags, self._boards_made, most)
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""

@@ -26,11 +26,15 @@ class Board:
     Each rank has a line of flags of its own. A flag holds the number of the last start
     that raised it; ``epoch`` counts this rank's starts. ``number`` names it on all ranks
     of the node; ``counted`` is the size that all nodes take it for when they make room for
-    others. Collective over the node.
+    others. ``comm`` is of all ranks. Collective over the node.
     """
 
-    def __init__(self, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int
+    ) -> None:
         self.number, self.nbytes = number, counted
+        # A probe for what nobody sends. Not on MPI_COMM_SELF: there MPICH does not look at the network.
+        self._make_progress = partial(comm.Iprobe, comm.rank)
         self._width = -(-max(flags, 1) // LINE) * LINE
         header = node.size * self._width * 8
         size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
@@ -76,7 +80,7 @@ class Board:
                 if looks % PROGRESS_EVERY == 0:
                     # What others wait for may still be in the MPI library's queues: a send that
                     # has completed need not have left, and a large one needs its receiver.
-                    MPI.COMM_SELF.Iprobe()
+                    self._make_progress()
                 os.sched_yield()
         if NEEDS_FENCE:
             self.window.Sync()  # what is read next is read after the flags

@@ -1,0 +1,81 @@
+"""What the processors do during a call: is it they or the links that set the time?
+
+    scripts/lab run --layout 4x8 --env ENVIRONMENT -- python scripts/cpu.py alltoall 64,4K ALGORITHM...
+
+Prints for native and each ALGORITHM (name:parameter=value,..) the time of a call, the share
+of it in which the host's processors were busy, and, per rank and call, the time on a
+processor and how often it was given up, by itself (yielding, waiting) and by force.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from resource import RUSAGE_SELF, getrusage
+from time import perf_counter
+
+import numpy as np
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.bench import buffers
+from hiercoll.cli.common import SizesType, parse_algorithm
+from hiercoll.units import format_size
+
+SECONDS = 2.0  # for each figure
+
+
+def busy() -> float:
+    """Seconds that all processors together have been busy since the start of the host."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("collective", choices=("alltoall", "allgather"))
+    parser.add_argument("sizes")
+    parser.add_argument("algorithms", nargs="*")
+    args = parser.parse_args()
+    comm, processors = MPI.COMM_WORLD, os.cpu_count() or 1
+    init = hiercoll.alltoall_init if args.collective == "alltoall" else hiercoll.allgather_init
+    if comm.rank == 0:
+        print(
+            "| size | algorithm | us | busy | us on a processor | given up | by force |\n|---|---|---|---|---|---|---|"
+        )
+    for size in SizesType().convert(args.sizes, None, None):
+        send, expected = buffers(args.collective, size, comm.rank, comm.size)
+        for text in ("native", *args.algorithms):
+            name, params = parse_algorithm(text)
+            with init(comm, send, np.empty_like(expected), algorithm=name, **params) as plan:
+                for _ in range(3):
+                    plan()
+                comm.Barrier()
+                begin = perf_counter()
+                for _ in range(5):
+                    plan()
+                runs = comm.bcast(max(5, int(SECONDS / ((perf_counter() - begin) / 5))))
+                comm.Barrier()
+                before, usage, begin = busy(), getrusage(RUSAGE_SELF), perf_counter()
+                for _ in range(runs):
+                    plan()
+                after, took = getrusage(RUSAGE_SELF), perf_counter() - begin
+                share = (busy() - before) / took / processors
+            mine = [
+                (after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime) * 1e6,
+                after.ru_nvcsw - usage.ru_nvcsw,
+                after.ru_nivcsw - usage.ru_nivcsw,
+            ]
+            total = comm.reduce(np.array(mine))
+            if comm.rank == 0:
+                used, given, forced = total / comm.size / runs
+                print(
+                    f"| {format_size(size)} | {text} | {took / runs * 1e6:.0f} | {share:.0%} | {used:.0f} "
+                    f"| {given:.1f} | {forced:.1f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
