@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def library() -> str | None:
 
 
 def start(command: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own, temporary files in ``folder``."""
+    """Start a command in a process group of its own, temporary files in ``folder``, as from a
+    terminal: whatever runs these tests in the background may have made them deaf to Ctrl-C."""
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -38,6 +40,7 @@ def start(command: list[str], folder: Path, **variables: str) -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
