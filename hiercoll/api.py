@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.buffers import Array, HostBuffer, check_disjoint, counted_buffer, host_buffer
+from hiercoll.buffers import Array, UserBuffer, check_disjoint, counted_buffer, host_buffer
 from hiercoll.communicator import State, Work
-from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
+from hiercoll.cuda import device_at, is_device_array
+from hiercoll.cuda.arrays import LEGACY, device_array, new_like
+from hiercoll.errors import BufferSizeError, BufferTypeError, ConstraintError, ParameterError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state, get_topology
 from hiercoll.online import Trial
@@ -22,10 +25,18 @@ Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI dat
 __all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"]
 
 _address = MPI.Get_address
+MOST_SEGMENTS = 64  # parts of a message that passes through the host
 
 
 def alltoall(
-    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
 ) -> Any:
     """Send block j of ``sendbuf`` to rank j, receive block i of the result from rank i.
 
@@ -35,6 +46,12 @@ def alltoall(
     array of as many bytes and the same dtype; None for a new one like ``sendbuf``.
     ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by a tuning
     table or the cost model (see `configure`), "native" is the MPI library's own. All ranks pass the same ones.
+
+    Device arrays (anything with the CUDA array interface) on all ranks alike: what has been
+    enqueued on ``stream`` (a stream or its handle; by default that of sendbuf) comes first,
+    and the result is there at return. ``transport``: "direct" gives device memory to MPI,
+    "staged" takes messages through the host, "staged:4" in four parts; "auto" is direct
+    where the library says that it takes device memory (or HIERCOLL_CUDA_AWARE=1 does).
 
     Returns the receive array (a NumPy view of it where recvbuf is another kind of buffer).
     Raises an ArgumentError before any data moves:
@@ -46,11 +63,18 @@ def alltoall(
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
-    return _call(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
+    return _call(comm, "alltoall", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
 
 
 def allgather(
-    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
 ) -> Any:
     """Gather the ``sendbuf`` of every rank, in rank order, on every rank.
 
@@ -64,25 +88,39 @@ def allgather(
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
-    return _call(comm, "allgather", sendbuf, recvbuf, algorithm, params)
+    return _call(comm, "allgather", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
 
 
 def alltoall_init(
-    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
 ) -> Plan:
     """A plan for `alltoall` on these buffers, to be started as often as wanted.
 
     Arguments and errors as for `alltoall`. Collective; all ranks make their plans in
     the same order. The plan keeps the buffers alive until `Plan.free`.
     """
-    return _plan(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
+    return _plan(comm, "alltoall", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
 
 
 def allgather_init(
-    comm: MPI.Intracomm, sendbuf: Buffer, recvbuf: Buffer = None, *, algorithm: str = "auto", **params: Any
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
 ) -> Plan:
     """A plan for `allgather` on these buffers; see `alltoall_init`."""
-    return _plan(comm, "allgather", sendbuf, recvbuf, algorithm, params)
+    return _plan(comm, "allgather", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
 
 
 def configure(
@@ -126,41 +164,103 @@ def _known(
     return state, plan
 
 
+class Way(NamedTuple):
+    """How messages of device memory travel, and the stream that produces them."""
+
+    transport: str
+    stream: Any
+
+    def segments(self, state: State, place: str) -> int:
+        """0 for messages of the buffers' own memory, else the parts in which they pass through the host.
+
+        Raises ParameterError, or ConstraintError for direct messages that MPI may not be given.
+        """
+        name, _, parts = self.transport.partition(":") if isinstance(self.transport, str) else ("", "", "")
+        if self.transport == "auto":
+            return int(place != "host" and state.stages)
+        if self.transport == "direct":
+            if place != "host" and state.stages:
+                expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
+                raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
+            return 0
+        if name != "staged" or (parts and not (parts.isdecimal() and 1 <= int(parts) <= MOST_SEGMENTS)):
+            expected = f"'auto', 'direct', 'staged' or 'staged:SEGMENTS' (1 to {MOST_SEGMENTS})"
+            raise ParameterError("transport", expected, repr(self.transport), state.rank)
+        if place == "host":
+            raise ParameterError("transport", "'auto' or 'direct' for arrays on the host", repr(self.transport), state.rank)
+        return int(parts or 1)
+
+    def handle(self, state: State, received: UserBuffer, sent: UserBuffer | None) -> int:
+        """The stream: as given, else that of the input."""
+        if self.stream is None:
+            return (sent or received).stream
+        for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, cuda.core
+            if hasattr(self.stream, name):
+                return int(getattr(self.stream, name)) or LEGACY
+        if isinstance(self.stream, int) and not isinstance(self.stream, bool):
+            return self.stream or LEGACY
+        raise ParameterError("stream", "a CUDA stream, or its handle", repr(self.stream), state.rank)
+
+
 def _call(
-    comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]
+    comm: MPI.Intracomm,
+    collective: str,
+    send: Buffer,
+    recv: Buffer,
+    algorithm: str,
+    params: dict[str, Any],
+    way: Way,
 ) -> Any:
     """A blocking call, with all checks."""
     state, sent, received, block = _checked(comm, collective, send, recv)
     addresses = (sent.address if sent else 0, received.address)
-    dtypes = (sent.array.dtype if sent else None, received.array.dtype)
+    dtypes = (sent.dtype if sent else None, received.dtype)
+    place, segments, stream = received.place, way.segments(state, received.place), way.handle(state, received, sent)
     given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
     name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
     key = (collective, name, *addresses, sent.nbytes if sent else 0, received.nbytes, *given)
+    if place != "host":
+        key = (*key, place, segments)
     if state.online and algorithm == "auto" and block and not state.disabled:
         trial = state.trial(collective, block, sent is None)
         if trial.winner is None:
-            return _try(state, trial, collective, block, sent, received)
+            return _try(state, trial, collective, block, sent, received, segments, stream)
     plan = state.plans.get(key)
     if plan is None or plan.dtypes != dtypes:
-        name, resolved = state.select(collective, algorithm, params, block, sent is None)
-        plan = state.cached_plan(Work(collective, name, resolved, block, sent is None), *addresses)
+        kind = state.memories[place].kind
+        name, resolved = state.select(collective, algorithm, params, block, sent is None, kind)
+        work = Work(collective, name, resolved, block, sent is None, kind, segments)
+        plan = state.cached_plan(work, place, *addresses)
         plan.dtypes = dtypes
         state.plans.keep(key, plan)
     else:
         state.touch(key, plan)
+    plan.stream = stream
     state.run(plan)
     return received.array
 
 
-def _try(state: State, trial: Trial, collective: str, block: int, sent: HostBuffer | None, received: HostBuffer) -> Any:
+def _try(
+    state: State,
+    trial: Trial,
+    collective: str,
+    block: int,
+    sent: UserBuffer | None,
+    received: UserBuffer,
+    segments: int,
+    stream: int,
+) -> Any:
     """A blocking call that is served, and timed, by what is being tried."""
-    variant, inplace = trial.current, sent is None
+    variant, place = trial.current, received.place
     addresses = (sent.address if sent else 0, received.address)
-    key = ("trial", collective, variant.key, *addresses, block)
+    kind = state.memories[place].kind
+    work = Work(collective, variant.algorithm, variant.params, block, sent is None, kind, segments)
+    key = ("trial", *work.key, *addresses)
     plan = state.plans.get(key)
     if plan is None:
-        plan = state.cached_plan(Work(collective, variant.algorithm, variant.params, block, inplace), *addresses)
+        plan = state.cached_plan(work, place, *addresses)
         state.plans.keep(key, plan)
+    plan.stream = stream
     begin = perf_counter()
     state.run(plan)
     trial.note(perf_counter() - begin)
@@ -168,32 +268,40 @@ def _try(state: State, trial: Trial, collective: str, block: int, sent: HostBuff
 
 
 def _plan(
-    comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, algorithm: str, params: dict[str, Any]
+    comm: MPI.Intracomm,
+    collective: str,
+    send: Buffer,
+    recv: Buffer,
+    algorithm: str,
+    params: dict[str, Any],
+    way: Way,
 ) -> Plan:
     state, sent, received, block = _checked(comm, collective, send, recv)
-    name, resolved = state.select(collective, algorithm, params, block, sent is None)
-    work = Work(collective, name, resolved, block, sent is None)
-    plan = state.own_plan(work, sent.address if sent else 0, received.address)
-    plan.recvbuf = received.array
+    place, segments, stream = received.place, way.segments(state, received.place), way.handle(state, received, sent)
+    kind = state.memories[place].kind
+    name, resolved = state.select(collective, algorithm, params, block, sent is None, kind)
+    work = Work(collective, name, resolved, block, sent is None, kind, segments)
+    plan = state.own_plan(work, place, sent.address if sent else 0, received.address)
+    plan.recvbuf, plan.stream = received.array, stream
     plan.keep_alive(sent, received)
     return plan
 
 
 def _checked(
     comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer
-) -> tuple[State, HostBuffer | None, HostBuffer, int]:
+) -> tuple[State, UserBuffer | None, UserBuffer, int]:
     """State, buffers (send None for in place) and bytes per block of a call that is sound."""
     state = get_state(comm)
     rank, size = state.rank, state.size
     sent = None
     if send is not MPI.IN_PLACE:
-        sent = _buffer(send, "sendbuf", rank, size if collective == "alltoall" else 1, writable=False)
+        sent = _buffer(state, send, "sendbuf", size if collective == "alltoall" else 1, writable=False)
     if recv is None:
         if sent is None:
             raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", rank)
-        received = _new_like(sent, size if collective == "allgather" else None)
+        received = _new_like(sent, size if collective == "allgather" else None, rank)
     else:
-        received = _buffer(recv, "recvbuf", rank, size, writable=True)
+        received = _buffer(state, recv, "recvbuf", size, writable=True)
     if sent is not None:
         _check_pair(state, collective, sent, received)
     if received.nbytes % size or (received.item and received.nbytes // size % received.item):
@@ -202,8 +310,11 @@ def _checked(
     return state, sent, received, received.nbytes // size
 
 
-def _check_pair(state: State, collective: str, sent: HostBuffer, received: HostBuffer) -> None:
-    """Size, type and overlap of a send and a receive buffer."""
+def _check_pair(state: State, collective: str, sent: UserBuffer, received: UserBuffer) -> None:
+    """Place, size, type and overlap of a send and a receive buffer."""
+    if sent.place != received.place:
+        expected = "memory of the host, as sendbuf" if sent.place == "host" else f"memory of {sent.place}, as sendbuf"
+        raise BufferTypeError("recvbuf", expected, received.place, state.rank)
     factor = state.size if collective == "allgather" else 1
     if collective == "alltoall" and sent.item and sent.nbytes // sent.item % state.size:
         expected = f"a number of elements that {state.size} ranks divide"
@@ -214,23 +325,35 @@ def _check_pair(state: State, collective: str, sent: HostBuffer, received: HostB
             f"{sent.nbytes * factor} bytes ({factor} x sendbuf)" if factor > 1 else f"{sent.nbytes} bytes, as sendbuf"
         )
         raise BufferSizeError("recvbuf", expected, got, state.rank)
-    if sent.item != received.item or (sent.typed and received.typed and sent.array.dtype != received.array.dtype):
+    if sent.item != received.item or (sent.typed and received.typed and sent.dtype != received.dtype):
         raise BufferTypeError("recvbuf", f"the type of sendbuf, {sent.type_name}", received.type_name, state.rank)
     check_disjoint(sent, received, state.rank)
 
 
-def _buffer(obj: Buffer, argument: str, rank: int, blocks: int, *, writable: bool) -> HostBuffer:
+def _buffer(state: State, obj: Buffer, argument: str, blocks: int, *, writable: bool) -> UserBuffer:
     if isinstance(obj, list | tuple):
-        return counted_buffer(obj, argument, rank, blocks, writable=writable)
-    return host_buffer(obj, argument, rank, writable=writable)
+        return counted_buffer(obj, argument, state.rank, blocks, writable=writable)
+    if not is_device_array(obj):
+        return host_buffer(obj, argument, state.rank, writable=writable)
+    found = device_array(obj, argument, state.rank, writable=writable)
+    device = device_at(found.address)
+    state.memory(device)
+    return UserBuffer(
+        found.address, found.nbytes, found.dtype.itemsize, obj, found.dtype, place=device.name, stream=found.stream
+    )
 
 
-def _new_like(sent: HostBuffer, copies: int | None) -> HostBuffer:
+def _new_like(sent: UserBuffer, copies: int | None, rank: int) -> UserBuffer:
     """A new array like that of ``sent``, with ``copies`` of it along a new first axis if given.
 
     Memory order is kept within a block, so that what arrives has the sender's indices.
     """
     array = sent.array
+    if sent.place != "host":
+        shape = (copies, *array.shape) if copies else tuple(array.shape)
+        made = new_like(array, shape, rank)
+        found = device_array(made, "recvbuf", rank, writable=True)
+        return replace(sent, address=found.address, nbytes=found.nbytes, array=made)
     if sent.nbytes != array.nbytes:  # a count smaller than the buffer: only so much, as a plain array
         items = sent.nbytes // max(array.dtype.itemsize, 1)
         new = view = np.empty((copies, items) if copies else items, array.dtype)
@@ -241,4 +364,4 @@ def _new_like(sent: HostBuffer, copies: int | None) -> HostBuffer:
     else:
         new = np.empty((copies, *array.shape[::-1]), array.dtype)
         view = new.transpose(0, *range(array.ndim, 0, -1))
-    return HostBuffer(MPI.Get_address(new), new.nbytes, sent.item, view, sent.typed)
+    return UserBuffer(MPI.Get_address(new), new.nbytes, sent.item, view, view.dtype, sent.typed)

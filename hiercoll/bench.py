@@ -373,7 +373,7 @@ def measured_events(
     send, expected = buffers(collective, size, comm.rank, comm.size)
     recv = np.empty_like(expected)
     work = Work(collective, algorithm, get_algorithm(collective, algorithm).resolve(params), size, False)
-    plan = state.own_plan(work, send.ctypes.data, recv.ctypes.data, traced=True)
+    plan = state.own_plan(work, "host", send.ctypes.data, recv.ctypes.data, traced=True)
     plan()
     comm.Barrier()
     origin = perf_counter()

@@ -8,8 +8,9 @@ is here; device memory implements the same interface.
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import gcd
@@ -60,22 +61,44 @@ class BlockLayout(NamedTuple):
         return runs
 
 
+class Transfer(ABC):
+    """A copy that goes on in the background; it may be started again when it is done."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it is complete."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until it is complete."""
+
+
 class Memory(Protocol):
-    """What a plan needs of the memory that its buffers lie in."""
+    """What a plan needs of the memory that its buffers lie in; ``shared`` and ``host`` lie on the host."""
 
     kind: str
 
     def allocate(self, nbytes: int) -> tuple[int, object]:
         """Address of ``nbytes`` of scratch, and the object that keeps it alive."""
 
-    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action:
-        """A callable that copies between regions of the buffers at two addresses."""
+    def allocate_host(self, nbytes: int) -> tuple[int, object]:
+        """The same for the ``host`` buffer."""
 
-    def before_messages(self) -> None:
-        """Order what the caller has produced before the first message."""
+    def share(self, address: int, nbytes: int) -> object:
+        """Make host memory at ``address`` known as a ``shared`` buffer, while the result lives."""
 
-    def after_messages(self) -> None:
-        """Order what has arrived before what the caller does next."""
+    def copy(
+        self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]
+    ) -> Action | Transfer | None:
+        """What copies between regions of the buffers at two addresses; None if there is nothing to do."""
+
+    def before_messages(self, handle: int, direct: bool) -> None:
+        """Order what the caller has produced on the stream ``handle`` before the first copy and,
+        if ``direct``, before messages of this memory itself."""
 
 
 class HostMemory:
@@ -87,6 +110,14 @@ class HostMemory:
         """Uninitialised bytes, aligned to 64."""
         owner = np.empty(nbytes + 64, dtype=np.uint8)
         return -(-owner.ctypes.data // 64) * 64, owner
+
+    def allocate_host(self, nbytes: int) -> tuple[int, object]:
+        """All of it is on the host."""
+        return self.allocate(nbytes)
+
+    def share(self, address: int, nbytes: int) -> object:
+        """Nothing to do."""
+        return None
 
     def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action:
         """See `Memory.copy`; strided and scattered regions without work per block."""
@@ -104,10 +135,7 @@ class HostMemory:
             return partial(np.take, src_view, src, axis=0, out=dst_view[dst], mode="clip")
         return partial(_scatter, dst_view, dst, src_view, src)
 
-    def before_messages(self) -> None:
-        """Nothing to do."""
-
-    def after_messages(self) -> None:
+    def before_messages(self, handle: int, direct: bool) -> None:
         """Nothing to do."""
 
 
@@ -151,19 +179,22 @@ def blocks_view(layout: BlockLayout, address: int, region: Region, chunk: int = 
 
 
 @dataclass(frozen=True)
-class HostBuffer:
-    """A contiguous user array on the host."""
+class UserBuffer:
+    """A contiguous user array; ``place`` is "host" or the name of a device."""
 
     address: int
     nbytes: int
     item: int
-    array: Array
+    array: Any
+    dtype: np.dtype[Any]
     typed: bool = True  # False where an MPI datatype says what the elements are
+    place: str = "host"
+    stream: int = 0  # handle of the stream that produces it, on devices
 
     @property
     def type_name(self) -> str:
         """The type of the elements in words."""
-        return str(self.array.dtype) if self.typed else f"items of {self.item} bytes"
+        return str(self.dtype) if self.typed else f"items of {self.item} bytes"
 
     @property
     def items(self) -> int:
@@ -171,7 +202,7 @@ class HostBuffer:
         return self.nbytes // self.item if self.item else 0
 
 
-def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> HostBuffer:
+def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> UserBuffer:
     """The array behind ``obj``: an ndarray or anything with the buffer protocol.
 
     Raises BufferTypeError for other objects, for arrays that are not contiguous, hold
@@ -196,10 +227,10 @@ def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> Hos
         raise BufferTypeError(argument, "a contiguous array (see numpy.ascontiguousarray)", got, rank)
     if writable and not array.flags.writeable:
         raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
-    return HostBuffer(array.__array_interface__["data"][0], array.nbytes, array.dtype.itemsize, array)
+    return UserBuffer(array.__array_interface__["data"][0], array.nbytes, array.dtype.itemsize, array, array.dtype)
 
 
-def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *, writable: bool) -> HostBuffer:
+def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *, writable: bool) -> UserBuffer:
     """The buffer of an mpi4py specification ``[buf, MPI.TYPE]``, ``[buf, count, MPI.TYPE]``
     or ``[buf, (count, None), MPI.TYPE]`` with ``count`` items in each of ``blocks`` blocks.
 
@@ -233,7 +264,7 @@ def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *
     if nbytes > buffer.nbytes:
         got = f"{count} items of {item} bytes in each of {blocks} blocks, with a buffer of {buffer.nbytes} bytes"
         raise BufferSizeError(argument, "counts that fit the buffer", got, rank)
-    return HostBuffer(buffer.address, nbytes, item, buffer.array, typed=False)
+    return replace(buffer, nbytes=nbytes, item=item, typed=False)
 
 
 def _is_plain(datatype: Any) -> bool:
@@ -260,7 +291,7 @@ def _item_size(datatype: str, argument: str, rank: int) -> int:
     return dtype.itemsize
 
 
-def check_disjoint(send: HostBuffer, recv: HostBuffer, rank: int) -> None:
+def check_disjoint(send: UserBuffer, recv: UserBuffer, rank: int) -> None:
     """Raises BufferOverlapError if the two buffers share bytes."""
     overlap = min(send.address + send.nbytes, recv.address + recv.nbytes) - max(send.address, recv.address)
     if overlap > 0 and send.nbytes and recv.nbytes:

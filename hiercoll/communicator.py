@@ -22,8 +22,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.buffers import BlockLayout, HostMemory
-from hiercoll.engines import Board, Native
+from hiercoll.buffers import BlockLayout, HostMemory, Memory, Transfer
+from hiercoll.cuda import Device, DeviceMemory
+from hiercoll.engines import Between, Board, Engine, Native
 from hiercoll.errors import (
     BufferSizeError,
     ConstraintError,
@@ -34,9 +35,10 @@ from hiercoll.errors import (
 )
 from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.online import Trial
-from hiercoll.schedule import BufferName, Schedule
+from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
+from hiercoll.transports import staged
 from hiercoll.tuner import Decision, decide
 
 ONLINE = 6  # candidates besides native that online tuning tries
@@ -79,17 +81,20 @@ class Cache(OrderedDict[Key, Any]):
 class _Scratch:
     """Bytes that the cached plans of one size class share: only one of them runs at a time."""
 
-    def __init__(self, memory: HostMemory, nbytes: int) -> None:
+    def __init__(self, memory: Memory, nbytes: int) -> None:
         self.address, self.owner = memory.allocate(nbytes)
 
 
 class Work:
-    """One call, apart from its buffers' addresses: equal on all ranks."""
+    """One call, apart from its buffers: equal on all ranks. ``segments`` is 0 where messages are
+    of the buffers' own memory, else the number of parts in which they pass through the host."""
 
-    def __init__(self, collective: str, algorithm: str, params: Params, block: int, inplace: bool) -> None:
+    def __init__(
+        self, collective: str, algorithm: str, params: Params, block: int, inplace: bool, kind: str = "host", segments: int = 0
+    ) -> None:
         self.collective, self.algorithm, self.params = collective, algorithm, params
-        self.block, self.inplace = block, inplace
-        self.key: Key = (collective, algorithm, tuple(params.items()), block, inplace)
+        self.block, self.inplace, self.kind, self.segments = block, inplace, kind, segments
+        self.key: Key = (collective, algorithm, tuple(params.items()), kind, segments, block, inplace)
 
     @property
     def name(self) -> str:
@@ -135,19 +140,19 @@ class State:
             self.comm.Free()
             raise
         disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
-        anywhere = np.empty(1, dtype=bool)  # set on one rank is set for all
+        anywhere = np.empty(2, dtype=bool)  # set on one rank is set for all
         # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
         # threads on different communicators could wait for each other across ranks.
-        self.comm.Allreduce(np.array([disabled]), anywhere, op=MPI.LOR)
-        self.disabled = bool(anywhere[0])
+        self.comm.Allreduce(np.array([disabled, not takes_device_memory(self.comm)]), anywhere, op=MPI.LOR)
+        self.disabled, self.stages = map(bool, anywhere)
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
-        self.memory = HostMemory()
+        self.memories: dict[str, Memory] = {"host": HostMemory()}
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
-        self._scratch: weakref.WeakValueDictionary[int, _Scratch] = weakref.WeakValueDictionary()
+        self._scratch: weakref.WeakValueDictionary[Key, _Scratch] = weakref.WeakValueDictionary()
         self._schedules: dict[Key, Schedule] = {}
         self._node: MPI.Intracomm | None = None
         self._own: dict[Plan, Board | None] = {}  # plans that users hold
@@ -161,7 +166,7 @@ class State:
         self.use_table(None)
 
     def select(
-        self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool
+        self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, kind: str = "host"
     ) -> tuple[str, Params]:
         """The algorithm to run and all its parameters; equal on all ranks by construction.
 
@@ -176,7 +181,7 @@ class State:
             return NATIVE, {}
         if algorithm == "auto":
             trial = self._trials.get((collective, block, inplace))
-            chosen = trial.current if trial else self.decide(collective, block, inplace).variant
+            chosen = trial.current if trial else self.decide(collective, block, inplace, kind).variant
             algorithm, params = chosen.algorithm, dict(chosen.params)
         if algorithm == NATIVE:
             return NATIVE, {}
@@ -188,7 +193,15 @@ class State:
         except ParameterError as error:
             raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
 
-    def decide(self, collective: str, block: int, inplace: bool) -> Decision:
+    def memory(self, device: Device) -> DeviceMemory:
+        """Memory of that device, for plans of this communicator."""
+        if device.name not in self.memories:
+            self.memories[device.name] = DeviceMemory(device)
+        memory = self.memories[device.name]
+        assert isinstance(memory, DeviceMemory)
+        return memory
+
+    def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""
         return decide(
             collective,
@@ -197,7 +210,7 @@ class State:
             inplace=inplace,
             table=self.table,
             mpi=self.library,
-            memory=self.memory.kind,
+            memory=kind,
         )
 
     def use_table(self, table: Table | str | Path | None) -> None:
@@ -243,23 +256,23 @@ class State:
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
-        key = (work.collective, work.algorithm, tuple(work.params.items()), work.inplace)
+        key = (work.collective, work.algorithm, tuple(work.params.items()), work.inplace, work.segments)
         if key not in self._schedules:
             entry = get_algorithm(work.collective, work.algorithm)
             schedule = entry.schedule(self.topology, self.rank, work.params, inplace=work.inplace)
-            self._schedules[key] = schedule
+            self._schedules[key] = staged(schedule, work.segments) if work.segments else schedule
         return self._schedules[key]
 
-    def cached_plan(self, work: Work, send: int, recv: int) -> Plan:
+    def cached_plan(self, work: Work, place: str, send: int, recv: int) -> Plan:
         """A plan for a blocking call on buffers at these addresses. Local, but for the
         window that the first use of a schedule with shared memory and a size makes."""
         if work.block == 0 or work.algorithm == NATIVE:
-            return self._plain(work, send, recv)
-        schedule = self.schedule(work)
+            return self._plain(work, place, send, recv)
+        schedule, memory = self.schedule(work), self.memories[place]
         size_class = 1 << max(schedule.scratch * work.block - 1, 0).bit_length()
-        scratch = self._scratch.get(size_class)
+        scratch = self._scratch.get((place, size_class))
         if scratch is None:
-            scratch = self._scratch[size_class] = _Scratch(self.memory, size_class)
+            scratch = self._scratch[place, size_class] = _Scratch(memory, size_class)
         board = None
         if schedule.shared:
             if work.key in self.boards:
@@ -268,8 +281,7 @@ class State:
                 self.boards.keep(work.key, self._board(work, schedule))
                 self._forget_plans_without_board()
             board = self.boards[work.key]
-        binding = self._binding(work, schedule, self.comm, 0, (send, recv, scratch.address), board)
-        plan = bind(schedule, binding, work.name)
+        plan = self._bind(work, memory, (self.comm, 0), (send, recv, scratch.address), board)
         plan.keep_alive(scratch, nbytes=schedule.scratch * work.block)
         plan.board_key = work.key if board else None
         return plan
@@ -298,21 +310,20 @@ class State:
         for key in [k for k, plan in self.plans.items() if plan.board_key and plan.board_key not in self.boards]:
             self.plans.drop(key)
 
-    def own_plan(self, work: Work, send: int, recv: int, *, traced: bool = False) -> Plan:
+    def own_plan(self, work: Work, place: str, send: int, recv: int, *, traced: bool = False) -> Plan:
         """A plan for the user to hold, with tags, scratch and window of its own. Collective.
 
         ``traced``: bound so that `Plan.trace` can time its operations.
         """
         if work.block == 0 or work.algorithm == NATIVE:
-            plan = self._plain(work, send, recv)
+            plan = self._plain(work, place, send, recv)
             self._own[plan] = None
         else:
-            schedule = self.schedule(work)
-            address, owner = self.memory.allocate(schedule.scratch * work.block)
+            schedule, memory = self.schedule(work), self.memories[place]
+            address, owner = memory.allocate(schedule.scratch * work.block)
             board = self._board(work, schedule) if schedule.shared else None
-            comm, tag = self._reserve_tags(*self._agree(work, schedule.tags))
-            binding = self._binding(work, schedule, comm, tag, (send, recv, address), board)
-            plan = bind(schedule, binding, work.name, traced=traced)
+            where = self._reserve_tags(*self._agree(work, schedule.tags))
+            plan = self._bind(work, memory, where, (send, recv, address), board, traced)
             plan.keep_alive(owner, nbytes=schedule.scratch * work.block)
             self._own[plan] = board
         self._free_retired()
@@ -326,11 +337,31 @@ class State:
             self._node = split(self.comm, self.topology.node_of[self.rank])
         return self._node
 
-    def _plain(self, work: Work, send: int, recv: int) -> Plan:
+    def _plain(self, work: Work, place: str, send: int, recv: int) -> Plan:
         """A plan without a schedule: the MPI library's collective, or nothing for empty blocks."""
         if work.block == 0:
-            nothing = Schedule(self.rank, ())
-            return bind(nothing, self._binding(work, nothing, self.comm, 0, (send, recv, 0), None), work.name)
+            layout = BlockLayout(0, 1)
+            return bind(Schedule(self.rank, ()), Binding(self.comm, (), self.memories[place], layout, {}, 0), work.name)
+        memory = self.memories[place]
+        if not work.segments:
+            return Plan(self._native(work, send, recv), work.name, None, memory, direct=True)
+        blocks = self.size if work.collective == "alltoall" else 1
+        sent = range(self.rank, self.rank + 1) if work.inplace and blocks == 1 else range(blocks)
+        layout = BlockLayout(work.block)
+        host, owner = memory.allocate_host((self.size + (0 if work.inplace else blocks)) * work.block)
+        apart = 0 if work.inplace else self.size  # in place: where they are received
+        out = HOST[[block + apart for block in sent]]
+        source = (recv, RECV[sent]) if work.inplace else (send, SEND[sent])
+        before = memory.copy(layout, source, (host, out))
+        after = memory.copy(layout, (host, HOST[0 : self.size]), (recv, RECV[0 : self.size]))
+        assert isinstance(before, Transfer) and isinstance(after, Transfer)
+        engine = Between(before, self._native(work, host + apart * work.block, host), after)
+        plan = Plan(engine, work.name, None, memory)
+        plan.keep_alive(owner)
+        return plan
+
+    def _native(self, work: Work, send: int, recv: int) -> Engine:
+        """The MPI library's collective on buffers at these addresses."""
         comm, alltoall = self.comm, work.collective == "alltoall"
         sendbuf: Any = MPI.IN_PLACE
         datatypes = []
@@ -340,25 +371,34 @@ class State:
         recvbuf, datatype = native_message(recv, work.block, self.size)
         datatypes.append(datatype)
         calls = (comm.Alltoall, comm.Ialltoall) if alltoall else (comm.Allgather, comm.Iallgather)
-        engine = Native(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
-        return Plan(engine, work.name, None, None)
+        return Native(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
 
-    def _binding(
+    def _bind(
         self,
         work: Work,
-        schedule: Schedule,
-        comm: MPI.Intracomm,
-        tag: int,
+        memory: Memory,
+        where: tuple[MPI.Intracomm, int],
         addresses: tuple[int, int, int],
         board: Board | None,
-    ) -> Binding:
-        """How to bind ``schedule`` to send, recv and scratch at ``addresses``."""
-        send, recv, scratch = addresses
+        traced: bool = False,
+    ) -> Plan:
+        """The plan of ``work``, with messages on a communicator from a tag on, and with send,
+        recv and scratch at ``addresses``."""
+        schedule, (send, recv, scratch) = self.schedule(work), addresses
         places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
+        owners: list[object] = []
         if board is not None:
             places["shared"] = board.address
+            board.share_with(memory, schedule.shared * work.block)
+        if schedule.host:
+            places["host"], owner = memory.allocate_host(schedule.host * work.block)
+            owners.append(owner)
         layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
-        return Binding(comm, self.topology.lane_of, self.memory, layout, places, tag, board)
+        comm, tag = where
+        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board)
+        plan = bind(schedule, binding, work.name, traced=traced)
+        plan.keep_alive(*owners, nbytes=schedule.host * work.block)
+        return plan
 
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not
@@ -452,6 +492,21 @@ class State:
                 board.free()
         for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
             comm.Free()
+
+
+def takes_device_memory(comm: MPI.Intracomm) -> bool:
+    """Whether this process may give device addresses to its MPI library.
+
+    The user's word (``HIERCOLL_CUDA_AWARE``), or what the library says under the key
+    ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3). Silence is a no.
+    """
+    word = os.environ.get("HIERCOLL_CUDA_AWARE", "")
+    if word:
+        return word != "0"
+    info = comm.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds") or ""
+    info.Free()
+    return any(kind.partition(":")[0] == "cuda" for kind in kinds.split(","))
 
 
 def shared_memory_room() -> int | None:

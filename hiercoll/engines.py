@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from mpi4py import MPI
 
-from hiercoll.buffers import Action
+from hiercoll.buffers import Action, Memory, Transfer
 from hiercoll.schedule import Join, Op, Signal, Wait
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
 PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
-Bound: TypeAlias = "MPI.Prequest | Action | None"
+Bound: TypeAlias = "MPI.Prequest | Action | Transfer | None"
 
 
 class Board:
@@ -47,6 +47,7 @@ class Board:
         self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
         self.address = address + header
         self.lane, self.epoch = node.rank, 0
+        self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
         self.window.Sync()
         node.Barrier()
         self.window.Sync()
@@ -85,8 +86,14 @@ class Board:
         if NEEDS_FENCE:
             self.window.Sync()  # what is read next is read after the flags
 
+    def share_with(self, memory: Memory, nbytes: int) -> None:
+        """Make ``nbytes`` of the buffer known to the memory that is copied from and to."""
+        if id(memory) not in self._known:
+            self._known[id(memory)] = memory.share(self.address, nbytes)
+
     def free(self) -> None:
         """Free the window (collective over the node)."""
+        self._known.clear()
         self.flags.release()
         self.window.Unlock_all()
         self.window.Free()
@@ -117,30 +124,33 @@ class Engine(Protocol):
 
 
 class Rounds:
-    """Round by round: start all requests, do the copies, wait for all requests."""
+    """Round by round: start all requests and transfers, do the copies, wait for all."""
 
     def __init__(self, rounds: list[list[Bound]]) -> None:
-        self._rounds = []
+        self._rounds: list[tuple[list[MPI.Prequest], list[Action], list[Transfer]]] = []
         for members in rounds:
             requests = [bound for bound in members if isinstance(bound, MPI.Prequest)]
-            actions = [bound for bound in members if bound is not None and not isinstance(bound, MPI.Prequest)]
-            if requests or actions:
-                self._rounds.append((requests, actions))
+            transfers = [bound for bound in members if isinstance(bound, Transfer)]
+            actions = [bound for bound in members if bound is not None and not isinstance(bound, (MPI.Prequest, Transfer))]
+            if requests or actions or transfers:
+                self._rounds.append((requests, [*(each.start for each in transfers), *actions], transfers))
         self._current = len(self._rounds)
 
     def run(self, startall: Any = MPI.Prequest.Startall, waitall: Any = MPI.Request.Waitall) -> None:
-        for requests, actions in self._rounds:
+        for requests, actions, transfers in self._rounds:
             if requests:
                 startall(requests)
             for action in actions:
                 action()
             if requests:
                 waitall(requests)
+            for transfer in transfers:
+                transfer.wait()
 
     def start(self) -> None:
         self._current = 0
         if self._rounds:
-            self._enter(*self._rounds[0])
+            self._enter(*self._rounds[0][:2])
 
     def _enter(self, requests: list[MPI.Prequest], actions: list[Action]) -> None:
         if requests:
@@ -151,21 +161,22 @@ class Rounds:
     def progress(self, block: bool) -> bool:
         rounds, current = self._rounds, self._current
         while current < len(rounds):
-            requests = rounds[current][0]
-            if requests:
-                if block:
-                    MPI.Request.Waitall(requests)
-                elif not MPI.Request.Testall(requests):
-                    self._current = current
-                    return False
+            requests, _, transfers = rounds[current]
+            if block:
+                MPI.Request.Waitall(requests)
+                for transfer in transfers:
+                    transfer.wait()
+            elif not MPI.Request.Testall(requests) or not all(transfer.done() for transfer in transfers):
+                self._current = current
+                return False
             current += 1
             if current < len(rounds):
-                self._enter(*rounds[current])
+                self._enter(*rounds[current][:2])
         self._current = current
         return True
 
     def free(self) -> None:
-        for requests, _ in self._rounds:
+        for requests, _, _ in self._rounds:
             for request in requests:
                 request.Free()
 
@@ -245,6 +256,9 @@ def _steps(ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequenc
         elif isinstance(op, Wait):
             slots, back = [board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous)
             yield Step(partial(board.wait, slots, back), partial(board.all_raised, slots, back), [index], [index])
+        elif isinstance(each, Transfer):
+            yield Step(each.start, None, [index])
+            yield Step(each.wait, each.done, (), [index])
         elif each is not None:
             yield Step(each, None, [index], [index])
     if batch:
@@ -267,7 +281,8 @@ class Dataflow:
 
     def __init__(self, ops: Sequence[Op], bound: list[Bound]) -> None:
         self._requests = [b if isinstance(b, MPI.Prequest) else None for b in bound]
-        self._actions = [None if isinstance(b, MPI.Prequest) else b for b in bound]
+        self._actions = [None if isinstance(b, (MPI.Prequest, Transfer)) else b for b in bound]
+        self._transfers = [b if isinstance(b, Transfer) else None for b in bound]
         self._needs = [len(op.deps) for op in ops]
         self._dependents: list[list[int]] = [[] for _ in ops]
         for index, op in enumerate(ops):
@@ -278,6 +293,7 @@ class Dataflow:
         self._left = 0  # operations that have not completed
         self._active: list[MPI.Prequest] = []
         self._active_ops: list[int] = []
+        self._moving: list[tuple[int, Transfer]] = []
         self.log: list[Traced] | None = None
         self._begun: dict[int, float] = {}
 
@@ -291,7 +307,7 @@ class Dataflow:
         self.progress(True)
 
     def progress(self, block: bool) -> bool:
-        while self._active:
+        while self._active or self._moving:
             done = self._completed(block)
             if done:
                 self._launch(self._released(done))
@@ -314,6 +330,10 @@ class Dataflow:
             last, last_op = self._active.pop(), self._active_ops.pop()
             if position < len(self._active):
                 self._active[position], self._active_ops[position] = last, last_op
+        if self._moving:
+            arrived = [index for index, transfer in self._moving if transfer.done()]
+            self._moving = [(index, transfer) for index, transfer in self._moving if index not in arrived]
+            done += arrived
         return done
 
     def _released(self, done: list[int]) -> list[int]:
@@ -332,17 +352,21 @@ class Dataflow:
 
     def _launch(self, ready: list[int]) -> None:
         """Start all that is ready, and what becomes ready by that without waiting."""
-        requests, actions = self._requests, self._actions
+        requests, actions, transfers = self._requests, self._actions, self._transfers
         while ready:
             if self.log is not None:
                 self._begun.update(dict.fromkeys(ready, perf_counter()))
             batch = [index for index in ready if requests[index] is not None]
-            done = [index for index in ready if requests[index] is None]
+            moving = [(index, transfer) for index in ready if (transfer := transfers[index]) is not None]
+            done = [index for index in ready if requests[index] is None and transfers[index] is None]
             if batch:  # first, so that messages travel while this rank copies
                 started: list[Any] = [requests[index] for index in batch]
                 MPI.Prequest.Startall(started)
                 self._active += started
                 self._active_ops += batch
+            for _, transfer in moving:
+                transfer.start()
+            self._moving += moving
             for index in done:
                 action = actions[index]
                 if action is not None:
@@ -353,6 +377,40 @@ class Dataflow:
         for request in self._requests:
             if request is not None:
                 request.Free()
+
+
+class Between:
+    """An engine on host buffers, between a transfer to them and one from them."""
+
+    def __init__(self, before: Transfer, engine: Engine, after: Transfer) -> None:
+        self._before, self._engine, self._after = before, engine, after
+        self._leaving = False
+
+    def run(self) -> None:
+        self._before.start()
+        self._before.wait()
+        self._engine.run()
+        self._after.start()
+        self._after.wait()
+
+    def start(self) -> None:
+        self._before.start()
+        self._before.wait()
+        self._leaving = False
+        self._engine.start()
+
+    def progress(self, block: bool) -> bool:
+        if not self._leaving:
+            if not self._engine.progress(block):
+                return False
+            self._after.start()
+            self._leaving = True
+        if block:
+            self._after.wait()
+        return self._after.done()
+
+    def free(self) -> None:
+        self._engine.free()
 
 
 class Native:

@@ -39,6 +39,14 @@ class BufferOverlapError(ArgumentError):
     """Send and receive buffers share memory."""
 
 
+class DeviceError(ArgumentError):
+    """A device array, or memory of a device, cannot be used; ``expected`` says what is needed."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """There is not enough memory on the device, or not enough pinned memory on the host."""
+
+
 class CommunicatorError(ArgumentError):
     """The communicator is null, freed, or not an intracommunicator."""
 

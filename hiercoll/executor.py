@@ -54,10 +54,13 @@ class Plan:
     scratch it holds.
     """
 
-    def __init__(self, engine: Engine, name: str, schedule: Schedule | None, memory: Memory | None) -> None:
+    def __init__(
+        self, engine: Engine, name: str, schedule: Schedule | None, memory: Memory | None, direct: bool = False
+    ) -> None:
         self.name = name
         self.schedule = schedule
         self.recvbuf: Any = None
+        self.stream = 0  # handle of the stream that produces what is sent, on devices
         self.active = False
         self.broken = False  # interrupted: nobody knows which messages are under way
         self.nbytes = 0
@@ -66,8 +69,9 @@ class Plan:
         self.on_free: Callable[[Plan], None] | None = None
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
-        # Host memory needs no synchronisation: leave its two calls out of the hot path.
+        # Host memory needs no synchronisation: leave the call out of the hot path.
         self._memory = memory if memory is not None and memory.kind != "host" else None
+        self._direct = direct  # whether messages are of that memory itself
         self._run: Callable[[], None] | None = self._run_ordered if self._memory else engine.run
 
     def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
@@ -79,7 +83,7 @@ class Plan:
         """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
         engine = self._checked()
         if self._memory:
-            self._memory.before_messages()
+            self._memory.before_messages(self.stream, self._direct)
         self.active = True
         try:
             engine.start()
@@ -93,14 +97,14 @@ class Plan:
             return True
         if not self._progress(False):
             return False
-        self._finish()
+        self.active = False
         return True
 
     def wait(self) -> Any:
         """Complete the current start. Returns the receive array."""
         if self.active:
             self._progress(True)
-            self._finish()
+            self.active = False
         elif self.broken:
             self._checked()
         return self.recvbuf
@@ -130,9 +134,8 @@ class Plan:
     def _run_ordered(self) -> None:
         """Run once on memory that must be synchronised with."""
         assert self._engine is not None and self._memory is not None
-        self._memory.before_messages()
+        self._memory.before_messages(self.stream, self._direct)
         self._engine.run()
-        self._memory.after_messages()
 
     def free(self) -> None:
         """Free requests and scratch. Raises PlanError while a start is active."""
@@ -175,11 +178,6 @@ class Plan:
             raise PlanError(f"plan {self.name} is active: wait for it before starting it again")
         return self._engine
 
-    def _finish(self) -> None:
-        self.active = False
-        if self._memory:
-            self._memory.after_messages()
-
 
 def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = False) -> Plan:
     """The plan that runs ``schedule`` on the given addresses. Local.
@@ -198,7 +196,8 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
         engine = Rounds([[bound[index] for index in members] for members in rounds])
     else:
         engine = Dataflow(schedule.ops, bound)
-    plan = Plan(engine, name, schedule, binding.memory)
+    messages = [op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))]
+    plan = Plan(engine, name, schedule, binding.memory, not {"host", "shared"}.issuperset(messages))
     plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
     return plan
 

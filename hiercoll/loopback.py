@@ -58,6 +58,7 @@ def run(
         for rank in ranks:
             memory.mapped[rank, "shared"] = shared
             memory.mapped[rank, "scratch"] = memory.allocate(schedules[rank].scratch)
+            memory.mapped[rank, "host"] = memory.allocate(schedules[rank].host)
     for rank, schedule in enumerate(schedules):
         for index, op in enumerate(schedule.ops):
             memory.check(rank, index, op)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from hiercoll.errors import ScheduleError
 
-BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared"]
+BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared", "host"]
 Blocks: TypeAlias = "range | tuple[int, ...]"
 
 
@@ -100,6 +100,7 @@ SEND = Buffer("send")
 RECV = Buffer("recv")
 SCRATCH = Buffer("scratch")
 SHARED = Buffer("shared")
+HOST = Buffer("host")
 
 Deps: TypeAlias = "tuple[int, ...]"
 
@@ -185,8 +186,9 @@ def writes(op: Op) -> tuple[Region, ...]:
 class Schedule:
     """One rank's operations, in an order in which every operation follows its ``deps``.
 
-    ``scratch`` and ``shared`` are the sizes of those buffers in blocks, ``flags``
-    the number of flags that this rank raises, ``tags`` one more than the largest tag.
+    ``scratch``, ``shared`` and ``host`` are the sizes of those buffers in blocks (``host`` is
+    private memory of the host where the others are a device's), ``flags`` the number of flags
+    that this rank raises, ``tags`` one more than the largest tag.
     """
 
     rank: int
@@ -195,6 +197,7 @@ class Schedule:
     shared: int = 0
     flags: int = 0
     segments: int = 1
+    host: int = 0
 
     @property
     def tags(self) -> int:

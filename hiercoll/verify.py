@@ -147,7 +147,8 @@ class _System:
             if len(shared[self.topology.node_of[rank]]) > 1:
                 yield Finding("malformed", "the ranks of its node ask for shared buffers of different sizes", rank)
                 return
-            limits = {**self.contract.sizes(rank), "scratch": schedule.scratch, "shared": schedule.shared}
+            own = {"scratch": schedule.scratch, "shared": schedule.shared, "host": schedule.host}
+            limits = {**self.contract.sizes(rank), **own}
             for index, op in enumerate(schedule.ops):
                 problem = self._problem(rank, index, op, limits)
                 if problem:
@@ -441,6 +442,7 @@ class _System:
             for buffer, tokens in self.contract.initial(rank).items():
                 memory[rank, buffer] = _Memory(tokens.tolist())
             memory[rank, "scratch"] = _Memory([UNDEFINED] * (schedule.scratch * self.segments))
+            memory[rank, "host"] = _Memory([UNDEFINED] * (schedule.host * self.segments))
         for ranks in self.topology.nodes:
             board = _Memory([UNDEFINED] * (self.schedules[ranks[0]].shared * self.segments))
             memory.update(((rank, "shared"), board) for rank in ranks)

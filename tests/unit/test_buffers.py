@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.buffers import BlockLayout, HostBuffer, HostMemory, check_disjoint, counted_buffer, host_buffer
+from hiercoll.buffers import BlockLayout, UserBuffer, HostMemory, check_disjoint, counted_buffer, host_buffer
 from hiercoll.errors import ArgumentError, BufferOverlapError, BufferSizeError, BufferTypeError
 from hiercoll.schedule import RECV, SCRATCH, SEND, Buffer, Region
 
@@ -370,9 +370,9 @@ def test_a_read_only_buffer_with_a_datatype() -> None:
         counted_buffer([read_only(), DOUBLE], "recvbuf", 0, 2, writable=True)
 
 
-def at(address: int, nbytes: int) -> HostBuffer:
+def at(address: int, nbytes: int) -> UserBuffer:
     """A buffer somewhere."""
-    return HostBuffer(address, nbytes, 1, np.empty(0))
+    return UserBuffer(address, nbytes, 1, np.empty(0), np.dtype(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def at(address: int, nbytes: int) -> HostBuffer:
         (at(100, 10), at(103, 2), 2),
     ],
 )
-def test_overlap(send: HostBuffer, recv: HostBuffer, shared: int) -> None:
+def test_overlap(send: UserBuffer, recv: UserBuffer, shared: int) -> None:
     """Not a byte may be in both; neighbours and empty buffers are fine."""
     if not shared:
         check_disjoint(send, recv, 1)

@@ -1,0 +1,55 @@
+"""Device memory: what is known of a device, and the gate to it.
+
+Importing this needs neither CuPy nor a driver; `device_at` does, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TypeAlias
+
+from hiercoll.cuda.arrays import is_device_array
+from hiercoll.cuda.device import Device
+from hiercoll.cuda.memory import DeviceMemory
+from hiercoll.errors import DeviceError
+
+__all__ = ["Device", "DeviceMemory", "device_at", "is_device_array", "use"]
+
+Provider: TypeAlias = "Callable[[int], Device]"
+
+
+@lru_cache(maxsize=64)
+def _real(number: int) -> Device:
+    from hiercoll.cuda.cupy_device import CupyDevice
+
+    return CupyDevice(number)
+
+
+def _of_driver(address: int) -> Device:
+    try:
+        from hiercoll.cuda.cupy_device import device_number
+    except ImportError as error:
+        expected = "CuPy and a CUDA driver (pip install 'hiercoll[cuda13]' or 'hiercoll[cuda12]')"
+        raise DeviceError("device array", expected, str(error)) from None
+    return _real(device_number(address))
+
+
+_provider: Provider = _of_driver
+
+
+def device_at(address: int) -> Device:
+    """The device whose memory is at ``address``. Raises DeviceError without CuPy, a driver or such memory."""
+    return _provider(address)
+
+
+@contextmanager
+def use(provider: Provider) -> Iterator[None]:
+    """Ask ``provider`` for devices, as tests without a GPU do."""
+    global _provider
+    before, _provider = _provider, provider
+    try:
+        yield
+    finally:
+        _provider = before

@@ -1,0 +1,101 @@
+"""Device arrays of any library, by the CUDA array interface (version 3)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hiercoll.errors import BufferTypeError
+
+LEGACY = 1  # the legacy default stream, as the CUDA array interface numbers it
+
+
+class DeviceArray(NamedTuple):
+    """A contiguous device array: where it lies, what it holds, and the stream that produces it."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stream: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+def is_device_array(obj: object) -> bool:
+    """Whether ``obj`` is an array in the memory of a CUDA device."""
+    try:
+        return hasattr(obj, "__cuda_array_interface__")
+    except RuntimeError:  # PyTorch, of tensors that require gradients
+        return True
+
+
+def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> DeviceArray:
+    """What the CUDA array interface of ``obj`` says.
+
+    Raises BufferTypeError for arrays that are not contiguous, have a mask, or are
+    read-only where they must be written.
+    """
+    try:
+        interface = obj.__cuda_array_interface__
+    except RuntimeError as error:
+        raise BufferTypeError(argument, "a device array", f"{type(obj).__name__} ({error})", rank) from None
+    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
+    if interface.get("mask") is not None:
+        raise BufferTypeError(argument, "an array without a mask", "one with a mask", rank)
+    strides = interface.get("strides")
+    if strides is not None and not _contiguous(shape, tuple(strides), dtype.itemsize):
+        raise BufferTypeError(argument, "a contiguous array", f"shape {shape} with strides {tuple(strides)}", rank)
+    address, read_only = interface["data"]
+    if writable and read_only:
+        raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
+    return DeviceArray(address, shape, dtype, _stream(obj, interface))
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
+    """Whether the elements lie together, in C or in Fortran order."""
+    pairs = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1]
+    if any(n == 0 for n, _ in pairs):
+        return True
+    for order in (pairs[::-1], pairs):
+        expected = item
+        for n, step in order:
+            if step != expected:
+                break
+            expected *= n
+        else:
+            return True
+    return False
+
+
+def _stream(obj: Any, interface: dict[str, Any]) -> int:
+    """The stream that ``obj`` is produced on; the legacy default stream waits for all that know it."""
+    stream = interface.get("stream")
+    if stream:
+        return int(stream)
+    if type(obj).__module__.partition(".")[0] == "torch":  # its interface is older than streams
+        torch: Any = import_module("torch")
+        return int(torch.cuda.current_stream(obj.device).cuda_stream) or LEGACY
+    return LEGACY
+
+
+def new_like(obj: Any, shape: tuple[int, ...], rank: int) -> Any:
+    """A new device array of the library that ``obj`` comes from, of its type, on its device.
+
+    Raises BufferTypeError where that library is not known.
+    """
+    library = type(obj).__module__.partition(".")[0]
+    if library == "torch":
+        return obj.new_empty(shape)
+    if library == "cupy":
+        with obj.device:
+            return import_module("cupy").empty(shape, obj.dtype)
+    if library == "numba":
+        return import_module("numba.cuda").device_array(shape, obj.dtype)
+    if hasattr(obj, "__array_namespace__"):
+        return obj.__array_namespace__().empty(shape, dtype=obj.dtype)
+    raise BufferTypeError("recvbuf", f"a device array, for a sendbuf of {library}", "None", rank)

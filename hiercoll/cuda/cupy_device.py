@@ -1,0 +1,181 @@
+"""A real GPU, through CuPy. The only place that imports it."""
+
+from __future__ import annotations
+
+import weakref
+from functools import cached_property, partial
+from typing import Any
+
+import cupy  # type: ignore[import-not-found, unused-ignore]
+import numpy as np
+
+from hiercoll.cuda.device import Pieces, Rows
+from hiercoll.errors import DeviceError, DeviceMemoryError
+
+runtime: Any = cupy.cuda.runtime
+ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
+THREADS = 256
+SPAN = 1 << 16  # bytes that a block of threads copies
+
+# Each row of the grid copies one piece, its blocks of threads 64 KiB each in turn; 16 bytes
+# at a time where both ends are aligned alike.
+KERNEL = r"""
+extern "C" __global__ void copy_pieces(const unsigned long long* table, unsigned long long span)
+{
+    const unsigned long long* piece = table + 3ull * blockIdx.y;
+    const char* source = reinterpret_cast<const char*>(piece[0]);
+    char* target = reinterpret_cast<char*>(piece[1]);
+    const unsigned long long length = piece[2];
+    for (unsigned long long begin = blockIdx.x * span; begin < length; begin += gridDim.x * span) {
+        const unsigned long long end = begin + span < length ? begin + span : length;
+        unsigned long long at = begin;
+        if (((reinterpret_cast<unsigned long long>(source) | reinterpret_cast<unsigned long long>(target)) & 15) == 0) {
+            const unsigned long long words = (end - begin) / 16;
+            const uint4* from = reinterpret_cast<const uint4*>(source + begin);
+            uint4* to = reinterpret_cast<uint4*>(target + begin);
+            for (unsigned long long i = threadIdx.x; i < words; i += blockDim.x)
+                to[i] = from[i];
+            at = begin + 16 * words;
+        }
+        for (unsigned long long i = at + threadIdx.x; i < end; i += blockDim.x)
+            target[i] = source[i];
+    }
+}
+"""
+
+
+def device_number(address: int) -> int:
+    """The device whose memory is at ``address``. Raises DeviceError."""
+    try:
+        found = runtime.pointerGetAttributes(address)
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError("device array", "memory that the driver knows", f"{address:#x} ({error})") from None
+    if found.devicePointer == 0:
+        raise DeviceError("device array", "memory of a device", f"{address:#x}, which is none") from None
+    return int(found.device)
+
+
+class CupyDevice:
+    """`cuda.device.Device` for the GPU with this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.name = number, f"cuda:{number}"
+
+    def allocate(self, nbytes: int) -> tuple[int, object]:
+        """Memory of CuPy's pool."""
+        with cupy.cuda.Device(self.number):
+            try:
+                memory = cupy.cuda.alloc(max(nbytes, 1))
+            except cupy.cuda.memory.OutOfMemoryError as error:
+                raise DeviceMemoryError(f"memory of {self.name}", f"{nbytes} bytes", str(error)) from None
+        return int(memory.ptr), memory
+
+    def allocate_pinned(self, nbytes: int) -> tuple[int, object]:
+        """Memory of CuPy's pinned pool."""
+        with cupy.cuda.Device(self.number):
+            try:
+                memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+            except (runtime.CUDARuntimeError, MemoryError) as error:
+                raise DeviceMemoryError("pinned memory of the host", f"{nbytes} bytes", str(error)) from None
+        return int(memory.ptr), memory
+
+    def register(self, address: int, nbytes: int) -> object:
+        """cudaHostRegister: the device can then copy from and to it on its own."""
+        with cupy.cuda.Device(self.number):
+            try:
+                runtime.hostRegister(address, nbytes, 0)
+            except runtime.CUDARuntimeError as error:
+                raise DeviceMemoryError("pinned memory of the host", f"{nbytes} bytes", str(error)) from None
+        owner = _Registered()
+        weakref.finalize(owner, partial(runtime.hostUnregister, address))
+        return owner
+
+    def new_stream(self) -> CupyStream:
+        """A non-blocking stream."""
+        with cupy.cuda.Device(self.number):
+            return CupyStream(self, cupy.cuda.Stream(non_blocking=True))
+
+    def stream_of(self, handle: int) -> CupyStream:
+        """A stream of the caller's."""
+        return CupyStream(self, cupy.cuda.ExternalStream(handle, self.number))
+
+    def prepare(self, shape: Rows | Pieces) -> CupyRows | CupyPieces:
+        """See `Device.prepare`."""
+        return CupyRows(self, shape) if isinstance(shape, Rows) else CupyPieces(self, shape)
+
+    @cached_property
+    def copy_pieces(self) -> Any:
+        """The kernel."""
+        return cupy.RawKernel(KERNEL, "copy_pieces")
+
+
+class _Registered:
+    """What keeps memory of the host registered."""
+
+
+class CupyStream:
+    """`cuda.device.Stream`."""
+
+    def __init__(self, device: CupyDevice, stream: Any) -> None:
+        self.device, self.stream = device, stream
+
+    def record(self, event: CupyEvent | None = None) -> CupyEvent:
+        """See `Stream.record`."""
+        with cupy.cuda.Device(self.device.number):
+            event = event or CupyEvent()
+            event.event.record(self.stream)
+        return event
+
+    def wait(self, event: CupyEvent) -> None:
+        """See `Stream.wait`."""
+        self.stream.wait_event(event.event)
+
+
+class CupyEvent:
+    """`cuda.device.Event`."""
+
+    def __init__(self) -> None:
+        self.event = cupy.cuda.Event(block=False, disable_timing=True)
+
+    def done(self) -> bool:
+        """See `Event.done`."""
+        return bool(self.event.done)
+
+    def synchronize(self) -> None:
+        """See `Event.synchronize`."""
+        self.event.synchronize()
+
+
+class CupyRows:
+    """One copy, of one piece or of evenly spaced ones."""
+
+    def __init__(self, device: CupyDevice, shape: Rows) -> None:
+        self._device, self._shape = device, shape
+
+    def enqueue(self, stream: CupyStream) -> None:
+        """See `cuda.device.Copy`."""
+        rows, handle = self._shape, stream.stream.ptr
+        with cupy.cuda.Device(self._device.number):
+            if rows.count == 1:
+                runtime.memcpyAsync(rows.target, rows.source, rows.length, ANY, handle)
+            else:
+                steps = (rows.target, rows.target_step, rows.source, rows.source_step)
+                runtime.memcpy2DAsync(*steps, rows.length, rows.count, ANY, handle)
+
+
+class CupyPieces:
+    """One launch over a table that lies on the device."""
+
+    def __init__(self, device: CupyDevice, shape: Pieces) -> None:
+        self._device = device
+        table = np.array(shape.table, dtype=np.uint64)
+        blocks = -(-int(table[:, 2].max()) // SPAN)
+        self._grid = (min(blocks, 64), len(shape.table))
+        with cupy.cuda.Device(device.number):
+            self._table = cupy.asarray(table)
+            cupy.cuda.get_current_stream().synchronize()  # the table is there before the first launch
+
+    def enqueue(self, stream: CupyStream) -> None:
+        """See `cuda.device.Copy`."""
+        with cupy.cuda.Device(self._device.number), stream.stream:
+            self._device.copy_pieces(self._grid, (THREADS,), (self._table, np.uint64(SPAN)))

@@ -1,0 +1,263 @@
+"""A simulated device for tests: as late, or as early, as CUDA's rules permit.
+
+Its memory cannot be touched by the host (its pages are mapped without access, so a
+stray read ends the process), its streams run nothing until they must, and what must run
+runs alone: whoever forgets to wait for something finds old data. The rules (CUDA C++
+Programming Guide, "Asynchronous Concurrent Execution"; Runtime API, "Event Management"):
+
+- work of one stream runs in order, work of different streams in any order;
+- an event is complete when all work enqueued before its last record is; a stream that
+  waits for an event waits for the record that was the last when it began to wait;
+- work reads and writes memory when it runs, between its call and its completion.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hiercoll.cuda.device import Pieces, Rows
+from hiercoll.errors import DeviceError, DeviceMemoryError
+
+Work: TypeAlias = "Callable[[], None]"
+Order: TypeAlias = Literal["late", "early", "random"]
+PAGE = 4096
+PROT_NONE, PROT_ACCESS, MAP_SHARED = 0, 3, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class LateDevice:
+    """`cuda.device.Device` on host memory.
+
+    ``order``: when enqueued work runs: only when somebody waits for it, at once (in so far
+    as what its stream waits for has run), or at random by ``seed``. ``aware``: MPI may be
+    given its addresses, as a CUDA-aware library takes a real device's. ``limit``: bytes of
+    device memory. ``counts``: copies, launches, synchronisations so far.
+    """
+
+    def __init__(self, *, order: Order = "late", seed: int = 0, aware: bool = False, limit: int = 1 << 30) -> None:
+        self.name = f"a simulated device ({order})"
+        self.order, self.aware, self.limit = order, aware, limit
+        self.choice = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.used = 0
+        self._streams: dict[int, LateStream] = {}
+        self._starts: list[int] = []  # addresses of what the device can reach, sorted
+        self._reachable: dict[int, tuple[int, int]] = {}  # size, and how far on it can be accessed, by address
+
+    # ---- memory
+
+    def allocate(self, nbytes: int) -> tuple[int, object]:
+        """Pages that the host cannot touch, and the same ones where the device does."""
+        size = -(-max(nbytes, 1) // PAGE) * PAGE
+        if self.used + size > self.limit:
+            raise DeviceMemoryError(f"device memory ({self.name})", f"{nbytes} bytes", f"{self.limit - self.used} left")
+        file = os.memfd_create("late device")
+        os.ftruncate(file, size)
+        outside, inside = (
+            int(_libc.mmap(None, size, protection, MAP_SHARED, file, 0))
+            for protection in (PROT_ACCESS if self.aware else PROT_NONE, PROT_ACCESS)
+        )
+        os.close(file)
+        ctypes.memset(inside, 0xA5, size)
+        self.used += size
+        self._enter(outside, size, inside - outside)
+        owner = _Owner()
+        weakref.finalize(owner, self._free, outside, inside, size)
+        return outside, owner
+
+    def _free(self, outside: int, inside: int, size: int) -> None:
+        self.used -= size
+        self._leave(outside)
+        for address in (outside, inside):
+            _libc.munmap(address, size)
+
+    def allocate_pinned(self, nbytes: int) -> tuple[int, object]:
+        """Host memory."""
+        owner = np.full(nbytes + 64, 0xA5, dtype=np.uint8)
+        address = -(-owner.ctypes.data // 64) * 64
+        self._enter(address, nbytes, 0)
+        weakref.finalize(owner, self._leave, address)
+        return address, owner
+
+    def register(self, address: int, nbytes: int) -> object:
+        """See `Device.register`."""
+        self._enter(address, nbytes, 0)
+        owner = _Owner()
+        weakref.finalize(owner, self._leave, address)
+        return owner
+
+    def _enter(self, address: int, size: int, shift: int) -> None:
+        self._reachable[address] = (size, shift)
+        self._starts = sorted(self._reachable)
+
+    def _leave(self, address: int) -> None:
+        self._reachable.pop(address, None)
+        self._starts = sorted(self._reachable)
+
+    def view(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Bytes as the device sees them. Raises DeviceError for what it cannot reach."""
+        at = bisect_right(self._starts, address) - 1
+        start = self._starts[at] if at >= 0 else 0
+        size, shift = self._reachable.get(start, (0, 0))
+        if address + nbytes > start + size:
+            raise DeviceError("address", "device memory, or pinned memory of the host", f"{address:#x}, {nbytes} bytes")
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address + shift))
+
+    # ---- work
+
+    def new_stream(self) -> LateStream:
+        """A stream that nobody else knows."""
+        return LateStream(self)
+
+    def stream_of(self, handle: int) -> LateStream:
+        """The stream with this number."""
+        return self._streams.setdefault(handle, LateStream(self))
+
+    def prepare(self, shape: Rows | Pieces) -> LateCopy:
+        """See `Device.prepare`."""
+        return LateCopy(self, shape)
+
+    # ---- arrays
+
+    def array(self, values: npt.NDArray[Any], stream: int = 1) -> LateArray:
+        """A device array whose values come late, on the stream with this number."""
+        made = LateArray(self, values.shape, values.dtype, stream)
+        made.fill(values)
+        return made
+
+
+class _Owner:
+    """What keeps memory known to the device."""
+
+
+class LateStream:
+    """Work that waits until it must run."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self.device = device
+        self.work: list[Work] = []
+        self.ran = 0
+
+    def enqueue(self, work: Work) -> None:
+        """Add work; whether it runs now is the device's ``order``."""
+        self.work.append(work)
+        order, choice = self.device.order, self.device.choice
+        if order == "early" or (order == "random" and choice.random() < 0.5):
+            self.run(len(self.work) if order == "early" else choice.randint(self.ran, len(self.work)))
+
+    def run(self, end: int) -> None:
+        """Let the first ``end`` pieces of work run."""
+        while self.ran < end:
+            self.ran += 1
+            self.work[self.ran - 1]()
+
+    def record(self, event: LateEvent | None = None) -> LateEvent:
+        """See `Stream.record`."""
+        event = event or LateEvent(self)
+        event.stream, event.position = self, len(self.work)
+        return event
+
+    def wait(self, event: LateEvent) -> None:
+        """See `Stream.wait`."""
+        self.enqueue(partial(event.stream.run, event.position))
+
+    def synchronize(self) -> None:
+        """Wait for all of it."""
+        self.device.counts["synchronisations"] += 1
+        self.run(len(self.work))
+
+
+class LateEvent:
+    """A point in a stream."""
+
+    def __init__(self, stream: LateStream) -> None:
+        self.stream, self.position = stream, 0
+
+    def done(self) -> bool:
+        """Seldom at once; whoever asks again and again makes the work run in the end."""
+        if self.stream.ran < self.position and self.stream.device.choice.random() < 0.3:
+            self.stream.run(self.position)
+        return self.stream.ran >= self.position
+
+    def synchronize(self) -> None:
+        """Let all work before it run."""
+        self.stream.device.counts["synchronisations"] += 1
+        self.stream.run(self.position)
+
+
+class LateCopy:
+    """A copy that reads and writes when it runs."""
+
+    def __init__(self, device: LateDevice, shape: Rows | Pieces) -> None:
+        self._device, self._shape = device, shape
+
+    def enqueue(self, stream: LateStream) -> None:
+        """See `cuda.device.Copy`."""
+        self._device.counts["copies" if isinstance(self._shape, Rows) else "launches"] += 1
+        stream.enqueue(self._run)
+
+    def _run(self) -> None:
+        shape, view = self._shape, self._device.view
+        if isinstance(shape, Pieces):
+            table = shape.table
+        else:
+            rows = range(shape.count)
+            table = tuple(
+                (shape.source + i * shape.source_step, shape.target + i * shape.target_step, shape.length) for i in rows
+            )
+        for source, target, length in table:
+            view(target, length)[:] = view(source, length)
+
+
+class LateArray:
+    """A contiguous array in the device's memory, produced on a stream of the caller's."""
+
+    def __init__(self, device: LateDevice, shape: tuple[int, ...], dtype: npt.DTypeLike, stream: int = 1) -> None:
+        self.device, self.shape, self.dtype, self.stream = device, shape, np.dtype(dtype), stream
+        self.nbytes = int(np.prod(shape, dtype=int)) * self.dtype.itemsize
+        self.address, self._owner = device.allocate(self.nbytes)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address if self.nbytes else 0, False),
+            "version": 3,
+            "strides": None,
+            "stream": self.stream,
+        }
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        """What makes arrays of this kind, as the array API standard has it."""
+        return SimpleNamespace(empty=lambda shape, dtype: LateArray(self.device, shape, dtype, self.stream))
+
+    def fill(self, values: npt.NDArray[Any]) -> None:
+        """A kernel on the array's stream that writes ``values``."""
+        data = np.frombuffer(values.tobytes(), np.uint8)
+        self.device.counts["launches"] += 1
+        self.device.stream_of(self.stream).enqueue(partial(self._write, data))
+
+    def _write(self, data: npt.NDArray[np.uint8]) -> None:
+        self.device.view(self.address, self.nbytes)[:] = data
+
+    def get(self) -> npt.NDArray[Any]:
+        """The values, as work on the array's stream sees them."""
+        self.device.stream_of(self.stream).synchronize()
+        return self.device.view(self.address, self.nbytes).view(self.dtype).reshape(self.shape).copy()

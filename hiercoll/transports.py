@@ -1,0 +1,150 @@
+"""How messages of a device's memory travel: transforms of schedules, proved like any schedule.
+
+- *direct*: the schedule as it is; the MPI library is given device addresses.
+- *staged*: every message passes through the ``host`` buffer at both ends, by copies that
+  are operations of the schedule. With ``segments`` the copies of one part overlap the
+  messages of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hiercoll.errors import ConstraintError
+from hiercoll.schedule import (
+    HOST,
+    Copy,
+    Deps,
+    Join,
+    Op,
+    Recv,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    as_blocks,
+    in_order,
+)
+
+
+ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others do
+
+
+def staged(schedule: Schedule, segments: int = 1) -> Schedule:
+    """``schedule`` with its messages sent from, and received into, the ``host`` buffer.
+
+    A schedule in rounds stays one: what a round sends is copied out together, in as few
+    copies as buffers, and what it receives is copied in together. Others keep their
+    dependencies. ``segments``: see `cut`. Raises ConstraintError as `cut` does.
+    """
+    if segments > 1:
+        return _by_dependencies(cut(schedule, segments))
+    if schedule.rounds is not None:
+        return _by_rounds(schedule, schedule.rounds)
+    through = _by_dependencies(schedule)
+    return in_order(through) if schedule.flags else through
+
+
+def cut(schedule: Schedule, segments: int) -> Schedule:
+    """``schedule`` as so many independent ones, each for one segment of every block.
+
+    What one segment waits for another need not. Raises ConstraintError for schedules that
+    are cut already, or that raise flags.
+    """
+    if schedule.segments > 1 or schedule.flags:
+        got = "segments of its own" if schedule.segments > 1 else "flags in shared memory"
+        raise ConstraintError("segments", "a schedule without segments and flags", got, schedule.rank)
+    count = len(schedule.ops)
+    ops = [_part(op, part, segments, count * part) for part in range(segments) for op in schedule.ops]
+    return replace(schedule, ops=tuple(ops), segments=segments)
+
+
+def _part(op: Op, part: int, segments: int, shift: int) -> Op:
+    """An operation on one segment of its blocks, ``shift`` operations further on."""
+    deps = tuple(dep + shift for dep in op.deps)
+    if isinstance(op, (Send, Recv)):
+        return op._replace(tag=op.tag * segments + part, region=op.region.segment(part), deps=deps)
+    if isinstance(op, Copy):
+        return Copy(op.source.segment(part), op.target.segment(part), deps)
+    if isinstance(op, Reduce):
+        return Reduce(op.left.segment(part), op.right.segment(part), op.target.segment(part), deps)
+    return op._replace(deps=deps)
+
+
+class _Stage:
+    """Hands out places of the ``host`` buffer; the parts of one message share theirs."""
+
+    def __init__(self, segments: int) -> None:
+        self.blocks, self._segments = 0, segments
+        self._known: dict[tuple[object, ...], int] = {}
+
+    def place(self, op: Send | Recv) -> Region:
+        """Where a message lies on the host."""
+        key = (type(op), op.peer, op.tag // self._segments, op.region._replace(part=None))
+        start = self._known.setdefault(key, self.blocks)
+        if start == self.blocks:
+            self.blocks += op.region.size
+        return HOST[start : start + op.region.size]._replace(part=op.region.part)
+
+
+def _by_dependencies(schedule: Schedule) -> Schedule:
+    """A copy before each send, and one after each receive that what follows waits for."""
+    stage, ops = _Stage(schedule.segments), list[Op]()
+    done: list[int] = []  # where the operation with this number is complete
+    for op in schedule.ops:
+        deps = tuple(done[dep] for dep in op.deps)
+        if isinstance(op, (Send, Recv)) and op.region.buffer in ON_HOST:
+            ops.append(op._replace(deps=deps))
+        elif isinstance(op, Send):
+            place = stage.place(op)
+            ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
+        elif isinstance(op, Recv):
+            place = stage.place(op)
+            ops += [op._replace(region=place, deps=deps), Copy(place, op.region, (len(ops),))]
+        else:
+            ops.append(op._replace(deps=deps))
+        done.append(len(ops) - 1)
+    return replace(schedule, ops=tuple(ops), host=stage.blocks)
+
+
+def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]]) -> Schedule:
+    """Each round as three: copies out, messages, copies in."""
+    stage, ops = _Stage(schedule.segments), list[Op]()
+    gate: Deps = ()
+    for members in rounds:
+        old = [schedule.ops[index] for index in members]
+        sends = [op for op in old if isinstance(op, Send) and op.region.buffer not in ON_HOST]
+        recvs = [op for op in old if isinstance(op, Recv) and op.region.buffer not in ON_HOST]
+        of_region = {op.region: op for op in reversed(sends)}  # what is sent to several is copied out once
+        out = {region: stage.place(op) for region, op in reversed(of_region.items())}
+        places = {op.region: stage.place(op) for op in recvs}
+        messages = [_through(op, out if isinstance(op, Send) else places) for op in old]
+        copies_out = [Copy(source, target, ()) for source, target in _together(out.items())]
+        copies_in = [Copy(source, target, ()) for target, source in _together(places.items())]
+        for step in (copies_out, messages, copies_in):
+            if step:
+                first = len(ops)
+                ops += [op._replace(deps=gate) for op in step]
+                ops.append(Join(tuple(range(first, len(ops)))))
+                gate = (len(ops) - 1,)
+    return replace(schedule, ops=tuple(ops), host=stage.blocks)
+
+
+def _through(op: Op, places: dict[Region, Region]) -> Op:
+    """A message by way of its region's place on the host, if it has one; other operations as they are."""
+    return op._replace(region=places.get(op.region, op.region)) if isinstance(op, (Send, Recv)) else op
+
+
+def _together(pairs: Iterable[tuple[Region, Region]]) -> list[tuple[Region, Region]]:
+    """Pairs of a region and its place on the host, those of one buffer and segment as one."""
+    groups: dict[tuple[str, int | None], list[tuple[Region, Region]]] = {}
+    for region, place in pairs:
+        groups.setdefault((region.buffer, region.part), []).append((region, place))
+    return [(_joined(r for r, _ in group), _joined(p for _, p in group)) for group in groups.values()]
+
+
+def _joined(regions: Iterable[Region]) -> Region:
+    """The blocks of several regions of one buffer, one region after the other."""
+    listed = list(regions)
+    return listed[0]._replace(blocks=as_blocks([block for region in listed for block in region.blocks]))
