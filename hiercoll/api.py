@@ -187,7 +187,9 @@ class Way(NamedTuple):
             expected = f"'auto', 'direct', 'staged' or 'staged:SEGMENTS' (1 to {MOST_SEGMENTS})"
             raise ParameterError("transport", expected, repr(self.transport), state.rank)
         if place == "host":
-            raise ParameterError("transport", "'auto' or 'direct' for arrays on the host", repr(self.transport), state.rank)
+            raise ParameterError(
+                "transport", "'auto' or 'direct' for arrays on the host", repr(self.transport), state.rank
+            )
         return int(parts or 1)
 
     def handle(self, state: State, received: UserBuffer, sent: UserBuffer | None) -> int:

@@ -196,7 +196,8 @@ class Contest:
             subject = self.subjects[index]
             name = NATIVE if subject.algorithm == CONTROL else subject.algorithm
             with suppress(ConstraintError):
-                plan = init(self.comm, self._send, self._recv, algorithm=name, **subject.params)
+                given: dict[str, Any] = dict(subject.params)
+                plan = init(self.comm, self._send, self._recv, algorithm=name, **given)
                 self._plans[index] = plan, self._runs(index, plan)
         return self._plans[index]
 

@@ -90,7 +90,14 @@ class Work:
     of the buffers' own memory, else the number of parts in which they pass through the host."""
 
     def __init__(
-        self, collective: str, algorithm: str, params: Params, block: int, inplace: bool, kind: str = "host", segments: int = 0
+        self,
+        collective: str,
+        algorithm: str,
+        params: Params,
+        block: int,
+        inplace: bool,
+        kind: str = "host",
+        segments: int = 0,
     ) -> None:
         self.collective, self.algorithm, self.params = collective, algorithm, params
         self.block, self.inplace, self.kind, self.segments = block, inplace, kind, segments

@@ -131,7 +131,9 @@ class Rounds:
         for members in rounds:
             requests = [bound for bound in members if isinstance(bound, MPI.Prequest)]
             transfers = [bound for bound in members if isinstance(bound, Transfer)]
-            actions = [bound for bound in members if bound is not None and not isinstance(bound, (MPI.Prequest, Transfer))]
+            actions = [
+                bound for bound in members if bound is not None and not isinstance(bound, (MPI.Prequest, Transfer))
+            ]
             if requests or actions or transfers:
                 self._rounds.append((requests, [*(each.start for each in transfers), *actions], transfers))
         self._current = len(self._rounds)

@@ -27,7 +27,6 @@ from hiercoll.schedule import (
     in_order,
 )
 
-
 ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others do
 
 
@@ -89,22 +88,32 @@ class _Stage:
 
 
 def _by_dependencies(schedule: Schedule) -> Schedule:
-    """A copy before each send, and one after each receive that what follows waits for."""
+    """A copy before each send, and one after each receive, just before what waits for it first:
+    schedules that run in order must not wait for a receive before its time."""
     stage, ops = _Stage(schedule.segments), list[Op]()
-    done: list[int] = []  # where the operation with this number is complete
-    for op in schedule.ops:
-        deps = tuple(done[dep] for dep in op.deps)
-        if isinstance(op, (Send, Recv)) and op.region.buffer in ON_HOST:
-            ops.append(op._replace(deps=deps))
-        elif isinstance(op, Send):
+    done: dict[int, int] = {}  # where the operation with this number is complete
+    arriving: dict[int, Copy] = {}  # copies that are due, by the number of the receive
+
+    def settled(index: int) -> int:
+        if index in arriving:
+            ops.append(arriving.pop(index))
+            done[index] = len(ops) - 1
+        return done[index]
+
+    for index, op in enumerate(schedule.ops):
+        deps = tuple(settled(dep) for dep in op.deps)
+        staged_here = isinstance(op, (Send, Recv)) and op.region.buffer not in ON_HOST
+        if staged_here and isinstance(op, Send):
             place = stage.place(op)
             ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
-        elif isinstance(op, Recv):
+        elif staged_here and isinstance(op, Recv):
             place = stage.place(op)
-            ops += [op._replace(region=place, deps=deps), Copy(place, op.region, (len(ops),))]
+            arriving[index] = Copy(place, op.region, (len(ops),))
+            ops.append(op._replace(region=place, deps=deps))
         else:
             ops.append(op._replace(deps=deps))
-        done.append(len(ops) - 1)
+        done[index] = len(ops) - 1
+    ops += arriving.values()
     return replace(schedule, ops=tuple(ops), host=stage.blocks)
 
 

@@ -147,7 +147,7 @@ class _System:
             if len(shared[self.topology.node_of[rank]]) > 1:
                 yield Finding("malformed", "the ranks of its node ask for shared buffers of different sizes", rank)
                 return
-            own = {"scratch": schedule.scratch, "shared": schedule.shared, "host": schedule.host}
+            own: dict[Any, int] = {"scratch": schedule.scratch, "shared": schedule.shared, "host": schedule.host}
             limits = {**self.contract.sizes(rank), **own}
             for index, op in enumerate(schedule.ops):
                 problem = self._problem(rank, index, op, limits)

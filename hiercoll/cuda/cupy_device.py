@@ -156,11 +156,11 @@ class CupyRows:
         """See `cuda.device.Copy`."""
         rows, handle = self._shape, stream.stream.ptr
         with cupy.cuda.Device(self._device.number):
-            if rows.count == 1:
+            if rows.number == 1:
                 runtime.memcpyAsync(rows.target, rows.source, rows.length, ANY, handle)
             else:
                 steps = (rows.target, rows.target_step, rows.source, rows.source_step)
-                runtime.memcpy2DAsync(*steps, rows.length, rows.count, ANY, handle)
+                runtime.memcpy2DAsync(*steps, rows.length, rows.number, ANY, handle)
 
 
 class CupyPieces:

@@ -7,19 +7,19 @@ their call and the completion of an event recorded after them.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from hiercoll.buffers import BlockLayout
 from hiercoll.schedule import Region
 
 
 class Rows(NamedTuple):
-    """``count`` rows of ``length`` bytes, ``source_step`` and ``target_step`` bytes apart: one 2-D copy."""
+    """``number`` rows of ``length`` bytes, ``source_step`` and ``target_step`` bytes apart: one 2-D copy."""
 
     source: int
     target: int
     length: int
-    count: int = 1
+    number: int = 1
     source_step: int = 0
     target_step: int = 0
 
@@ -44,12 +44,12 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work in order."""
+    """Work in order. Events are those of the same device."""
 
-    def record(self, event: Event | None = None) -> Event:
+    def record(self, event: Any = None) -> Event:
         """The point after all that has been enqueued so far; in ``event``, if one is given."""
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Any) -> None:
         """What is enqueued from now on waits for ``event``; the host does not."""
 
 
@@ -80,7 +80,7 @@ class Device(Protocol):
 class Copy(Protocol):
     """A copy that is ready to be enqueued."""
 
-    def enqueue(self, stream: Stream) -> None:
+    def enqueue(self, stream: Any) -> None:
         """Let ``stream`` do it."""
 
 

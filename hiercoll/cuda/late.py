@@ -217,7 +217,7 @@ class LateCopy:
         if isinstance(shape, Pieces):
             table = shape.table
         else:
-            rows = range(shape.count)
+            rows = range(shape.number)
             table = tuple(
                 (shape.source + i * shape.source_step, shape.target + i * shape.target_step, shape.length) for i in rows
             )
@@ -260,4 +260,6 @@ class LateArray:
     def get(self) -> npt.NDArray[Any]:
         """The values, as work on the array's stream sees them."""
         self.device.stream_of(self.stream).synchronize()
-        return self.device.view(self.address, self.nbytes).view(self.dtype).reshape(self.shape).copy()
+        values: npt.NDArray[Any] = self.device.view(self.address, self.nbytes).copy()
+        shaped: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, values)
+        return shaped

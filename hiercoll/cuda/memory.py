@@ -34,9 +34,7 @@ class DeviceMemory:
         """Let the device reach the node's buffer on the host."""
         return self.device.register(address, nbytes)
 
-    def copy(
-        self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]
-    ) -> Transfer | None:
+    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Transfer | None:
         """See `Memory.copy`: one 2-D copy, or one launch over a table of pieces."""
         shape = copy_shape(layout, source, target)
         if shape is None:

@@ -38,7 +38,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[LateDevice]:
 
 def check(device: LateDevice, comm: MPI.Intracomm, collective: str, **options: Any) -> None:
     """Two calls on the same arrays, with other data in the second."""
-    send, recv = (LateArray(device, array.shape, np.uint8, OWN_STREAM) for array in buffers(collective, BLOCK, RANK, SIZE))
+    send, recv = (
+        LateArray(device, array.shape, np.uint8, OWN_STREAM) for array in buffers(collective, BLOCK, RANK, SIZE)
+    )
     for salt in (0, 1):
         values, expected = buffers(collective, BLOCK, RANK, SIZE)
         recv.fill(np.full(expected.shape, 0xA5, np.uint8))
@@ -119,7 +121,9 @@ def test_new_arrays(device: LateDevice, comm: MPI.Intracomm) -> None:
     values = np.arange(SIZE * 6, dtype=np.float32).reshape(SIZE, 2, 3) + 100 * RANK
     result = hiercoll.alltoall(comm, device.array(values))
     assert isinstance(result, LateArray) and result.shape == (SIZE, 2, 3) and result.dtype == np.float32
-    np.testing.assert_array_equal(result.get(), [np.arange(RANK * 6, RANK * 6 + 6).reshape(2, 3) + 100 * r for r in range(SIZE)])
+    np.testing.assert_array_equal(
+        result.get(), [np.arange(RANK * 6, RANK * 6 + 6).reshape(2, 3) + 100 * r for r in range(SIZE)]
+    )
     gathered = hiercoll.allgather(comm, device.array(values[0]))
     assert gathered.shape == (SIZE, 2, 3)
     assert hiercoll.alltoall(comm, device.array(np.empty((SIZE, 0)))).nbytes == 0

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.buffers import BlockLayout, UserBuffer, HostMemory, check_disjoint, counted_buffer, host_buffer
+from hiercoll.buffers import BlockLayout, HostMemory, UserBuffer, check_disjoint, counted_buffer, host_buffer
 from hiercoll.errors import ArgumentError, BufferOverlapError, BufferSizeError, BufferTypeError
 from hiercoll.schedule import RECV, SCRATCH, SEND, Buffer, Region
 

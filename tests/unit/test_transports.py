@@ -101,7 +101,7 @@ def test_cut_keeps_segments_apart() -> None:
     made = cut(REGISTRY["alltoall"]["bruck"].schedule(parse_layout("2x3"), 1), 4)
     part = {}
     for index, op in enumerate(made.ops):
-        own = {part[dep] for dep in op.deps} | {r.part for r in getattr(op, "region", None) and [op.region] or []}  # type: ignore[union-attr]
+        own = {part[dep] for dep in op.deps} | {r.part for r in (getattr(op, "region", None) and [op.region]) or []}  # type: ignore[union-attr]
         part[index] = index // (len(made.ops) // 4)
         assert own <= {part[index]}
     assert np.unique(list(part.values())).tolist() == [0, 1, 2, 3]
