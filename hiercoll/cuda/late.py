@@ -151,7 +151,7 @@ class LateStream:
 
     def __init__(self, device: LateDevice) -> None:
         self.device = device
-        self.work: list[Work] = []
+        self.work: list[Work | None] = []
         self.ran = 0
 
     def enqueue(self, work: Work) -> None:
@@ -164,8 +164,11 @@ class LateStream:
     def run(self, end: int) -> None:
         """Let the first ``end`` pieces of work run."""
         while self.ran < end:
+            work = self.work[self.ran]
+            self.work[self.ran] = None  # what it holds may be freed
             self.ran += 1
-            self.work[self.ran - 1]()
+            assert work is not None
+            work()
 
     def record(self, event: LateEvent | None = None) -> LateEvent:
         """See `Stream.record`."""

@@ -50,6 +50,7 @@ def check(device: LateDevice, comm: MPI.Intracomm, collective: str, **options: A
         np.testing.assert_array_equal(recv.get(), expected + salt)
 
 
+@pytest.mark.ranks([1, 3, 4])
 @pytest.mark.parametrize("layout", layouts())
 @pytest.mark.parametrize("transport", ["staged", "direct"])
 def test_every_algorithm(

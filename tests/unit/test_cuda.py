@@ -1,0 +1,164 @@
+"""Shapes of device copies, device arrays, and the simulated device itself."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiercoll import cuda
+from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.cuda.arrays import device_array, is_device_array, new_like
+from hiercoll.cuda.device import Pieces, Rows, copy_shape
+from hiercoll.cuda.late import LateArray, LateDevice
+from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError
+from hiercoll.schedule import RECV, SEND
+
+BLOCKS = st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True)
+
+
+@given(st.data(), st.integers(1, 40), st.sampled_from([None, 0, 1, 2]))
+def test_device_copies_are_host_copies(data: st.DataObject, block: int, part: int | None) -> None:
+    """Any regions: the device copies what the host would."""
+    layout = BlockLayout(block, 1, 3)
+    source = data.draw(BLOCKS)
+    target = data.draw(BLOCKS.map(lambda blocks: (blocks + [b for b in range(10) if b not in blocks])[: len(source)]))
+    regions = SEND[source]._replace(part=part), RECV[target]._replace(part=part)
+    values = np.random.default_rng(0).integers(0, 255, 10 * block, dtype=np.uint8)
+    expected = np.zeros_like(values)
+    HostMemory().copy(layout, (values.ctypes.data, regions[0]), (expected.ctypes.data, regions[1]))()
+    device = LateDevice()
+    send, recv = device.array(values), device.array(np.zeros_like(values))
+    shape = copy_shape(layout, (send.address, regions[0]), (recv.address, regions[1]))
+    if shape is not None:
+        device.prepare(shape).enqueue(device.stream_of(1))
+    np.testing.assert_array_equal(recv.get(), expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shape"),
+    [
+        (SEND[0:4], RECV[0:4], Rows(0, 1000, 32, 1, 32, 32)),
+        (SEND[0:8:2], RECV[0:4], Rows(0, 1000, 8, 4, 16, 8)),
+        (SEND[0:4], RECV[1:8:2], Rows(0, 1008, 8, 4, 8, 16)),
+        (SEND[[0, 1, 4, 5]], RECV[0:4], Rows(0, 1000, 16, 2, 32, 16)),
+        (SEND[[3, 0]], RECV[0:2], Pieces(((24, 1000, 8), (0, 1008, 8)))),
+        (SEND[0:0], RECV[0:0], None),
+    ],
+)
+def test_the_fewest_copies(source: Any, target: Any, shape: object) -> None:
+    """One 2-D copy where pieces are evenly spaced, else one table."""
+    assert copy_shape(BlockLayout(8), (0, source), (1000, target)) == shape
+
+
+def test_late_work_is_late() -> None:
+    """Nothing runs before somebody waits, and then no more than must."""
+    device = LateDevice()
+    array, other = device.array(np.arange(4.0), stream=5), device.array(np.arange(4.0), stream=6)
+    assert (device.view(array.address, 32) == 0xA5).all()
+    np.testing.assert_array_equal(array.get(), np.arange(4.0))
+    assert (device.view(other.address, 32) == 0xA5).all()
+    assert device.counts == {"launches": 2, "synchronisations": 1}
+
+
+def test_a_stream_that_waits_for_an_event() -> None:
+    """It waits for the last record before it began to wait, and for nothing else."""
+    device = LateDevice()
+    one, two = device.stream_of(1), device.stream_of(2)
+    ran: list[str] = []
+    one.enqueue(lambda: ran.append("before"))
+    event = one.record()
+    one.enqueue(lambda: ran.append("after"))
+    two.wait(event)
+    one.record(event)
+    two.enqueue(lambda: ran.append("two"))
+    two.synchronize()
+    assert ran == ["before", "two"]
+    event.synchronize()
+    assert ran == ["before", "two", "after"]
+
+
+def test_an_event_is_done_in_the_end() -> None:
+    """Whoever asks again and again gets there."""
+    device = LateDevice(seed=2)
+    stream = device.stream_of(1)
+    stream.enqueue(lambda: None)
+    event = stream.record()
+    asked = [event.done() for _ in range(100)]
+    assert asked == sorted(asked) and asked[-1] and not all(asked)
+
+
+def test_the_host_cannot_touch_device_memory() -> None:
+    """It ends the process, as on a real device; a freed array is unknown to the device."""
+    code = (
+        "import ctypes, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
+        "from hiercoll.cuda.late import LateDevice; at, owner = LateDevice().allocate(8); ctypes.string_at(at, 1)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -signal.SIGSEGV
+    device = LateDevice()
+    array = device.array(np.zeros(4))
+    address = array.address
+    array.get()
+    used = device.used
+    del array
+    assert device.used < used
+    with pytest.raises(DeviceError, match="device memory, or pinned"):
+        device.view(address, 1)
+    with pytest.raises(DeviceError):
+        device.view(np.zeros(8).ctypes.data, 1)
+
+
+def test_device_memory_runs_out() -> None:
+    with pytest.raises(DeviceMemoryError, match="5000 bytes, got 4096 left"):
+        LateDevice(limit=4096).allocate(5000)
+
+
+class Fake:
+    """What some library's arrays say of themselves."""
+
+    def __init__(self, **interface: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3, **interface,
+        }  # fmt: skip
+
+
+def test_arrays() -> None:
+    """Any contiguous order; the stream as it says, else the legacy default one, which waits for all."""
+    found = device_array(Fake(strides=(4, 8), stream=77), "sendbuf", 0, writable=True)
+    assert found == (4096, (2, 3), np.dtype("<f4"), 77) and found.nbytes == 24
+    assert device_array(Fake(stream=None), "sendbuf", 0, writable=True).stream == 1
+    assert device_array(Fake(shape=(0, 3), strides=(99, 99)), "sendbuf", 0, writable=True).nbytes == 0
+    assert is_device_array(Fake()) and not is_device_array(np.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("interface", "words"),
+    [
+        ({"strides": (24, 4)}, r"a contiguous array, got shape \(2, 3\) with strides \(24, 4\)"),
+        ({"mask": object()}, "without a mask"),
+        ({"data": (4096, True)}, "a writable array"),
+    ],
+)
+def test_arrays_that_cannot_be(interface: dict[str, Any], words: str) -> None:
+    with pytest.raises(BufferTypeError, match=words):
+        device_array(Fake(**interface), "recvbuf", 0, writable=True)
+
+
+def test_new_arrays() -> None:
+    """Of the same library; without one that is known, recvbuf must be given."""
+    like = new_like(LateDevice().array(np.zeros(3, np.int16)), (4, 3), 0)
+    assert isinstance(like, LateArray) and like.shape == (4, 3) and like.dtype == np.int16
+    with pytest.raises(BufferTypeError, match="recvbuf: expected a device array, for a sendbuf of test_cuda"):
+        new_like(Fake(), (3,), 0)
+
+
+def test_the_gate_says_what_to_install() -> None:
+    """Without CuPy, or without a driver, by a typed error."""
+    with pytest.raises(DeviceError):
+        cuda.device_at(4096)
