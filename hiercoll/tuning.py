@@ -11,7 +11,7 @@ Measuring is handed in as a callable; every decision is made from values that al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import comb, isqrt, sqrt
 from statistics import median, quantiles
@@ -30,6 +30,7 @@ MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured varia
 LOOK = 2.0  # times the fastest at first look from which on a variant drops out
 ROUNDS = ((1, LOOK, 12), (2, 1.3, 7), (3, 1.15, 4))  # samples; slower than the best by which drops out; most that stay
 FEWEST, FINAL = 5, 21  # samples of those that are left, at least and (time permitting) at most
+STEADIER = 1.2  # times a variant's upper quartile from which on native's makes up for no gain in the median
 CERTAIN = 1.5  # times native's speed from which on a winner is not measured once more at the end
 CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
 NATIVE_VARIANT = Variant(NATIVE)
@@ -131,21 +132,26 @@ class Search:
         doubtful = [
             result
             for result in self.done.values()
-            if result.winner.algorithm != NATIVE and result.gain < CERTAIN and not result.again
+            if result.winner.algorithm != NATIVE and result.gain < CERTAIN and result.again is None
         ]
         for number, result in enumerate(doubtful, 1):
             contest = self.open(self.collective, result.size, [NATIVE_VARIANT, result.winner])
-            ratios: list[float] = []
-            while len(ratios) < FEWEST or (
-                len(ratios) < FINAL and self.clock() - begin < seconds * number / len(doubtful)
-            ):
-                natives, own = contest.times((0, 1), 2)
-                ratios += [native / other for native, other in zip(natives, own, strict=True)]
+            natives: list[float] = []
+            own: list[float] = []
+            while self._go_on(len(own), begin + seconds * number / len(doubtful)):
+                for samples, more in zip((natives, own), contest.times((0, 1), 2), strict=True):
+                    samples += more
             contest.close()
-            again = median(ratios)
-            kept = (result.winner, result.gain) if again > 1.0 else (NATIVE_VARIANT, 1.0)
-            self.done[result.size] = SizeResult(result.size, kept[0], result.figures, kept[1], again)
-            self.report(self.done[result.size])
+            again = median(native / other for native, other in zip(natives, own, strict=True))
+            looked = replace(result, again=again)
+            if again <= 1.0 and not _steadier(natives, own):
+                looked = replace(looked, winner=NATIVE_VARIANT, gain=1.0)
+            self.done[result.size] = looked
+            self.report(looked)
+
+    def _go_on(self, samples: int, until: float) -> bool:
+        """Whether to take more samples: the fewest in any case, the most if time permits."""
+        return samples < FEWEST or (samples < FINAL and self.clock() < until)
 
     def _needed(self, size: int) -> float:
         """Seconds that measuring at a size takes, about."""
@@ -225,7 +231,7 @@ class Search:
                 break
             measure(alive, count)
         alive = _survivors(alive, so_far, 1.06, 4)
-        while len(paired[0]) < FEWEST or (len(paired[0]) < FINAL and self.clock() - begin < seconds):
+        while self._go_on(len(paired[0]), begin + seconds):
             measure(alive, 2)
         contest.close()
         self.done[size] = _result(size, [(chosen[i], samples[i], paired[i]) for i in range(len(chosen)) if samples[i]])
@@ -266,17 +272,25 @@ class SizeResult:
 
 
 def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]]) -> SizeResult:
-    """Of what is faster than native beyond the noise, what three in four samples show as the
-    fastest: medians alone do not tell what is now fast and now slow. Else native."""
-    figures = []
+    """Of what is better than native, what three in four samples show as the fastest: medians
+    alone do not tell what is now fast and now slow. Else native.
+
+    Better is what is faster beyond the noise, or no slower in the median and clearly faster in
+    the upper quartile: an algorithm that floods a link may take the same time at one start and
+    five times as long at the next, as TCP falls behind.
+    """
+    figures: list[Figure] = []
     most = max(len(times) for _, times, _ in measured)
     for variant, times, _ in measured:
-        q1, middle, q3 = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+        q1, middle, q3 = _quartiles(times)
         figures.append(Figure(size, variant, middle, q1, q3, len(times)))
+    natives = measured[0][1]
     finalists = [
         number
-        for number, (figure, (_, _, ratios)) in enumerate(zip(figures, measured, strict=True))
-        if figure.variant.algorithm != NATIVE and 2 * figure.samples >= most and interval(ratios)[0] > 1.0
+        for number, (figure, (_, times, ratios)) in enumerate(zip(figures, measured, strict=True))
+        if figure.variant.algorithm != NATIVE
+        and 2 * figure.samples >= most
+        and (interval(ratios)[0] > 1.0 or (median(ratios) >= 1.0 and _steadier(natives, times)))
     ]
     winner, gain = NATIVE_VARIANT, 1.0
     if finalists:
@@ -284,6 +298,15 @@ def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]])
         winner, gain = figures[best].variant, median(measured[best][2])
     figures.sort(key=lambda figure: (2 * figure.samples < most, figure.median))
     return SizeResult(size, winner, tuple(figures), gain)
+
+
+def _quartiles(times: list[float]) -> list[float]:
+    return quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+
+
+def _steadier(natives: list[float], own: list[float]) -> bool:
+    """Whether native is clearly slower in its upper quartile."""
+    return _quartiles(natives)[2] > STEADIER * _quartiles(own)[2]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

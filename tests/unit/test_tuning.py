@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hiercoll.online import CALLS, Trial, explore
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import parse_layout
-from hiercoll.tuning import Search, SizeResult, choices, interval, variants
+from hiercoll.tuning import Search, SizeResult, _steadier, choices, interval, variants
 
 Cost = Callable[[int, Variant], float]
 
@@ -154,6 +154,20 @@ def test_goes_on_where_it_was() -> None:
 def test_variants_can_run_and_differ(collective: str, layout: str) -> None:
     found = variants(collective, parse_layout(layout))
     assert len({variant.key for variant in found}) == len(found) > 5
+
+
+def test_what_is_now_fast_and_now_slow_gives_way() -> None:
+    """native takes the time of the others at one start and five times that at the next."""
+    starts = random.Random(5)
+
+    def cost(size: int, variant: Variant) -> float:
+        return (1e-2 if starts.random() < 0.4 else 5e-2) if variant.algorithm == NATIVE else 1.02e-2
+
+    (found,) = search(Machine(cost), 60.0).run([64])
+    assert found.winner.algorithm != NATIVE
+    natives = [1.0, 5.0, 1.0, 5.0, 5.0]
+    assert _steadier(natives, [1.02] * 5)
+    assert not _steadier([1.02] * 5, natives) and not _steadier([1.1] * 5, [1.02] * 5)
 
 
 @settings(max_examples=200, deadline=None)
