@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, Signal, Wait
+from hiercoll.schedule import Copy, Get, Recv, Reduce, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology
 
 
@@ -104,7 +104,7 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
             chain = (chain[0] + 1, chain[1] + far)
             if isinstance(op, Recv):
                 last[op.peer] = chain
-        elif isinstance(op, (Copy, Reduce)):
+        elif isinstance(op, (Copy, Reduce, Get)):
             n["copies"] += 1
             n["copied_blocks"] += op.target.size / (1 if op.target.part is None else schedule.segments)
         elif isinstance(op, (Signal, Wait)):

@@ -16,7 +16,21 @@ import numpy as np
 
 from hiercoll.buffers import Array, BlockLayout, Combine, HostMemory, host_buffer
 from hiercoll.errors import ArgumentError, ScheduleError
-from hiercoll.schedule import BufferName, Copy, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait, reads, writes
+from hiercoll.schedule import (
+    BufferName,
+    Copy,
+    Get,
+    Op,
+    Recv,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+    reads,
+    writes,
+)
 from hiercoll.topology import Topology
 from hiercoll.verify import describe
 
@@ -94,8 +108,11 @@ class _Memory:
 
     def check(self, rank: int, index: int, op: Op) -> None:
         """Regions must lie in their buffers: a stray address would end the process, or go unnoticed."""
-        for region in (*reads(op), *writes(op)):
-            nbytes = self.mapped.get((rank, region.buffer), (0, 0))[1]
+        touched = [(rank, region) for region in (*reads(op), *writes(op))]
+        if isinstance(op, Get):
+            touched.append((op.peer, op.source))
+        for owner, region in touched:
+            nbytes = self.mapped.get((owner, region.buffer), (0, 0))[1]
             if region.blocks and (min(region.blocks) < 0 or (max(region.blocks) + 1) * self.layout.block > nbytes):
                 raise ScheduleError(f"{_name(rank, index, op)}: {region} lies outside its {nbytes} bytes")
         if isinstance(op, Reduce) and self.combine is None:
@@ -106,6 +123,8 @@ class _Memory:
         match together:
             case [(rank, Copy() as op)]:
                 self.copy(op, rank, op.source, rank, op.target)
+            case [(rank, Get() as op)]:
+                self.copy(op, op.peer, op.source, rank, op.target)
             case [(rank, Reduce() as op)]:
                 self.reduce(op, rank)
             case [(rank, Send() as op), (other, Recv() as into)]:

@@ -53,6 +53,12 @@ class Region(NamedTuple):
 
 
 NOTHING = Region("recv", range(0))
+NOTICE = Region("host", range(0))  # a message of it says no more than that its sender has come so far
+
+
+def offer_of(region: Region) -> Region:
+    """The empty region whose message allows a `Get` of ``region``: it says where its buffer is."""
+    return Region(region.buffer, range(0))
 
 
 def as_blocks(blocks: Iterable[int]) -> Blocks:
@@ -140,6 +146,19 @@ class Reduce(NamedTuple):
     deps: Deps
 
 
+class Get(NamedTuple):
+    """Copy ``source`` of rank ``peer``, of the same node, to ``target``.
+
+    A message with ``tag`` of `offer_of` (source) from that rank has been received before.
+    """
+
+    peer: int
+    tag: int
+    source: Region
+    target: Region
+    deps: Deps
+
+
 class Signal(NamedTuple):
     """Raise this rank's flag ``flag`` to the number of the current start."""
 
@@ -163,11 +182,11 @@ class Join(NamedTuple):
     deps: Deps
 
 
-Op: TypeAlias = "Send | Recv | Copy | Reduce | Signal | Wait | Join"
+Op: TypeAlias = "Send | Recv | Copy | Reduce | Get | Signal | Wait | Join"
 
 
 def reads(op: Op) -> tuple[Region, ...]:
-    """Regions that the operation reads."""
+    """Regions of this rank's that the operation reads."""
     if isinstance(op, Send):
         return (op.region,)
     if isinstance(op, Copy):
@@ -179,7 +198,7 @@ def writes(op: Op) -> tuple[Region, ...]:
     """Regions that the operation writes."""
     if isinstance(op, Recv):
         return (op.region,)
-    return (op.target,) if isinstance(op, (Copy, Reduce)) else ()
+    return (op.target,) if isinstance(op, (Copy, Reduce, Get)) else ()
 
 
 @dataclass(frozen=True)
@@ -203,6 +222,12 @@ class Schedule:
     def tags(self) -> int:
         """Number of tags that a plan must reserve."""
         return 1 + max((op.tag for op in self.ops if isinstance(op, (Send, Recv))), default=0)
+
+    @cached_property
+    def offered(self) -> frozenset[BufferName]:
+        """Buffers that other ranks of the node get from."""
+        empty = [op.region for op in self.ops if isinstance(op, Send) and not op.region.blocks]
+        return frozenset(region.buffer for region in empty if region != NOTICE)
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...] | None:

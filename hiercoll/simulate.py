@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from hiercoll.buffers import BlockLayout
 from hiercoll.cost import DEFAULT_LINKS, Link, Links
-from hiercoll.schedule import Copy, Join, Recv, Reduce, Region, Schedule, Send, Signal, Wait
+from hiercoll.schedule import Copy, Get, Join, Recv, Reduce, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology
 
 
@@ -115,6 +115,8 @@ class _Simulation:
                 self.finish(rank, index, now, now + links.operation)
         elif isinstance(op, Join):
             self.finish(rank, index, now, now)
+        elif isinstance(op, Get):
+            self.finish(rank, index, now, now + links.node.alpha + self.bytes(op.target) * links.node.beta)
         else:
             moved = self.bytes(op.target) if isinstance(op, (Copy, Reduce)) else 0
             self.finish(rank, index, now, now + links.operation + moved * links.gap)

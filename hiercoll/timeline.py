@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hiercoll.errors import ArgumentError
-from hiercoll.schedule import Copy, Join, Op, Recv, Reduce, Schedule, Send, reads, writes
+from hiercoll.schedule import Copy, Get, Join, Op, Recv, Reduce, Schedule, Send, reads, writes
 from hiercoll.simulate import Event
 from hiercoll.topology import Topology
 from hiercoll.units import format_time
@@ -173,7 +173,7 @@ def _kind(topology: Topology, rank: int, op: Op) -> str | None:
         return "near" if topology.node_of[rank] == topology.node_of[op.peer] else "far"
     if isinstance(op, Recv):
         return "recv"
-    if isinstance(op, Copy):
+    if isinstance(op, (Copy, Get)):
         return "copy" if op.source.blocks else None
     if isinstance(op, Reduce):
         return "reduce"

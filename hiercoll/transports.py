@@ -4,18 +4,22 @@
 - *staged*: every message passes through the ``host`` buffer at both ends, by copies that
   are operations of the schedule. With ``segments`` the copies of one part overlap the
   messages of another.
+- *peer*: within a node, the receiver copies from the sender's memory to its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from hiercoll.errors import ConstraintError
+from hiercoll.errors import ConstraintError, ParameterError
 from hiercoll.schedule import (
     HOST,
+    NOTICE,
     Copy,
     Deps,
+    Get,
     Join,
     Op,
     Recv,
@@ -25,23 +29,100 @@ from hiercoll.schedule import (
     Send,
     as_blocks,
     in_order,
+    offer_of,
 )
+from hiercoll.topology import Topology
 
-ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others do
+ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others do; with `peer`, shared does not
 
 
-def staged(schedule: Schedule, segments: int = 1) -> Schedule:
+class Transport(NamedTuple):
+    """``peer``: within a node by `peer`. ``segments``: other messages `staged` in so many parts;
+    0 for messages of the buffers' own memory."""
+
+    peer: bool = False
+    segments: int = 0
+
+    def schedule(self, emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
+        """What a rank runs instead of ``emit(rank)``. Raises ConstraintError as `cut` does."""
+        schedule = peer(emit, topology, rank) if self.peer else emit(rank)
+        on_host = ("host",) if self.peer else ON_HOST
+        return staged(schedule, self.segments, on_host) if self.segments else schedule
+
+
+DIRECT = Transport()
+AUTO = "auto"
+MOST_SEGMENTS = 64  # parts of a message that passes through the host
+
+
+def parse_transport(text: object) -> tuple[str, int]:
+    """What users call a transport: its name, and the number of parts (0 if not given). Raises ParameterError."""
+    name, colon, parts = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if name in (AUTO, "direct", "staged", "peer") and not colon:
+        return name, 0
+    if name in ("staged", "peer") and parts.isdecimal() and 1 <= int(parts) <= MOST_SEGMENTS:
+        return name, int(parts)
+    expected = f"'auto', 'direct', 'staged', 'peer', 'staged:PARTS' or 'peer:PARTS' (1 to {MOST_SEGMENTS})"
+    raise ParameterError("transport", expected, repr(text))
+
+
+def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
+    """``emit(rank)`` without messages of private memory within the node: the receiver copies
+    from the sender's buffer (`Get`), allowed by a message that offers it, and sends notice
+    when it has. The send is complete with that notice, the receive with the copy.
+
+    ``emit`` gives any rank's schedule: where a message's blocks lie, only its sender knows.
+    """
+    sources = {
+        (mate, op.tag): op.region
+        for mate in topology.node(rank)
+        for op in (emit(mate).ops if mate != rank else ())
+        if isinstance(op, Send) and op.peer == rank and op.region.buffer not in ON_HOST
+    }
+    schedule, ops = emit(rank), list[Op]()
+    done: dict[int, int] = {}  # where the operation with this number is complete
+    arriving: dict[int, Get] = {}  # copies that are due, by the number of the receive
+
+    def settled(index: int) -> int:
+        if index in arriving:
+            get = arriving.pop(index)
+            done[index] = len(ops)
+            ops.extend([get, Send(get.peer, get.tag + 1, NOTICE, (len(ops),))])
+        return done[index]
+
+    for index, op in enumerate(schedule.ops):
+        deps = tuple(settled(dep) for dep in op.deps)
+        near = isinstance(op, (Send, Recv)) and topology.node_of[op.peer] == topology.node_of[rank]
+        if near and isinstance(op, Send) and op.region.buffer not in ON_HOST:
+            ops += [Send(op.peer, 2 * op.tag, offer_of(op.region), deps), Recv(op.peer, 2 * op.tag + 1, NOTICE, deps)]
+        elif near and isinstance(op, Recv) and (op.peer, op.tag) in sources:
+            source = sources[op.peer, op.tag]
+            arriving[index] = Get(op.peer, 2 * op.tag, source, op.region, (len(ops),))
+            ops.append(Recv(op.peer, 2 * op.tag, offer_of(source), deps))
+        elif isinstance(op, (Send, Recv)):
+            ops.append(op._replace(tag=2 * op.tag, deps=deps))
+        else:
+            ops.append(op._replace(deps=deps))
+        done[index] = len(ops) - 1
+    for index in list(arriving):
+        settled(index)
+    made = replace(schedule, ops=tuple(ops))
+    return in_order(made) if schedule.flags else made
+
+
+def staged(schedule: Schedule, segments: int = 1, on_host: Sequence[str] = ON_HOST) -> Schedule:
     """``schedule`` with its messages sent from, and received into, the ``host`` buffer.
 
     A schedule in rounds stays one: what a round sends is copied out together, in as few
     copies as buffers, and what it receives is copied in together. Others keep their
-    dependencies. ``segments``: see `cut`. Raises ConstraintError as `cut` does.
+    dependencies. ``segments``: see `cut`; ``on_host``: buffers that are there anyway.
+    Raises ConstraintError as `cut` does.
     """
     if segments > 1:
-        return _by_dependencies(cut(schedule, segments))
+        return _by_dependencies(cut(schedule, segments), on_host)
     if schedule.rounds is not None:
-        return _by_rounds(schedule, schedule.rounds)
-    through = _by_dependencies(schedule)
+        return _by_rounds(schedule, schedule.rounds, on_host)
+    through = _by_dependencies(schedule, on_host)
     return in_order(through) if schedule.flags else through
 
 
@@ -66,6 +147,9 @@ def _part(op: Op, part: int, segments: int, shift: int) -> Op:
         return op._replace(tag=op.tag * segments + part, region=op.region.segment(part), deps=deps)
     if isinstance(op, Copy):
         return Copy(op.source.segment(part), op.target.segment(part), deps)
+    if isinstance(op, Get):
+        source, target = op.source.segment(part), op.target.segment(part)
+        return Get(op.peer, op.tag * segments + part, source, target, deps)
     if isinstance(op, Reduce):
         return Reduce(op.left.segment(part), op.right.segment(part), op.target.segment(part), deps)
     return op._replace(deps=deps)
@@ -87,7 +171,7 @@ class _Stage:
         return HOST[start : start + op.region.size]._replace(part=op.region.part)
 
 
-def _by_dependencies(schedule: Schedule) -> Schedule:
+def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
     """A copy before each send, and one after each receive, just before what waits for it first:
     schedules that run in order must not wait for a receive before its time."""
     stage, ops = _Stage(schedule.segments), list[Op]()
@@ -102,7 +186,7 @@ def _by_dependencies(schedule: Schedule) -> Schedule:
 
     for index, op in enumerate(schedule.ops):
         deps = tuple(settled(dep) for dep in op.deps)
-        staged_here = isinstance(op, (Send, Recv)) and op.region.buffer not in ON_HOST
+        staged_here = isinstance(op, (Send, Recv)) and op.region.blocks and op.region.buffer not in on_host
         if staged_here and isinstance(op, Send):
             place = stage.place(op)
             ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
@@ -117,14 +201,14 @@ def _by_dependencies(schedule: Schedule) -> Schedule:
     return replace(schedule, ops=tuple(ops), host=stage.blocks)
 
 
-def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]]) -> Schedule:
+def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], on_host: Sequence[str]) -> Schedule:
     """Each round as three: copies out, messages, copies in."""
     stage, ops = _Stage(schedule.segments), list[Op]()
     gate: Deps = ()
     for members in rounds:
         old = [schedule.ops[index] for index in members]
-        sends = [op for op in old if isinstance(op, Send) and op.region.buffer not in ON_HOST]
-        recvs = [op for op in old if isinstance(op, Recv) and op.region.buffer not in ON_HOST]
+        sends = [op for op in old if isinstance(op, Send) and op.region.buffer not in on_host]
+        recvs = [op for op in old if isinstance(op, Recv) and op.region.buffer not in on_host]
         of_region = {op.region: op for op in reversed(sends)}  # what is sent to several is copied out once
         out = {region: stage.place(op) for region, op in reversed(of_region.items())}
         places = {op.region: stage.place(op) for op in recvs}

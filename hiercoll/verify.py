@@ -7,8 +7,9 @@ The rules, for all ranks' schedules together:
 2. there is no deadlock when a send completes only together with its receive;
 3. there is no data race when messages are buffered without limit: two operations that
    touch the same block, one of them writing, are ordered by dependencies. In ``shared``
-   buffers the path may run through flags and messages between the ranks of the node,
-   and two consecutive starts are looked at, since nothing separates them;
+   buffers, and in those that ranks of the node get from, the path may run through flags
+   and messages between the ranks of the node, and two consecutive starts are looked at,
+   since nothing separates them. What others get from a rank they get during its start;
 4. nothing is read that was not written before;
 5. the receive buffer ends with exactly the tokens of the contract;
 6. every operation's result is needed by somebody.
@@ -23,11 +24,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hiercoll.collectives import UNDEFINED, Contract
 from hiercoll.errors import VerificationError
-from hiercoll.schedule import Copy, Join, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait, reads, writes
+from hiercoll.schedule import (
+    Copy,
+    Get,
+    Join,
+    Op,
+    Recv,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+    reads,
+    writes,
+)
 from hiercoll.topology import Topology
 
 
@@ -147,10 +163,8 @@ class _System:
             if len(shared[self.topology.node_of[rank]]) > 1:
                 yield Finding("malformed", "the ranks of its node ask for shared buffers of different sizes", rank)
                 return
-            own: dict[Any, int] = {"scratch": schedule.scratch, "shared": schedule.shared, "host": schedule.host}
-            limits = {**self.contract.sizes(rank), **own}
             for index, op in enumerate(schedule.ops):
-                problem = self._problem(rank, index, op, limits)
+                problem = self._problem(rank, index, op)
                 if problem:
                     yield self.finding("malformed", self.base[rank] + index, problem)
                 if isinstance(op, Signal):
@@ -158,7 +172,15 @@ class _System:
                         yield self.finding("malformed", self.base[rank] + index, f"flag {op.flag} is raised twice")
                     self.signals[rank, op.flag] = self.base[rank] + index
 
-    def _problem(self, rank: int, index: int, op: Op, limits: dict[Any, int]) -> str | None:
+    @cached_property
+    def _limits(self) -> list[dict[Any, int]]:
+        """Sizes of every rank's buffers, in blocks."""
+        return [
+            {**self.contract.sizes(rank), "scratch": own.scratch, "shared": own.shared, "host": own.host}
+            for rank, own in enumerate(self.schedules)
+        ]
+
+    def _problem(self, rank: int, index: int, op: Op) -> str | None:
         if op.deps and not 0 <= min(op.deps) <= max(op.deps) < index:
             return "waits for an operation that does not come before it"
         if isinstance(op, (Send, Recv)) and (op.peer == rank or not 0 <= op.peer < self.contract.size):
@@ -167,8 +189,10 @@ class _System:
             return f"raises flag {op.flag} of {self.schedules[rank].flags}"
         if isinstance(op, Wait) and not set(op.peers) <= set(self.topology.node(rank)):
             return "waits for the flag of a rank on another node"
-        for region in (*reads(op), *writes(op)):
-            blocks = region.blocks
+        if isinstance(op, Get) and (op.peer == rank or op.peer not in self.topology.node(rank)):
+            return f"gets from rank {op.peer}, which is no other rank of its node"
+        for owner, region, _ in self._touched(rank, op):
+            blocks, limits = region.blocks, self._limits[owner]
             if region.buffer not in limits:
                 return f"names the buffer {region.buffer!r}"
             ends = (blocks[0], blocks[-1]) if blocks and isinstance(blocks, range) else blocks
@@ -177,17 +201,24 @@ class _System:
             if region.part is not None and not 0 <= region.part < self.segments:
                 return f"{region} names a segment of {self.segments}"
         for region in writes(op):
-            if region.buffer == "send":
+            if region.buffer == "send" and region.blocks:
                 return "writes to the send buffer, which belongs to the user"
             if not isinstance(region.blocks, range) and len(set(region.blocks)) < len(region.blocks):
                 return f"writes a block of {region} twice"
-        if isinstance(op, Copy) and self._width(op.source) != self._width(op.target):
+        if isinstance(op, (Copy, Get)) and self._width(op.source) != self._width(op.target):
             return f"copies {op.source} to {op.target}, which differ in size"
         if isinstance(op, Reduce) and len({self._width(r) for r in (op.left, op.right, op.target)}) > 1:
             return "reduces regions that differ in size"
         if isinstance(op, (Copy, Reduce)) and any(self._clash(region, op.target) for region in reads(op)):
             return "writes to blocks that it reads elsewhere in the region"
         return None
+
+    def _touched(self, rank: int, op: Op) -> list[tuple[int, Region, bool]]:
+        """Whose regions an operation reads (False) or writes (True)."""
+        touched = [(rank, region, False) for region in reads(op)]
+        if isinstance(op, Get):
+            touched.append((op.peer, op.source, False))
+        return touched + [(rank, region, True) for region in writes(op)]
 
     def _clash(self, read: Region, written: Region) -> bool:
         """Whether the regions share blocks, unless it is block by block (``x = x + y``)."""
@@ -299,11 +330,20 @@ class _System:
             writer: dict[str, dict[int, int]] = {buffer: {} for buffer in written}
             readers: dict[str, defaultdict[int, list[int]]] = {buffer: defaultdict(list) for buffer in written}
             done: list[int] = []  # bits of what has completed when the operation has
+            offers: dict[tuple[int, int, str], int] = {}
             for index, op in enumerate(schedule.ops):
                 before = 0
                 for dep in op.deps:
                     before |= done[dep]
                 done.append(before | 1 << index)
+                if isinstance(op, Recv) and not op.region.blocks:
+                    offers[op.peer, op.tag, op.region.buffer] = index
+                if isinstance(op, Get):
+                    offer = offers.get((op.peer, op.tag, op.source.buffer), -1)
+                    if offer < 0 or not before >> offer & 1:
+                        missing = f"nothing before {self.name(self.base[rank] + index)} says that it may"
+                        yield self.finding("race", self.base[rank] + index, missing, op.source)
+                        return
                 for region in reads(op):
                     if region.buffer in written:
                         last, users = writer[region.buffer], readers[region.buffer]
@@ -334,20 +374,27 @@ class _System:
         )
 
     def shared_races(self) -> Iterator[Finding]:
-        """Shared buffers: the same over two starts of all ranks of a node."""
+        """Shared buffers, and those that others get from: the same over two starts of all ranks of a node."""
         for ranks in self.topology.nodes:
-            if self.schedules[ranks[0]].shared:
-                yield from self._node_races(set(ranks))
+            gets = [op for rank in ranks for op in self.schedules[rank].ops if isinstance(op, Get)]
+            if self.schedules[ranks[0]].shared or gets:
+                common: set[tuple[int, str]] = {(op.peer, op.source.buffer) for op in gets}
+                common |= {(rank, "shared") for rank in ranks}
+                yield from self._node_races(set(ranks), common)
 
-    def _node_races(self, ranks: set[int]) -> Iterator[Finding]:
+    def _node_races(self, ranks: set[int], common: set[tuple[int, str]]) -> Iterator[Finding]:
+        """``common``: whose buffers several ranks touch."""
         order = [gid for gid in self._with_sends(self.order) if self.rank_of[gid] in ranks]
-        bit_of: dict[tuple[int, int], int] = {}  # (start, operation that touches shared) -> bit
+        bit_of: dict[tuple[int, int], int] = {}  # (start, operation that touches them, or ~rank: its begin) -> bit
         seen_by: dict[tuple[int, int], int] = {}  # what has completed before it begins
         done: dict[tuple[int, int], int] = {}  # what has completed when it has
         finished = dict.fromkeys(ranks, 0)  # what has completed when a rank's last start has
-        writer: dict[int, tuple[int, int]] = {}
-        readers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        writer: dict[tuple[int, str, int], tuple[int, int]] = {}
+        readers: defaultdict[tuple[int, str, int], list[tuple[int, int]]] = defaultdict(list)
         for start in (0, 1):
+            for rank in ranks:
+                bit_of[start, ~rank] = 1 << len(bit_of)
+                finished[rank] |= bit_of[start, ~rank]
             entered = dict(finished)
             for gid in order:
                 op, rank, base = self.ops[gid], self.rank_of[gid], self.base[self.rank_of[gid]]
@@ -360,14 +407,19 @@ class _System:
                 elif isinstance(op, Wait) and start - op.previous >= 0:
                     for peer in op.peers:
                         after |= seen_by[start - op.previous, self.signals[peer, op.flag]]
-                touched = [(region, False) for region in reads(op)] + [(region, True) for region in writes(op)]
-                if any(region.buffer == "shared" for region, _ in touched):
+                touched = [each for each in self._touched(rank, op) if (each[0], each[1].buffer) in common]
+                if touched:
                     bit_of[start, gid] = 1 << len(bit_of)
                     after |= bit_of[start, gid]
                 done[start, gid] = after
                 finished[rank] |= after
-                for region, writing in touched:
-                    for unit in self.units(region) if region.buffer == "shared" else ():
+                if isinstance(op, Get) and not before & bit_of[start, ~op.peer]:
+                    yield self.finding("race", gid, f"{self.name(gid)} may run before that rank has begun", op.source)
+                    return
+                for owner, region, writing in touched:
+                    whose = -1 if region.buffer == "shared" else owner
+                    for each in self.units(region):
+                        unit = (whose, region.buffer, each)
                         others = [writer[unit]] if unit in writer else []
                         others += readers.pop(unit, ()) if writing else ()
                         for other in others:
@@ -378,6 +430,12 @@ class _System:
                             writer[unit] = (start, gid)
                         else:
                             readers[unit].append((start, gid))
+            for gid in order:
+                op = self.ops[gid]
+                if isinstance(op, Get) and not finished[op.peer] & bit_of[start, gid]:
+                    late = f"{self.name(gid)} may run when that rank has ended, and its caller writes to its buffers"
+                    yield self.finding("race", gid, late, op.source)
+                    return
 
     def _with_sends(self, order: list[int]) -> Iterator[int]:
         """The replay order, in which a message is its receive, with the sends put in."""
@@ -387,12 +445,13 @@ class _System:
             yield gid
 
     def _shared_race(self, first: tuple[int, int], second: tuple[int, int], region: Region) -> Finding:
+        whose = " of the node's shared buffer" if region.buffer == "shared" else ""
         when = "in the next start " if second[0] > first[0] else ""
         return self.finding(
             "race",
             second[1],
             f"{when}{self.name(second[1])} may run while {self.name(first[1])} still uses the same "
-            "blocks of the node's shared buffer: no flag or message orders them",
+            f"blocks{whose}: no flag or message orders them",
             region,
         )
 
@@ -454,7 +513,9 @@ class _System:
         if isinstance(op, Recv):
             send = self.send_of[gid]
             return [(self.rank_of[send], region) for region in reads(self.ops[send])]
-        return [(rank, region) for region in reads(op)] if isinstance(op, (Copy, Reduce)) else None
+        if not isinstance(op, (Copy, Reduce, Get)):
+            return None
+        return [(owner, region) for owner, region, writing in self._touched(rank, op) if not writing]
 
     def _undelivered(self, memory: dict[tuple[int, str], _Memory], sums: _Sums) -> Iterator[Finding]:
         for rank in range(self.contract.size):
@@ -540,6 +601,8 @@ def describe(op: Op) -> str:
             return f"receive {op.region} from rank {op.peer} (tag {op.tag})"
         case Copy():
             return f"copy {op.source} to {op.target}"
+        case Get():
+            return f"get {op.source} of rank {op.peer} into {op.target} (tag {op.tag})"
         case Reduce():
             return f"reduce {op.left} (+) {op.right} to {op.target}"
         case Signal():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hiercoll.algorithms import REGISTRY
+from hiercoll.buffers import BlockLayout
 from hiercoll.collectives import Contract
 from hiercoll.errors import ConstraintError
-from hiercoll.schedule import Copy, Recv, Schedule, Send
+from hiercoll.loopback import run
+from hiercoll.schedule import NOTICE, Copy, Get, Join, Op, Recv, Schedule, Send
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.transports import ON_HOST, cut, staged
+from hiercoll.transports import ON_HOST, Transport, cut, staged
 from hiercoll.verify import verify
 
 LAYOUTS = ("1", "2x3", "3+1", "2x4:cyclic", "5+3")
@@ -105,3 +110,99 @@ def test_cut_keeps_segments_apart() -> None:
         part[index] = index // (len(made.ops) // 4)
         assert own <= {part[index]}
     assert np.unique(list(part.values())).tolist() == [0, 1, 2, 3]
+
+
+def by_peer(plain: list[Schedule], topology: Topology, segments: int = 0) -> list[Schedule]:
+    transport = Transport(True, segments)
+    return [transport.schedule(plain.__getitem__, topology, rank) for rank in range(topology.size)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("collective", "name", "params"), CASES)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_peer(collective: str, name: str, params: object, layout: str, inplace: bool) -> None:
+    """Proved, staged between nodes too; within a node, nothing of private memory is sent any more."""
+    topology = parse_layout(layout)
+    plain = schedules(collective, name, params, topology, inplace)
+    made = by_peer(plain, topology)
+    assert proved(made, collective, topology, inplace)
+    assert proved(by_peer(plain, topology, 1), collective, topology, inplace)
+    for rank, schedule in enumerate(made):
+        messages = [op for op in schedule.ops if isinstance(op, Send | Recv)]
+        near = [op for op in messages if topology.node_of[op.peer] == topology.node_of[rank]]
+        assert not [op for op in near if op.region.blocks and op.region.buffer not in ON_HOST]
+        gets = [op for op in schedule.ops if isinstance(op, Get)]
+        assert len(gets) == sum(isinstance(op, Send) and op.region == NOTICE for op in messages)
+
+
+@pytest.mark.parametrize(("collective", "name", "params"), CASES)
+def test_peer_in_parts(collective: str, name: str, params: object) -> None:
+    """Gets and messages of three segments, each on its own."""
+    topology = parse_layout("2x3")
+    plain = schedules(collective, name, params, topology, False)
+    if plain[0].flags or plain[0].segments > 1:
+        pytest.skip("not cut in parts")
+    assert proved(by_peer(plain, topology, 3), collective, topology, False)
+
+
+@pytest.mark.parametrize("name", ["scatter_destination", "bruck", "hierarchical", "grouped", "eager"])
+def test_peer_in_the_loopback(name: str) -> None:
+    """Real bytes."""
+    topology, ranks, block = parse_layout("3+2"), 5, 24
+    made = by_peer(schedules("alltoall", name, (), topology, False), topology)
+    values = np.random.default_rng(1).integers(0, 255, (ranks, ranks, block), dtype=np.uint8)
+    recvs = [np.empty((ranks, block), np.uint8) for _ in range(ranks)]
+    run(made, topology, list(values), recvs, layout=BlockLayout(block))
+    np.testing.assert_array_equal(np.array(recvs), values.transpose(1, 0, 2))
+
+
+def without_one_dependency(made: list[Schedule]) -> Iterator[tuple[Op, Op, list[Schedule]]]:
+    """All mutants of rank 1 that lack a dependency of a get, or on a get or a notice."""
+    own = made[1]
+    for index, op in enumerate(own.ops):
+        for dep in op.deps:
+            other = own.ops[dep]
+            if isinstance(op, Get) or isinstance(other, Get) or (isinstance(other, Recv) and other.region == NOTICE):
+                changed = op._replace(deps=tuple(each for each in op.deps if each != dep))
+                yield (
+                    op,
+                    other,
+                    [made[0], replace(own, ops=(*own.ops[:index], changed, *own.ops[index + 1 :])), *made[2:]],
+                )
+
+
+@pytest.mark.parametrize(("collective", "name"), [("alltoall", "bruck"), ("allgather", "ring"), ("allgather", "bruck")])
+def test_a_lost_dependency_of_a_get_is_found(collective: str, name: str) -> None:
+    """A get that does not wait for its offer, a notice that does not wait for its get; and ends
+    of rounds that do not wait for a get or a notice, where a later round needs that."""
+    topology = parse_layout("2x4")
+    made = by_peer(schedules(collective, name, (), topology, False), topology)
+    later = 0  # mutants of what comes after gets and notices
+    for op, other, mutant in without_one_dependency(made):
+        ok = verify(mutant, Contract(collective, 8), topology).ok
+        assert not ok or isinstance(op, Join | Recv), (op, other)
+        later += not ok and not isinstance(op, Get) and not (isinstance(op, Send) and op.region == NOTICE)
+    assert later > 0
+
+
+def test_what_others_get_they_get_in_time() -> None:
+    """Without the notice, the caller could write to its buffer while another rank copies from it."""
+    topology = parse_layout("1x2")
+    made = by_peer(schedules("alltoall", "scatter_destination", (), topology, False), topology)
+    assert verify(made, Contract("alltoall", 2), topology).ok
+    silent = [
+        replace(
+            s, ops=tuple(Join(op.deps) if isinstance(op, Send | Recv) and op.region == NOTICE else op for op in s.ops)
+        )
+        for s in made
+    ]
+    proof = verify(silent, Contract("alltoall", 2), topology)
+    assert "may run when that rank has ended" in str(proof.findings[0])
+    unasked = [replace(s, ops=tuple(op._replace(deps=()) if isinstance(op, Get) else op for op in s.ops)) for s in made]
+    assert "says that it may" in str(verify(unasked, Contract("alltoall", 2), topology).findings[0])
+
+
+def test_nobody_gets_from_another_node() -> None:
+    made = by_peer(schedules("alltoall", "scatter_destination", (), parse_layout("1x2"), False), parse_layout("1x2"))
+    proof = verify(made, Contract("alltoall", 2), parse_layout("2x1"))
+    assert "which is no other rank of its node" in str(proof.findings[0])
