@@ -28,6 +28,7 @@ from hiercoll.errors import (
     TableError,
     TableWarning,
     ThreadError,
+    TransportWarning,
     UnknownAlgorithmError,
     VerificationError,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "TableError",
     "TableWarning",
     "ThreadError",
+    "TransportWarning",
     "UnknownAlgorithmError",
     "VerificationError",
     "allgather",

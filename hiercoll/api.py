@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -18,14 +19,14 @@ from hiercoll.errors import BufferSizeError, BufferTypeError, ConstraintError, P
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state, get_topology
 from hiercoll.online import Trial
-from hiercoll.tables import Table
+from hiercoll.tables import Table, Variant
+from hiercoll.transports import AUTO, DIRECT, Transport, parse_transport
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
 __all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"]
 
 _address = MPI.Get_address
-MOST_SEGMENTS = 64  # parts of a message that passes through the host
 
 
 def alltoall(
@@ -50,8 +51,10 @@ def alltoall(
     Device arrays (anything with the CUDA array interface) on all ranks alike: what has been
     enqueued on ``stream`` (a stream or its handle; by default that of sendbuf) comes first,
     and the result is there at return. ``transport``: "direct" gives device memory to MPI,
-    "staged" takes messages through the host, "staged:4" in four parts; "auto" is direct
-    where the library says that it takes device memory (or HIERCOLL_CUDA_AWARE=1 does).
+    "staged" takes messages through the host, "staged:4" in four parts; "peer" lets the ranks
+    of a node copy from each other's memory (and does between nodes what "auto" does); "auto" is
+    direct where the library says that it takes device memory (or HIERCOLL_CUDA_AWARE=1 does),
+    else staged.
 
     Returns the receive array (a NumPy view of it where recvbuf is another kind of buffer).
     Raises an ArgumentError before any data moves:
@@ -165,43 +168,100 @@ def _known(
 
 
 class Way(NamedTuple):
-    """How messages of device memory travel, and the stream that produces them."""
+    """How messages of device memory travel, and the stream that produces them: as given."""
 
-    transport: str
+    transport: Any
     stream: Any
 
-    def segments(self, state: State, place: str) -> int:
-        """0 for messages of the buffers' own memory, else the parts in which they pass through the host.
-
-        Raises ParameterError, or ConstraintError for direct messages that MPI may not be given.
-        """
-        name, _, parts = self.transport.partition(":") if isinstance(self.transport, str) else ("", "", "")
-        if self.transport == "auto":
-            return int(place != "host" and state.stages)
-        if self.transport == "direct":
-            if place != "host" and state.stages:
-                expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
-                raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
-            return 0
-        if name != "staged" or (parts and not (parts.isdecimal() and 1 <= int(parts) <= MOST_SEGMENTS)):
-            expected = f"'auto', 'direct', 'staged' or 'staged:SEGMENTS' (1 to {MOST_SEGMENTS})"
-            raise ParameterError("transport", expected, repr(self.transport), state.rank)
+    def chosen(self, state: State, place: str) -> Transport:
+        """Collective at the first use of "peer" on a communicator. Raises ParameterError, or
+        ConstraintError for direct messages that MPI may not be given."""
+        try:
+            name, parts = parse_transport(self.transport)
+        except ParameterError as error:
+            raise ParameterError(error.argument, error.expected, error.got, state.rank) from None
         if place == "host":
-            raise ParameterError(
-                "transport", "'auto' or 'direct' for arrays on the host", repr(self.transport), state.rank
-            )
-        return int(parts or 1)
+            if name in ("staged", "peer"):
+                expected = "'auto' or 'direct' for arrays on the host"
+                raise ParameterError("transport", expected, repr(self.transport), state.rank)
+            return DIRECT
+        if name == "direct" and state.stages:
+            expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
+            raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
+        segments = 1 if name == "staged" else int(state.stages)
+        return Transport(name == "peer" and state.mates_in_reach(place), parts or segments)
 
-    def handle(self, state: State, received: UserBuffer, sent: UserBuffer | None) -> int:
+    def handle(self, state: State, array: UserBuffer) -> int:
         """The stream: as given, else that of the input."""
         if self.stream is None:
-            return (sent or received).stream
+            return array.stream
         for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, cuda.core
             if hasattr(self.stream, name):
                 return int(getattr(self.stream, name)) or LEGACY
         if isinstance(self.stream, int) and not isinstance(self.stream, bool):
             return self.stream or LEGACY
         raise ParameterError("stream", "a CUDA stream, or its handle", repr(self.stream), state.rank)
+
+
+class Call(NamedTuple):
+    """A call that is sound: buffers (``sent`` None for in place), bytes per block, transport
+    (``free``: "auto" may choose another) and stream."""
+
+    state: State
+    collective: str
+    sent: UserBuffer | None
+    received: UserBuffer
+    block: int
+    transport: Transport
+    free: bool
+    stream: int
+
+    @property
+    def inplace(self) -> bool:
+        """Whether the input lies in the receive buffer."""
+        return self.sent is None
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the two buffers."""
+        return self.sent.address if self.sent else 0, self.received.address
+
+    @property
+    def dtypes(self) -> tuple[Any, Any]:
+        """Of the two buffers."""
+        return self.sent.dtype if self.sent else None, self.received.dtype
+
+    def key(self, algorithm: str, params: dict[str, Any]) -> tuple[Any, ...]:
+        """What the plan of a blocking call is kept under; see `_known`."""
+        name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
+        given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
+        sizes = (self.sent.nbytes if self.sent else 0, self.received.nbytes)
+        key = (self.collective, name, *self.addresses, *sizes, *given)
+        return key if self.received.place == "host" else (*key, self.received.place, self.transport)
+
+    def chosen(self, algorithm: str, params: dict[str, Any]) -> Work:
+        """What runs. Raises UnknownAlgorithmError or ParameterError."""
+        kind = self.state.memories[self.received.place].kind
+        return self.work(self.state.select(self.collective, algorithm, params, self.block, self.inplace, kind))
+
+    def work(self, variant: Variant) -> Work:
+        """The call with this algorithm, and with its transport where that is free and can be."""
+        place, transport = self.received.place, self.transport
+        other = variant.transport != AUTO and not (variant.transport == "direct" and self.state.stages)
+        if self.free and other and place != "host":
+            transport = Way(variant.transport, None).chosen(self.state, place)
+        kind = self.state.memories[place].kind
+        return Work(self.collective, variant.algorithm, variant.params, self.block, self.inplace, kind, transport)
+
+    def cached_plan(self, work: Work) -> Plan:
+        """A plan for a blocking call."""
+        return self.state.cached_plan(work, self.received.place, *self.addresses)
+
+    def run(self, plan: Plan) -> Any:
+        """Run a cached plan. Returns the receive array."""
+        plan.stream = self.stream
+        self.state.run(plan)
+        return self.received.array
 
 
 def _call(
@@ -214,59 +274,34 @@ def _call(
     way: Way,
 ) -> Any:
     """A blocking call, with all checks."""
-    state, sent, received, block = _checked(comm, collective, send, recv)
-    addresses = (sent.address if sent else 0, received.address)
-    dtypes = (sent.dtype if sent else None, received.dtype)
-    place, segments, stream = received.place, way.segments(state, received.place), way.handle(state, received, sent)
-    given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
-    name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
-    key = (collective, name, *addresses, sent.nbytes if sent else 0, received.nbytes, *given)
-    if place != "host":
-        key = (*key, place, segments)
-    if state.online and algorithm == "auto" and block and not state.disabled:
-        trial = state.trial(collective, block, sent is None)
+    call = _checked(comm, collective, send, recv, way)
+    state, key = call.state, call.key(algorithm, params)
+    if state.online and algorithm == "auto" and call.block and not state.disabled:
+        trial = state.trial(collective, call.block, call.inplace)
         if trial.winner is None:
-            return _try(state, trial, collective, block, sent, received, segments, stream)
+            return _try(call, trial)
     plan = state.plans.get(key)
-    if plan is None or plan.dtypes != dtypes:
-        kind = state.memories[place].kind
-        name, resolved = state.select(collective, algorithm, params, block, sent is None, kind)
-        work = Work(collective, name, resolved, block, sent is None, kind, segments)
-        plan = state.cached_plan(work, place, *addresses)
-        plan.dtypes = dtypes
+    if plan is None or plan.dtypes != call.dtypes:
+        plan = call.cached_plan(call.chosen(algorithm, params))
+        plan.dtypes = call.dtypes
         state.plans.keep(key, plan)
     else:
         state.touch(key, plan)
-    plan.stream = stream
-    state.run(plan)
-    return received.array
+    return call.run(plan)
 
 
-def _try(
-    state: State,
-    trial: Trial,
-    collective: str,
-    block: int,
-    sent: UserBuffer | None,
-    received: UserBuffer,
-    segments: int,
-    stream: int,
-) -> Any:
+def _try(call: Call, trial: Trial) -> Any:
     """A blocking call that is served, and timed, by what is being tried."""
-    variant, place = trial.current, received.place
-    addresses = (sent.address if sent else 0, received.address)
-    kind = state.memories[place].kind
-    work = Work(collective, variant.algorithm, variant.params, block, sent is None, kind, segments)
-    key = ("trial", *work.key, *addresses)
-    plan = state.plans.get(key)
+    work = call.work(trial.current)
+    key = ("trial", *work.key, *call.addresses)
+    plan = call.state.plans.get(key)
     if plan is None:
-        plan = state.cached_plan(work, place, *addresses)
-        state.plans.keep(key, plan)
-    plan.stream = stream
+        plan = call.cached_plan(work)
+        call.state.plans.keep(key, plan)
     begin = perf_counter()
-    state.run(plan)
+    result = call.run(plan)
     trial.note(perf_counter() - begin)
-    return received.array
+    return result
 
 
 def _plan(
@@ -278,21 +313,15 @@ def _plan(
     params: dict[str, Any],
     way: Way,
 ) -> Plan:
-    state, sent, received, block = _checked(comm, collective, send, recv)
-    place, segments, stream = received.place, way.segments(state, received.place), way.handle(state, received, sent)
-    kind = state.memories[place].kind
-    name, resolved = state.select(collective, algorithm, params, block, sent is None, kind)
-    work = Work(collective, name, resolved, block, sent is None, kind, segments)
-    plan = state.own_plan(work, place, sent.address if sent else 0, received.address)
-    plan.recvbuf, plan.stream = received.array, stream
-    plan.keep_alive(sent, received)
+    call = _checked(comm, collective, send, recv, way)
+    plan = call.state.own_plan(call.chosen(algorithm, params), call.received.place, *call.addresses)
+    plan.recvbuf, plan.stream = call.received.array, call.stream
+    plan.keep_alive(call.sent, call.received)
     return plan
 
 
-def _checked(
-    comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer
-) -> tuple[State, UserBuffer | None, UserBuffer, int]:
-    """State, buffers (send None for in place) and bytes per block of a call that is sound."""
+def _checked(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, way: Way) -> Call:
+    """The call, if it is sound."""
     state = get_state(comm)
     rank, size = state.rank, state.size
     sent = None
@@ -309,12 +338,15 @@ def _checked(
     if received.nbytes % size or (received.item and received.nbytes // size % received.item):
         expected = f"a number of elements that {size} ranks divide"
         raise BufferSizeError("recvbuf", expected, received.items, rank)
-    return state, sent, received, received.nbytes // size
+    block = received.nbytes // size
+    transport = way.chosen(state, received.place) if block else DIRECT
+    free, stream = way.transport == AUTO, way.handle(state, sent or received)
+    return Call(state, collective, sent, received, block, transport, free, stream)
 
 
 def _check_pair(state: State, collective: str, sent: UserBuffer, received: UserBuffer) -> None:
     """Place, size, type and overlap of a send and a receive buffer."""
-    if sent.place != received.place:
+    if sent.place != received.place and sent.nbytes and received.nbytes:
         expected = "memory of the host, as sendbuf" if sent.place == "host" else f"memory of {sent.place}, as sendbuf"
         raise BufferTypeError("recvbuf", expected, received.place, state.rank)
     factor = state.size if collective == "allgather" else 1
@@ -333,16 +365,29 @@ def _check_pair(state: State, collective: str, sent: UserBuffer, received: UserB
 
 
 def _buffer(state: State, obj: Buffer, argument: str, blocks: int, *, writable: bool) -> UserBuffer:
+    read = partial(_array, state)
     if isinstance(obj, list | tuple):
-        return counted_buffer(obj, argument, state.rank, blocks, writable=writable)
+        return counted_buffer(obj, argument, state.rank, blocks, writable=writable, read=read)
+    return read(obj, argument, state.rank, writable=writable)
+
+
+def _array(state: State, obj: Any, argument: str, rank: int, *, writable: bool) -> UserBuffer:
+    """Of the host or of a device."""
     if not is_device_array(obj):
-        return host_buffer(obj, argument, state.rank, writable=writable)
-    found = device_array(obj, argument, state.rank, writable=writable)
-    device = device_at(found.address)
-    state.memory(device)
+        return host_buffer(obj, argument, rank, writable=writable)
+    found = device_array(obj, argument, rank, writable=writable)
+    place = place_of(state, obj)
     return UserBuffer(
-        found.address, found.nbytes, found.dtype.itemsize, obj, found.dtype, place=device.name, stream=found.stream
+        found.address, found.nbytes, found.dtype.itemsize, obj, found.dtype, place=place, stream=found.stream
     )
+
+
+def place_of(state: State, array: Any) -> str:
+    """Where an array lies: "host", which goes for empty arrays too, or the name of a device. Raises DeviceError."""
+    if not is_device_array(array):
+        return "host"
+    found = device_array(array, "array", state.rank, writable=False)
+    return state.memory(device_at(found.address)) if found.nbytes else "host"
 
 
 def _new_like(sent: UserBuffer, copies: int | None, rank: int) -> UserBuffer:
@@ -351,8 +396,11 @@ def _new_like(sent: UserBuffer, copies: int | None, rank: int) -> UserBuffer:
     Memory order is kept within a block, so that what arrives has the sender's indices.
     """
     array = sent.array
-    if sent.place != "host":
-        shape = (copies, *array.shape) if copies else tuple(array.shape)
+    if is_device_array(array):
+        shape = tuple(array.shape)
+        if sent.nbytes != device_array(array, "sendbuf", rank, writable=False).nbytes:  # as below
+            shape = (sent.nbytes // max(sent.dtype.itemsize, 1),)
+        shape = (copies, *shape) if copies else shape
         made = new_like(array, shape, rank)
         found = device_array(made, "recvbuf", rank, writable=True)
         return replace(sent, address=found.address, nbytes=found.nbytes, array=made)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from random import Random
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import mpi4py
 import numpy as np
@@ -23,8 +23,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll import cuda
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.api import Plan, allgather_init, alltoall_init
+from hiercoll.api import Plan, allgather_init, alltoall_init, place_of
 from hiercoll.communicator import Work, mpi_library
 from hiercoll.cost import Link, Links
 from hiercoll.errors import ConstraintError, HiercollError
@@ -32,6 +33,7 @@ from hiercoll.lifetime import get_state
 from hiercoll.simulate import Event
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import Topology
+from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES
 from hiercoll.tuning import interval
 
@@ -51,19 +53,21 @@ class DataError(HiercollError):
 
 @dataclass(frozen=True)
 class Subject:
-    """An algorithm with the parameters that differ from its defaults."""
+    """An algorithm with the parameters that differ from its defaults, and a transport for device arrays."""
 
     algorithm: str
     params: Params
+    transport: str = AUTO
 
     @classmethod
     def of(cls, collective: str, variant: Variant) -> Subject:
         """For an algorithm with some or all of its parameters, or native."""
         entry = REGISTRY[collective].get(variant.algorithm)
-        return cls(variant.algorithm, entry.changed(variant.params) if entry else {})
+        return cls(variant.algorithm, entry.changed(variant.params) if entry else {}, variant.transport)
 
     def __str__(self) -> str:
-        return " ".join([self.algorithm, *(f"{name}={value}" for name, value in self.params.items())])
+        given = [f"{name}={value}" for name, value in self.params.items()]
+        return " ".join([self.algorithm, *given, *([] if self.transport == AUTO else [self.transport])])
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,49 @@ def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, B
     return tokens(rank, 0, size).copy(), np.concatenate([tokens(peer, 0, size) for peer in peers])
 
 
+class Arrays(Protocol):
+    """Arrays in the memory that is measured."""
+
+    kind: str
+
+    def put(self, values: Bytes) -> Any:
+        """A new array with these values."""
+
+    def fill(self, array: Any, value: int) -> None:
+        """Overwrite every byte."""
+
+    def get(self, array: Any) -> Any:
+        """The values, on the host, as bytes in a NumPy array."""
+
+
+class HostArrays:
+    """NumPy's."""
+
+    kind = "host"
+
+    def put(self, values: Bytes) -> Any:
+        """See `Arrays`."""
+        return values.copy()
+
+    def fill(self, array: Any, value: int) -> None:
+        """See `Arrays`."""
+        array[:] = value
+
+    def get(self, array: Any) -> Any:
+        """See `Arrays`."""
+        return array
+
+
+def arrays_of(comm: MPI.Intracomm, memory: str) -> Arrays:
+    """Arrays of a kind of memory: "host", or "cuda", for which each rank is bound to a device
+    of its host. Collective. Raises DeviceError without CuPy, or a device."""
+    if memory == "host":
+        return HostArrays()
+    cuda.bind(comm)
+    made: Arrays = cuda.arrays()
+    return made
+
+
 def default_subjects(collective: str) -> list[Subject]:
     """native, auto, every algorithm with its defaults, and what "auto" chooses from."""
     subjects = [Subject(NATIVE, {}), Subject("auto", {}), *(Subject(name, {}) for name in REGISTRY[collective])]
@@ -147,13 +194,20 @@ class Contest:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, collective: str, subjects: Sequence[Subject], size: int, sample: float = SAMPLE
+        self,
+        comm: MPI.Intracomm,
+        collective: str,
+        subjects: Sequence[Subject],
+        size: int,
+        sample: float = SAMPLE,
+        arrays: Arrays | None = None,
     ) -> None:
         self.comm, self.collective, self.subjects, self.size = comm, collective, subjects, size
         self._sample = sample
         self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
-        self._send, self._expected = buffers(collective, size, comm.rank, comm.size)
-        self._recv = np.empty_like(self._expected)
+        self._arrays = arrays or HostArrays()
+        values, self._expected = buffers(collective, size, comm.rank, comm.size)
+        self._send, self._recv = self._arrays.put(values), self._arrays.put(np.empty_like(self._expected))
         self._plans: dict[int, tuple[Plan, int] | None] = {}  # with the number of runs in a sample
         self.once: dict[int, float] = {}  # seconds of one run, about
 
@@ -197,19 +251,20 @@ class Contest:
             name = NATIVE if subject.algorithm == CONTROL else subject.algorithm
             with suppress(ConstraintError):
                 given: dict[str, Any] = dict(subject.params)
-                plan = init(self.comm, self._send, self._recv, algorithm=name, **given)
+                plan = init(self.comm, self._send, self._recv, algorithm=name, transport=subject.transport, **given)
                 self._plans[index] = plan, self._runs(index, plan)
         return self._plans[index]
 
     def _runs(self, index: int, plan: Plan) -> int:
         """Runs in a sample, after two runs whose data are checked (one if it takes long)."""
         for count in (1, 1, 4):  # the last to see how long one takes in a row of them
-            self._recv[:] = POISON
+            self._arrays.fill(self._recv, POISON)
             self.comm.Barrier()
             begin = perf_counter()
             for _ in range(count):
                 plan()
-            mine = np.array([(perf_counter() - begin) / count, np.count_nonzero(self._recv != self._expected)])
+            seconds = (perf_counter() - begin) / count
+            mine = np.array([seconds, np.count_nonzero(self._arrays.get(self._recv) != self._expected)])
             most = np.empty_like(mine)
             self.comm.Allreduce(mine, most, op=MPI.MAX)
             if most[1]:
@@ -226,7 +281,8 @@ class Bench:
 
     ``seconds``: for each subject and size, about, unless the number of samples is given as
     ``samples``; ``rate``: bytes per second of each node's link, for the bound that it
-    sets; ``top``: how many of those that "auto" compares take part at each size.
+    sets; ``top``: how many of those that "auto" compares take part at each size;
+    ``arrays``: of the memory to be measured, default that of the host.
     """
 
     def __init__(
@@ -237,8 +293,10 @@ class Bench:
         samples: int | None = None,
         rate: float | None = None,
         top: int = 0,
+        arrays: Arrays | None = None,
     ) -> None:
         self.comm = comm
+        self.arrays = arrays or HostArrays()
         self.seconds, self.samples, self.rate, self.top = seconds, samples, rate, top
         self._sample = min(SAMPLE, seconds / FEWEST)
         self.state = get_state(comm)
@@ -259,23 +317,23 @@ class Bench:
         """
         for size in sizes:
             subjects = [*given, *self._best(collective, size, given)]
-            contest = Contest(self.comm, collective, subjects, size, self._sample)
+            contest = Contest(self.comm, collective, subjects, size, self._sample, self.arrays)
             able = [index for index in range(len(subjects)) if contest.able(index)]
             times = contest.times(able, self._samples(contest))
             contest.close()
             bound = link_bound(collective, self.topology, size, self.rate) if self.rate else None
-            natives = [row for row, index in zip(times, able, strict=True) if subjects[index].algorithm == NATIVE]
+            natives = [row for row, index in zip(times, able, strict=True) if subjects[index] == Subject(NATIVE, {})]
             for row, index in zip(times, able, strict=True):
                 chosen = None
                 if subjects[index].algorithm == "auto":
-                    chosen = self.state.decide(collective, size, False).variant
+                    chosen = self.state.decide(collective, size, False, self.arrays.kind).variant
                 yield Result.of(collective, subjects[index], size, row, natives[0] if natives else None, bound, chosen)
             advance()
 
     def _best(self, collective: str, size: int, given: Sequence[Subject]) -> list[Subject]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
         known = {str(subject) for subject in given}
-        ranking = self.state.decide(collective, size, False).ranking[: self.top]
+        ranking = self.state.decide(collective, size, False, self.arrays.kind).ranking[: self.top]
         best = [Subject.of(collective, candidate.variant) for candidate in ranking]
         return [subject for subject in best if str(subject) not in known]
 
@@ -288,7 +346,22 @@ class Bench:
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
         """Measurements for `tuning.Search`."""
-        return Contest(self.comm, collective, [Subject(v.algorithm, v.params) for v in variants], size)
+        subjects = [Subject(v.algorithm, v.params, v.transport) for v in variants]
+        return Contest(self.comm, collective, subjects, size, arrays=self.arrays)
+
+    def transports(self) -> tuple[str, ...]:
+        """Those worth trying for this memory. Collective."""
+        if self.arrays.kind == "host":
+            return (AUTO,)
+        near = max(self.topology.node_sizes) > 1
+        array = self.arrays.put(np.zeros(1, np.uint8))  # lies where mates must be able to reach it
+        reach = near and self.state.mates_in_reach(place_of(self.state, array))
+        return (
+            AUTO,
+            "staged:4",
+            *(["staged"] if not self.state.stages else []),
+            *(["peer", "peer:4"] if reach else []),
+        )
 
     def clock(self) -> float:
         """Seconds, the same on all ranks."""
@@ -339,7 +412,7 @@ def link_bound(collective: str, topology: Topology, size: int, rate: float) -> f
     return most * size * FRAME / PAYLOAD / rate
 
 
-def provenance(comm: MPI.Intracomm, topology: Topology) -> dict[str, Any]:
+def provenance(comm: MPI.Intracomm, topology: Topology, memory: str = "host") -> dict[str, Any]:
     """What a figure means nothing without. Collective."""
     hosts = comm.allgather(platform.node())
     return {
@@ -352,7 +425,7 @@ def provenance(comm: MPI.Intracomm, topology: Topology) -> dict[str, Any]:
         "hosts": len(set(hosts)),
         "layout": str(topology),
         "virtual_nodes": len(topology.nodes) != len(set(hosts)),
-        "memory": "host",
+        "memory": memory,
         "processor": platform.machine(),
     }
 

@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 from numpy.ma import MaskedArray  # here: NumPy loads it at first use, slow in the middle of a call
 
-from hiercoll.errors import BufferOverlapError, BufferSizeError, BufferTypeError
+from hiercoll.errors import BufferOverlapError, BufferSizeError, BufferTypeError, DeviceError
 from hiercoll.schedule import Region
 
 Array: TypeAlias = npt.NDArray[Any]
 Action: TypeAlias = "Callable[[], object]"
 Combine: TypeAlias = "Callable[[Array, Array, Array], object]"
+CARD = 88  # bytes that tell of a buffer of another process
 
 
 class BlockLayout(NamedTuple):
@@ -96,9 +97,17 @@ class Memory(Protocol):
     ) -> Action | Transfer | None:
         """What copies between regions of the buffers at two addresses; None if there is nothing to do."""
 
+    def card(self, address: int) -> Array:
+        """`CARD` bytes that tell another process of this host how to `get` from the buffer at
+        ``address``. Raises DeviceError for memory that only its own process can reach."""
+
+    def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+        """What copies ``source`` of the buffer that ``card`` tells of, at each start, to a region
+        of the buffer at an address."""
+
     def before_messages(self, handle: int, direct: bool) -> None:
         """Order what the caller has produced on the stream ``handle`` before the first copy and,
-        if ``direct``, before messages of this memory itself."""
+        if ``direct``, before messages of (or about) this memory itself."""
 
 
 class HostMemory:
@@ -134,6 +143,14 @@ class HostMemory:
         if isinstance(dst, slice):
             return partial(np.take, src_view, src, axis=0, out=dst_view[dst], mode="clip")
         return partial(_scatter, dst_view, dst, src_view, src)
+
+    def card(self, address: int) -> Array:
+        """Only the shared buffer is of several processes."""
+        raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
+
+    def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+        """See `card`."""
+        raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
     def before_messages(self, handle: int, direct: bool) -> None:
         """Nothing to do."""
@@ -202,6 +219,13 @@ class UserBuffer:
         return self.nbytes // self.item if self.item else 0
 
 
+class Read(Protocol):
+    """What makes a UserBuffer of an object."""
+
+    def __call__(self, obj: Any, argument: str, rank: int, *, writable: bool) -> UserBuffer:
+        """See `host_buffer`."""
+
+
 def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> UserBuffer:
     """The array behind ``obj``: an ndarray or anything with the buffer protocol.
 
@@ -230,17 +254,19 @@ def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> Use
     return UserBuffer(array.__array_interface__["data"][0], array.nbytes, array.dtype.itemsize, array, array.dtype)
 
 
-def counted_buffer(spec: Sequence[Any], argument: str, rank: int, blocks: int, *, writable: bool) -> UserBuffer:
+def counted_buffer(
+    spec: Sequence[Any], argument: str, rank: int, blocks: int, *, writable: bool, read: Read = host_buffer
+) -> UserBuffer:
     """The buffer of an mpi4py specification ``[buf, MPI.TYPE]``, ``[buf, count, MPI.TYPE]``
     or ``[buf, (count, None), MPI.TYPE]`` with ``count`` items in each of ``blocks`` blocks.
 
-    Raises BufferTypeError for displacements and types with gaps, BufferSizeError for
-    counts that the buffer does not hold.
+    ``read`` makes a UserBuffer of ``buf``. Raises BufferTypeError for displacements and types
+    with gaps, BufferSizeError for counts that the buffer does not hold.
     """
     expected = "[buffer, MPI datatype] or [buffer, count, MPI datatype]"
     if len(spec) not in (2, 3):
         raise BufferTypeError(argument, expected, f"{len(spec)} entries", rank)
-    buffer = host_buffer(spec[0], argument, rank, writable=writable)
+    buffer = read(spec[0], argument, rank, writable=writable)
     count, datatype = (None, spec[1]) if len(spec) == 2 else (spec[1], spec[2])
     if isinstance(count, tuple | list) and len(count) == 2 and (count[1] is None or np.array_equal(count[1], 0)):
         count = count[0]

@@ -14,6 +14,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, cast
@@ -22,15 +23,18 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.buffers import BlockLayout, HostMemory, Memory, Transfer
+from hiercoll.buffers import CARD, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.engines import Between, Board, Engine, Native
 from hiercoll.errors import (
     BufferSizeError,
     ConstraintError,
+    DeviceError,
+    DeviceMemoryError,
     ParameterError,
     TableError,
     TableWarning,
+    TransportWarning,
     UnknownAlgorithmError,
 )
 from hiercoll.executor import Binding, Plan, bind, native_message
@@ -38,7 +42,7 @@ from hiercoll.online import Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
-from hiercoll.transports import staged
+from hiercoll.transports import AUTO, DIRECT, Transport
 from hiercoll.tuner import Decision, decide
 
 ONLINE = 6  # candidates besides native that online tuning tries
@@ -86,8 +90,7 @@ class _Scratch:
 
 
 class Work:
-    """One call, apart from its buffers: equal on all ranks. ``segments`` is 0 where messages are
-    of the buffers' own memory, else the number of parts in which they pass through the host."""
+    """One call, apart from its buffers: equal on all ranks."""
 
     def __init__(
         self,
@@ -97,11 +100,11 @@ class Work:
         block: int,
         inplace: bool,
         kind: str = "host",
-        segments: int = 0,
+        transport: Transport = DIRECT,
     ) -> None:
         self.collective, self.algorithm, self.params = collective, algorithm, params
-        self.block, self.inplace, self.kind, self.segments = block, inplace, kind, segments
-        self.key: Key = (collective, algorithm, tuple(params.items()), kind, segments, block, inplace)
+        self.block, self.inplace, self.kind, self.transport = block, inplace, kind, transport
+        self.key: Key = (collective, algorithm, tuple(params.items()), kind, transport, block, inplace)
 
     @property
     def name(self) -> str:
@@ -157,6 +160,7 @@ class State:
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
         self.memories: dict[str, Memory] = {"host": HostMemory()}
+        self._reach: bool | None = None  # whether mates can map each other's device memory; None: not tried
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
         self._scratch: weakref.WeakValueDictionary[Key, _Scratch] = weakref.WeakValueDictionary()
@@ -174,8 +178,8 @@ class State:
 
     def select(
         self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, kind: str = "host"
-    ) -> tuple[str, Params]:
-        """The algorithm to run and all its parameters; equal on all ranks by construction.
+    ) -> Variant:
+        """The algorithm to run with all its parameters; equal on all ranks by construction.
 
         Raises UnknownAlgorithmError or ParameterError.
         """
@@ -185,28 +189,61 @@ class State:
             name, value = next(iter(params.items()))
             raise ParameterError(f"parameter {name!r}", f"none with algorithm={algorithm!r}", repr(value), self.rank)
         if self.disabled:
-            return NATIVE, {}
+            return Variant(NATIVE)
+        transport = AUTO
         if algorithm == "auto":
             trial = self._trials.get((collective, block, inplace))
             chosen = trial.current if trial else self.decide(collective, block, inplace, kind).variant
-            algorithm, params = chosen.algorithm, dict(chosen.params)
+            algorithm, params, transport = chosen.algorithm, dict(chosen.params), chosen.transport
         if algorithm == NATIVE:
-            return NATIVE, {}
+            return Variant(NATIVE, {}, transport)
         if algorithm not in REGISTRY[collective]:
             expected = f"auto, native, {', '.join(REGISTRY[collective])}"
             raise UnknownAlgorithmError("algorithm", expected, repr(algorithm), self.rank)
         try:
-            return algorithm, get_algorithm(collective, algorithm).resolve(params)
+            return Variant(algorithm, get_algorithm(collective, algorithm).resolve(params), transport)
         except ParameterError as error:
             raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
 
-    def memory(self, device: Device) -> DeviceMemory:
-        """Memory of that device, for plans of this communicator."""
+    def memory(self, device: Device) -> str:
+        """The place of that device's memory: its name in ``memories``."""
         if device.name not in self.memories:
             self.memories[device.name] = DeviceMemory(device)
-        memory = self.memories[device.name]
+        return device.name
+
+    def mates_in_reach(self, place: str) -> bool:
+        """Whether the ranks of every node can map each other's memory at ``place``: tried once.
+        Collective at its first use. The first rank that cannot warns."""
+        if self._reach is None:
+            problem = self._try_mates(self.memories[place])
+            first = np.empty(1, dtype=int)
+            self.comm.Allreduce(np.array([self.rank if problem else self.size]), first, op=MPI.MIN)
+            self._reach = int(first[0]) == self.size
+            if int(first[0]) == self.rank:
+                text = f"rank {self.rank}: transport 'peer' passes through the host instead: {problem}"
+                warnings.warn(TransportWarning(text), stacklevel=6)
+        return self._reach
+
+    def _try_mates(self, memory: Memory) -> str:
+        """What keeps this rank from its mates' memory, in words. Collective over the node."""
         assert isinstance(memory, DeviceMemory)
-        return memory
+        problem, own, owner = "", np.zeros(CARD, np.uint8), None
+        cards = np.empty((self.node.size, CARD), np.uint8)
+        try:
+            address, owner = memory.allocate(1)
+            own = memory.card(address)
+        except DeviceError as error:
+            problem = str(error)
+        self.node.Allgather(own, cards)
+        try:
+            for mate in range(self.node.size):
+                if mate != self.node.rank and not problem:
+                    memory.find(cards[mate])
+        except DeviceError as error:
+            problem = str(error)
+        self.node.Barrier()  # what the others look at stays until they have
+        del owner
+        return problem
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""
@@ -251,7 +288,7 @@ class State:
             ranking = self.decide(collective, block, inplace).ranking
             resolve = REGISTRY[collective]
             able = [c for c in ranking if c.algorithm != NATIVE][:ONLINE]
-            full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params)) for c in able]
+            full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params), c.transport) for c in able]
             self._trials[key] = Trial([Variant(NATIVE), *full], self._slowest)
         return self._trials[key]
 
@@ -263,11 +300,11 @@ class State:
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
-        key = (work.collective, work.algorithm, tuple(work.params.items()), work.inplace, work.segments)
+        key = (work.collective, work.algorithm, tuple(work.params.items()), work.inplace, work.transport)
         if key not in self._schedules:
             entry = get_algorithm(work.collective, work.algorithm)
-            schedule = entry.schedule(self.topology, self.rank, work.params, inplace=work.inplace)
-            self._schedules[key] = staged(schedule, work.segments) if work.segments else schedule
+            emit = partial(entry.schedule, self.topology, params=work.params, inplace=work.inplace)
+            self._schedules[key] = work.transport.schedule(emit, self.topology, self.rank)
         return self._schedules[key]
 
     def cached_plan(self, work: Work, place: str, send: int, recv: int) -> Plan:
@@ -285,7 +322,7 @@ class State:
             if work.key in self.boards:
                 self.boards.move_to_end(work.key)  # in the same order on all ranks, see `touch`
             else:
-                self.boards.keep(work.key, self._board(work, schedule))
+                self.boards.keep(work.key, self._board(work, schedule, memory))
                 self._forget_plans_without_board()
             board = self.boards[work.key]
         plan = self._bind(work, memory, (self.comm, 0), (send, recv, scratch.address), board)
@@ -299,18 +336,46 @@ class State:
         if plan.board_key is not None:
             self.boards.move_to_end(plan.board_key)
 
-    def _board(self, work: Work, schedule: Schedule) -> Board:
-        """A new shared window on every node. Collective.
+    def _board(self, work: Work, schedule: Schedule, memory: Memory) -> Board:
+        """A new shared window on every node; with transport peer, its buffer lies in the memory
+        of lane 0's device. Collective.
 
         Raises BufferSizeError if the ranks' blocks differ, ConstraintError if the window
-        does not fit into the shared memory of one host: on all ranks alike.
+        does not fit into the shared memory of one host, DeviceMemoryError if the buffer does
+        not fit into that of one device: on all ranks alike.
         """
-        nbytes = schedule.shared * work.block
-        room = shared_memory_room() if self.topology.lane_of[self.rank] == 0 else None
+        nbytes, leads = schedule.shared * work.block, self.topology.lane_of[self.rank] == 0
+        if work.transport.peer:
+            return self._device_board(work, schedule, memory, nbytes if leads else 0)
+        room = shared_memory_room() if leads else None
         lacking = 0 if room is None or nbytes < room else nbytes - room
         flags, most = self._agree(work, schedule.flags, nbytes, lacking=lacking)
         self._boards_made += 1
         return Board(self.comm, self.node, nbytes, flags, self._boards_made, most)
+
+    def _device_board(self, work: Work, schedule: Schedule, memory: Memory, nbytes: int) -> Board:
+        """A board whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
+        assert isinstance(memory, DeviceMemory)
+        address, owner, short = self._allocate(memory, nbytes)
+        flags, most, short = self._agree(work, schedule.flags, nbytes, short)
+        if short:
+            raise DeviceMemoryError("shared buffer", f"{short} bytes on every node", "less on one", self.rank)
+        self._boards_made += 1
+        board = Board(self.comm, self.node, 0, flags, self._boards_made, most)
+        card = memory.card(address).copy() if nbytes else np.empty(CARD, np.uint8)
+        self.node.Bcast(card)
+        if not nbytes:
+            address, owner = memory.find(card)
+        board.put_elsewhere(address, owner)
+        return board
+
+    @staticmethod
+    def _allocate(memory: Memory, nbytes: int) -> tuple[int, object, int]:
+        """Address, owner, and how many bytes there is no room for."""
+        try:
+            return *memory.allocate(nbytes), 0
+        except DeviceMemoryError:
+            return 0, None, nbytes
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""
@@ -327,11 +392,15 @@ class State:
             self._own[plan] = None
         else:
             schedule, memory = self.schedule(work), self.memories[place]
-            address, owner = memory.allocate(schedule.scratch * work.block)
-            board = self._board(work, schedule) if schedule.shared else None
-            where = self._reserve_tags(*self._agree(work, schedule.tags))
+            nbytes = schedule.scratch * work.block
+            address, owner, short = self._allocate(memory, nbytes)
+            tags, short = self._agree(work, schedule.tags, short)
+            if short:
+                raise DeviceMemoryError("scratch", f"{short} bytes on every rank", "less on one", self.rank)
+            where = self._reserve_tags(tags)
+            board = self._board(work, schedule, memory) if schedule.shared else None
             plan = self._bind(work, memory, where, (send, recv, address), board, traced)
-            plan.keep_alive(owner, nbytes=schedule.scratch * work.block)
+            plan.keep_alive(owner, nbytes=nbytes)
             self._own[plan] = board
         self._free_retired()
         plan.on_free = self._release
@@ -350,7 +419,7 @@ class State:
             layout = BlockLayout(0, 1)
             return bind(Schedule(self.rank, ()), Binding(self.comm, (), self.memories[place], layout, {}, 0), work.name)
         memory = self.memories[place]
-        if not work.segments:
+        if not work.transport.segments:
             return Plan(self._native(work, send, recv), work.name, None, memory, direct=True)
         blocks = self.size if work.collective == "alltoall" else 1
         sent = range(self.rank, self.rank + 1) if work.inplace and blocks == 1 else range(blocks)
@@ -362,7 +431,7 @@ class State:
         before = memory.copy(layout, source, (host, out))
         after = memory.copy(layout, (host, HOST[0 : self.size]), (recv, RECV[0 : self.size]))
         assert isinstance(before, Transfer) and isinstance(after, Transfer)
-        engine = Between(before, self._native(work, host + apart * work.block, host), after)
+        engine = Between([before], self._native(work, host + apart * work.block, host), [after])
         plan = Plan(engine, work.name, None, memory)
         plan.keep_alive(owner)
         return plan
@@ -393,7 +462,7 @@ class State:
         recv and scratch at ``addresses``."""
         schedule, (send, recv, scratch) = self.schedule(work), addresses
         places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
-        owners: list[object] = []
+        before, after, owners = self._mirrored(work, schedule, memory, places)
         if board is not None:
             places["shared"] = board.address
             board.share_with(memory, schedule.shared * work.block)
@@ -402,10 +471,34 @@ class State:
             owners.append(owner)
         layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
         comm, tag = where
-        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board)
+        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board, (before, after))
         plan = bind(schedule, binding, work.name, traced=traced)
         plan.keep_alive(*owners, nbytes=schedule.host * work.block)
         return plan
+
+    def _mirrored(
+        self, work: Work, schedule: Schedule, memory: Memory, places: dict[BufferName, int]
+    ) -> tuple[list[Transfer], list[Transfer], list[object]]:
+        """Put buffers in place of those of the user's that mates are to get from and cannot map.
+
+        Changes ``places``. Returns the copies to them, the copies from them, and what keeps them.
+        """
+        before: list[Transfer] = []
+        after: list[Transfer] = []
+        owners: list[object] = []
+        for buffer, blocks in ((SEND, 1 if work.collective == "allgather" else self.size), (RECV, self.size)):
+            user, region, layout = places[buffer.name], buffer[0:blocks], BlockLayout(work.block)
+            if buffer.name not in schedule.offered or _can_be_mapped(memory, user):
+                continue
+            mirror, owner = memory.allocate(blocks * work.block)
+            there = memory.copy(layout, (user, region), (mirror, region))
+            back = memory.copy(layout, (mirror, region), (user, region))
+            assert isinstance(there, Transfer) and isinstance(back, Transfer)
+            before += [there] if buffer is SEND or work.inplace else []
+            after += [back] if buffer is RECV else []
+            places[buffer.name] = mirror
+            owners.append(owner)
+        return before, after, owners
 
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not
@@ -499,6 +592,15 @@ class State:
                 board.free()
         for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
             comm.Free()
+
+
+def _can_be_mapped(memory: Memory, address: int) -> bool:
+    """Whether other processes can map the memory at ``address``."""
+    try:
+        memory.card(address)
+    except DeviceError:
+        return False
+    return True
 
 
 def takes_device_memory(comm: MPI.Intracomm) -> bool:

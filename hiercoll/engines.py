@@ -48,6 +48,7 @@ class Board:
         self.address = address + header
         self.lane, self.epoch = node.rank, 0
         self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
+        self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
         self.window.Sync()
         node.Barrier()
         self.window.Sync()
@@ -86,17 +87,24 @@ class Board:
         if NEEDS_FENCE:
             self.window.Sync()  # what is read next is read after the flags
 
+    def put_elsewhere(self, address: int, owner: object) -> None:
+        """The buffer lies at ``address`` here, not in the window; the flags do."""
+        self.address, self._elsewhere = address, owner
+
     def share_with(self, memory: Memory, nbytes: int) -> None:
         """Make ``nbytes`` of the buffer known to the memory that is copied from and to."""
-        if id(memory) not in self._known:
+        if self._elsewhere is None and id(memory) not in self._known:
             self._known[id(memory)] = memory.share(self.address, nbytes)
 
     def free(self) -> None:
         """Free the window (collective over the node)."""
         self._known.clear()
+        if self.lane:
+            self._elsewhere = None  # a mapping of what lane 0 has
         self.flags.release()
         self.window.Unlock_all()
         self.window.Free()
+        self._elsewhere = None
 
 
 class Traced(NamedTuple):
@@ -382,22 +390,19 @@ class Dataflow:
 
 
 class Between:
-    """An engine on host buffers, between a transfer to them and one from them."""
+    """An engine on buffers of its own, between transfers to them and from them."""
 
-    def __init__(self, before: Transfer, engine: Engine, after: Transfer) -> None:
+    def __init__(self, before: Sequence[Transfer], engine: Engine, after: Sequence[Transfer]) -> None:
         self._before, self._engine, self._after = before, engine, after
         self._leaving = False
 
     def run(self) -> None:
-        self._before.start()
-        self._before.wait()
+        _do(self._before)
         self._engine.run()
-        self._after.start()
-        self._after.wait()
+        _do(self._after)
 
     def start(self) -> None:
-        self._before.start()
-        self._before.wait()
+        _do(self._before)
         self._leaving = False
         self._engine.start()
 
@@ -405,14 +410,23 @@ class Between:
         if not self._leaving:
             if not self._engine.progress(block):
                 return False
-            self._after.start()
+            for transfer in self._after:
+                transfer.start()
             self._leaving = True
         if block:
-            self._after.wait()
-        return self._after.done()
+            for transfer in self._after:
+                transfer.wait()
+        return all(transfer.done() for transfer in self._after)
 
     def free(self) -> None:
         self._engine.free()
+
+
+def _do(transfers: Sequence[Transfer]) -> None:
+    for transfer in transfers:
+        transfer.start()
+    for transfer in transfers:
+        transfer.wait()
 
 
 class Native:

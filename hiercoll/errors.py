@@ -7,6 +7,8 @@ caller would expect (``ValueError``, ``TypeError``, ``RuntimeError``), so that
 
 from __future__ import annotations
 
+NEEDED = "CuPy and a CUDA driver (pip install 'hiercoll[cuda13]' or 'hiercoll[cuda12]')"  # for device arrays
+
 
 class HiercollError(Exception):
     """Base of all errors raised by hiercoll."""
@@ -80,6 +82,10 @@ class TableError(HiercollError, ValueError):
 
 class TableWarning(UserWarning):
     """The tuning table that the environment names cannot be used."""
+
+
+class TransportWarning(UserWarning):
+    """A transport that was asked for cannot be used here; another one is."""
 
 
 class PlanError(HiercollError, RuntimeError):

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import numpy as np
 from mpi4py import MPI
 
-from hiercoll.buffers import BlockLayout, Memory
-from hiercoll.engines import Board, Bound, Dataflow, Engine, Rounds, Script, Traced
+from hiercoll.buffers import CARD, Array, BlockLayout, Memory, Transfer
+from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Rounds, Script, Traced
 from hiercoll.errors import PlanError
-from hiercoll.schedule import BufferName, Copy, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
+from hiercoll.schedule import NOTICE, BufferName, Copy, Get, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
 
 INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
@@ -31,6 +32,8 @@ class Binding:
     """Everything that turns a schedule into calls.
 
     ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags.
+    ``around``: transfers that come before and after everything else. ``cards`` are filled by
+    messages from mates, by rank and tag, with what tells of their buffers.
     """
 
     comm: MPI.Intracomm
@@ -40,6 +43,8 @@ class Binding:
     addresses: dict[BufferName, int]
     tag: int
     board: Board | None = None
+    around: tuple[list[Transfer], list[Transfer]] = ([], [])
+    cards: dict[tuple[int, int], Array] = field(default_factory=dict)
 
 
 class Plan:
@@ -196,6 +201,8 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
         engine = Rounds([[bound[index] for index in members] for members in rounds])
     else:
         engine = Dataflow(schedule.ops, bound)
+    if any(binding.around):
+        engine = Between(binding.around[0], engine, binding.around[1])
     messages = [op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))]
     plan = Plan(engine, name, schedule, binding.memory, not {"host", "shared"}.issuperset(messages))
     plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
@@ -219,6 +226,8 @@ def _datatypes() -> Iterator[Datatypes]:
 def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
     """The request or action of an operation; None where there is nothing to do."""
     if isinstance(op, (Send, Recv)):
+        if not op.region.blocks:
+            return _bind_empty(op, binding)
         address = binding.addresses[op.region.buffer]
         make = binding.comm.Send_init if isinstance(op, Send) else binding.comm.Recv_init
         return make(_message(address, op.region, binding.layout, cache), op.peer, op.tag + binding.tag)
@@ -227,9 +236,24 @@ def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
             return None
         source = (binding.addresses[op.source.buffer], op.source)
         return binding.memory.copy(binding.layout, source, (binding.addresses[op.target.buffer], op.target))
+    if isinstance(op, Get):
+        card, target = binding.cards[op.peer, op.tag], (binding.addresses[op.target.buffer], op.target)
+        return binding.memory.get(binding.layout, card, op.source, target)
     if isinstance(op, (Signal, Wait, Join)):
         return None
     raise PlanError("reductions cannot be executed yet: no collective of this version needs them")
+
+
+def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:
+    """A message without blocks: it tells of the buffer that it names, or, as a notice, of nothing."""
+    comm, tag = binding.comm, op.tag + binding.tag
+    if op.region == NOTICE:
+        notice = [None, 0, MPI.BYTE]
+        return comm.Send_init(notice, op.peer, tag) if isinstance(op, Send) else comm.Recv_init(notice, op.peer, tag)
+    if isinstance(op, Send):
+        return comm.Send_init(binding.memory.card(binding.addresses[op.region.buffer]), op.peer, tag)
+    card = binding.cards[op.peer, op.tag] = np.empty(CARD, np.uint8)
+    return comm.Recv_init(card, op.peer, tag)
 
 
 def _message(address: int, region: Region, layout: BlockLayout, cache: Datatypes) -> list[Any]:

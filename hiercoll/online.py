@@ -46,7 +46,7 @@ def explore(candidates: Sequence[Variant]) -> Explorer:
 
 
 def _segmented(variant: Variant, segments: int) -> Variant:
-    return Variant(variant.algorithm, {**variant.params, "segments": segments})
+    return Variant(variant.algorithm, {**variant.params, "segments": segments}, variant.transport)
 
 
 class Trial:

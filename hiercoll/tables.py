@@ -21,6 +21,7 @@ from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.topology import Topology
+from hiercoll.transports import AUTO, parse_transport
 
 FORMAT, VERSION = "hiercoll table", 1
 NATIVE = "native"
@@ -30,20 +31,27 @@ MEMORIES = ("host", "cuda")
 
 @dataclass(frozen=True)
 class Variant:
-    """An algorithm with all its parameters, or ``native``."""
+    """An algorithm with all its parameters, or ``native``; on devices, with the transport of its messages."""
 
     algorithm: str
     params: Params = field(default_factory=dict)
+    transport: str = AUTO
 
     @property
     def key(self) -> tuple[object, ...]:
         """What identifies it."""
-        return (self.algorithm, *sorted(self.params.items()))
+        return (self.algorithm, *sorted(self.params.items()), *([] if self.transport == AUTO else [self.transport]))
 
     def spelled(self, collective: str) -> str:
-        """The name with those parameters that differ from the defaults."""
+        """The name with those parameters that differ from the defaults, and the transport."""
         entry = REGISTRY.get(collective, {}).get(self.algorithm)
-        return entry.spelled(self.params) if entry else self.algorithm
+        name = entry.spelled(self.params) if entry else self.algorithm
+        return name if self.transport == AUTO else f"{name} {self.transport}"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON data."""
+        data: dict[str, Any] = {"algorithm": self.algorithm, "params": self.params}
+        return data if self.transport == AUTO else {**data, "transport": self.transport}
 
 
 @dataclass(frozen=True)
@@ -303,12 +311,17 @@ def _link(reader: _Reader, data: dict[str, Any], name: str, at: str) -> Link:
 def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) -> Variant:
     name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[collective]))
     given = reader.mapping(data.get("params", {}), f"{at}.params")
+    transport = data.get("transport", AUTO)
+    try:
+        parse_transport(transport)
+    except ArgumentError as error:
+        raise reader.wrong(f"{at}.transport", error.expected, transport) from None
     if name == NATIVE:
         if given:
             raise reader.wrong(f"{at}.params", "none for native", given)
-        return Variant(NATIVE)
+        return Variant(NATIVE, {}, transport)
     try:
-        return Variant(name, get_algorithm(collective, name).resolve(given))
+        return Variant(name, get_algorithm(collective, name).resolve(given), transport)
     except ArgumentError as error:
         raise reader.wrong(f"{at}.params", f"{error.argument}: {error.expected}", given) from None
 
@@ -341,7 +354,7 @@ def dump(table: Table) -> str:
             "placement": json.dumps(entry.placement),
             "about": json.dumps(entry.about),
             "links": json.dumps({"node": asdict(entry.links.node), "network": asdict(entry.links.network)}),
-            "choices": lines([{"from": choice.start, **asdict(choice.variant)} for choice in entry.choices]),
+            "choices": lines([{"from": choice.start, **choice.variant.record()} for choice in entry.choices]),
             "figures": lines([figure_record(figure) for figure in entry.figures]),
         }
         entries.append("  {\n" + ",\n".join(f'    "{name}": {text}' for name, text in data.items()) + "\n  }")
@@ -351,6 +364,5 @@ def dump(table: Table) -> str:
 
 def figure_record(figure: Figure) -> dict[str, Any]:
     """A figure as JSON data."""
-    variant = asdict(figure.variant)
     rest = {"median": figure.median, "q1": figure.q1, "q3": figure.q3, "samples": figure.samples}
-    return {"size": figure.size, **variant, **rest}
+    return {"size": figure.size, **figure.variant.record(), **rest}

@@ -18,21 +18,23 @@ from hiercoll.algorithms.registry import Value
 from hiercoll.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
 from hiercoll.tables import NATIVE, Entry, Table, Variant, layout_distance
 from hiercoll.topology import Topology, parse_layout
+from hiercoll.transports import AUTO
 
 
 class Candidate(NamedTuple):
-    """An algorithm with its parameters, its predicted time in seconds, and how many messages
-    to other nodes a rank may have under way, about."""
+    """An algorithm with its parameters, its predicted time in seconds, how many messages to
+    other nodes a rank may have under way, about, and the transport on devices."""
 
     algorithm: str
     params: Params
     seconds: float
     flows: float = 0.0
+    transport: str = AUTO
 
     @property
     def variant(self) -> Variant:
         """What is meant, without the time."""
-        return Variant(self.algorithm, self.params)
+        return Variant(self.algorithm, self.params, self.transport)
 
 
 # What "auto" considers: those variants that some machine, size or layout makes the best.
@@ -174,7 +176,7 @@ def _able(collective: str, topology: Topology, block: int, inplace: bool, varian
 def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str) -> Decision:
     """By an entry for this very layout."""
     figures = [f for f in entry.measured(block) if _able(entry.collective, topology, block, inplace, f.variant)]
-    ranking = tuple(Candidate(f.variant.algorithm, f.variant.params, f.median) for f in figures)
+    ranking = tuple(Candidate(v.algorithm, v.params, f.median, 0.0, v.transport) for f in figures for v in [f.variant])
     variant, why = entry.choice(block), f"{source}: measured for {entry.layout} with {entry.mpi}"
     if not _able(entry.collective, topology, block, inplace, variant):
         variant = figures[0].variant if figures else Variant(NATIVE)
@@ -200,7 +202,7 @@ def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, s
         if known and here and known[0].seconds > 0:
             factor = here[0].seconds / known[0].seconds
             growth.append(factor)
-            corrected.append(here[0]._replace(seconds=figure.median * factor))
+            corrected.append(here[0]._replace(seconds=figure.median * factor, transport=variant.transport))
     natives = [figure.median for figure in entry.measured(block) if figure.variant.algorithm == NATIVE]
     if natives:
         corrected.append(Candidate(NATIVE, {}, natives[0] * (median(growth) if growth else 1.0)))

@@ -21,6 +21,7 @@ from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.cost import DEFAULT_LINKS, Links
 from hiercoll.tables import NATIVE, Choice, Figure, Variant
 from hiercoll.topology import Topology
+from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES, Candidate, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
@@ -92,6 +93,7 @@ class Search:
 
     ``open`` begins measurements at a size, ``clock`` gives seconds, the same on all ranks.
     ``report`` is told each size as it is done; ``budget`` is in seconds from ``begin``.
+    ``transports`` are those that every variant is tried with.
     """
 
     collective: str
@@ -102,6 +104,7 @@ class Search:
     links: Links = DEFAULT_LINKS
     report: Callable[[SizeResult], None] = lambda result: None
     done: dict[int, SizeResult] = field(default_factory=dict)
+    transports: Sequence[str] = (AUTO,)
 
     def run(self, sizes: Sequence[int]) -> list[SizeResult]:
         """Results by size: of ``sizes``, as far as the budget goes, and of sizes between them.
@@ -132,7 +135,7 @@ class Search:
         doubtful = [
             result
             for result in self.done.values()
-            if result.winner.algorithm != NATIVE and result.gain < CERTAIN and result.again is None
+            if result.winner.key != NATIVE_VARIANT.key and result.gain < CERTAIN and result.again is None
         ]
         for number, result in enumerate(doubtful, 1):
             contest = self.open(self.collective, result.size, [NATIVE_VARIANT, result.winner])
@@ -192,9 +195,15 @@ class Search:
             kinds.setdefault(_kind(each.variant), each)
         few_flows = sorted(kinds.values(), key=lambda each: each.flows)
         in_turns = [each.variant for pair in zip(kinds.values(), few_flows, strict=True) for each in pair]
-        first = {variant.key: variant for variant in [NATIVE_VARIANT, *seeds, *in_turns]}
-        rest = {each.variant.key: each.variant for each in promising if each.variant.key not in first}
+        found = self._transported([NATIVE_VARIANT, *(each.variant for each in promising)])
+        heads = [NATIVE_VARIANT, *seeds, *self._transported([NATIVE_VARIANT, *in_turns])]
+        first = {variant.key: variant for variant in heads}
+        rest = {variant.key: variant for variant in found if variant.key not in first}
         return [*first.values(), *rest.values()], len(first)
+
+    def _transported(self, variants: Iterable[Variant]) -> list[Variant]:
+        """Each of them with every transport; native as it is comes first all the same."""
+        return [replace(variant, transport=transport) for variant in variants for transport in self.transports]
 
     def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
         """Measure at one size for about ``seconds``."""
@@ -239,8 +248,12 @@ class Search:
 
 
 def _kind(variant: Variant) -> Kind:
-    """The algorithm with what is not a number among its parameters."""
-    return (variant.algorithm, *((name, value) for name, value in variant.params.items() if isinstance(value, str)))
+    """The algorithm with its transport and what is not a number among its parameters."""
+    return (
+        variant.algorithm,
+        variant.transport,
+        *((name, value) for name, value in variant.params.items() if isinstance(value, str)),
+    )
 
 
 def _survivors(alive: list[int], seconds: Callable[[int], float], slower: float, most: int) -> list[int]:
@@ -288,7 +301,7 @@ def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]])
     finalists = [
         number
         for number, (figure, (_, times, ratios)) in enumerate(zip(figures, measured, strict=True))
-        if figure.variant.algorithm != NATIVE
+        if figure.variant.key != NATIVE_VARIANT.key
         and 2 * figure.samples >= most
         and (interval(ratios)[0] > 1.0 or (median(ratios) >= 1.0 and _steadier(natives, times)))
     ]

@@ -15,6 +15,7 @@ import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
 from hiercoll.errors import ArgumentError, HiercollError
 from hiercoll.topology import LAYOUT_HELP, parse_layout
+from hiercoll.transports import parse_transport
 from hiercoll.units import parse_size
 
 if TYPE_CHECKING:
@@ -106,6 +107,19 @@ class RateType(click.ParamType):  # type: ignore[type-arg]
         if not match or float(match[1]) == 0:
             self.fail(f"{value!r} is not a rate such as 200mbit or 25gbit", param, ctx)
         return float(match[1]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[match[2]] / 8
+
+
+class TransportType(click.ParamType):  # type: ignore[type-arg]
+    """As the argument ``transport`` of the calls."""
+
+    name = "transport"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_transport(value)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 def layout_option(default: str) -> Callable[[F], F]:

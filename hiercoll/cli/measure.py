@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,18 @@ from rich.table import Table
 
 import hiercoll
 from hiercoll.algorithms import get_algorithm
-from hiercoll.cli.common import COLLECTIVES, RateType, SizesType, Together, main, parse_algorithm, quiet_progress, world
-from hiercoll.tables import NATIVE
+from hiercoll.cli.common import (
+    COLLECTIVES,
+    RateType,
+    SizesType,
+    Together,
+    TransportType,
+    main,
+    parse_algorithm,
+    quiet_progress,
+    world,
+)
+from hiercoll.tables import MEMORIES, NATIVE
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -48,6 +59,20 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time for each algorithm and size, about.",
 )
+@click.option(
+    "--memory",
+    type=click.Choice(MEMORIES),
+    default="host",
+    show_default=True,
+    help="Of the arrays; cuda binds each rank to a device.",
+)
+@click.option(
+    "--transport",
+    "transports",
+    type=TransportType(),
+    multiple=True,
+    help="For device arrays: direct, staged[:PARTS], peer[:PARTS]; may be repeated. Default: auto.",
+)
 @click.option("--table", type=click.Path(dir_okay=False, path_type=Path), help="What auto chooses by.")
 @click.option("--link-rate", type=RateType(), help="Of each node's link, as 200mbit or 25gbit: shows its bound.")
 @click.option("--top", type=click.IntRange(0), default=0, help="Also what auto finds best at each size, so many.")
@@ -61,6 +86,8 @@ def bench(
     sizes: list[int],
     samples: int | None,
     seconds: float,
+    memory: str,
+    transports: tuple[str, ...],
     table: Path | None,
     link_rate: float | None,
     top: int,
@@ -80,15 +107,28 @@ def bench(
             json_file.open("a").close()  # not after all the measurements
         if table:
             hiercoll.configure(comm, table=table)
-        runner = b.Bench(comm, seconds=seconds, samples=samples, rate=link_rate, top=top)
-        about = b.provenance(comm, runner.topology) | {"link_rate": link_rate}
+        arrays = b.arrays_of(comm, memory)
+        runner = b.Bench(comm, seconds=seconds, samples=samples, rate=link_rate, top=top, arrays=arrays)
+        about = b.provenance(comm, runner.topology, memory) | {"link_rate": link_rate}
         for name in COLLECTIVES if collective == "all" else (collective,):
-            results = _bench_one(runner, name, _subjects(name, algorithms, control), sizes)
+            subjects = _with_transports(_subjects(name, algorithms, control), transports)
+            results = _bench_one(runner, name, subjects, sizes)
             if comm.rank == 0:
                 _print_results(name, results, about)
                 if json_file:
                     with json_file.open("a") as file:
                         file.writelines(json.dumps(b.record(result, about)) + "\n" for result in results)
+
+
+def _with_transports(subjects: list[Subject], transports: tuple[str, ...]) -> list[Subject]:
+    """native first (and the control last) as they are, and everything else with each transport."""
+    from hiercoll.bench import CONTROL
+
+    if not transports:
+        return subjects
+    last = [subject for subject in subjects[1:] if subject.algorithm == CONTROL]
+    own = [replace(each, transport=name) for each in subjects[1:] if each not in last for name in transports]
+    return [subjects[0], *own, *last]
 
 
 def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> list[Subject]:
@@ -139,10 +179,21 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
         table.add_row("the links' bound", *(f"{bounds[size] * 1e6:.1f}" if size in bounds else "-" for size in sizes))
     console.print(table)
     for size in sizes:
-        native = next(r for r in results if r.size == size and r.subject.algorithm == NATIVE)
+        native = next(r for r in results if r.size == size and str(r.subject) == NATIVE)
         won = best[size]
         gain = f", {won.gain or 0:.2f}x native" + ("" if (won.gain_low or 0) > 1 else " (within the noise)")
         click.echo(
             f"{collective} {format_size(size):>5}: {won.subject} wins with {format_time(won.median)}"
             + (gain if won is not native else "")
         )
+
+
+@main.command()
+def gpus() -> None:
+    """How the GPUs of this host are linked with each other and with network adapters."""
+    from hiercoll.cuda.nvml import host_links
+
+    found = host_links()
+    for number, name in enumerate(found.gpus):
+        click.echo(f"GPU{number}: {name}")
+    click.echo(str(found))

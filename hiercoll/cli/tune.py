@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from hiercoll.cli.common import COLLECTIVES, SizesType, SizeType, Together, layout_option, main, quiet_progress, world
 from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
-from hiercoll.tables import Entry, Table, Variant, dump, environment_table, load
+from hiercoll.tables import MEMORIES, NATIVE, Entry, Table, Variant, dump, environment_table, load
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import decide
 from hiercoll.tuning import Search, SizeResult, choices
@@ -61,8 +61,15 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
     help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or "
     f"FROM:TO[:FACTOR]. Default: {SIZES['alltoall']}, and up to 256K for allgather.",
 )
+@click.option(
+    "--memory",
+    type=click.Choice(MEMORIES),
+    default="host",
+    show_default=True,
+    help="Of the arrays; cuda binds each rank to a device, and tries every transport.",
+)
 @click.option("--fresh", is_flag=True, help="Do not go on from what an interrupted run has left.")
-def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, fresh: bool) -> None:
+def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, memory: str, fresh: bool) -> None:
     """Measure what is fastest here and write a table; under mpiexec or srun.
 
     Slow candidates drop out early, and sizes between two winners are tried until the
@@ -70,22 +77,28 @@ def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, 
     """
     comm = world()
     with Together(comm):
-        _tune(comm, COLLECTIVES if collective == "all" else (collective,), output, budget, sizes, fresh)
+        _tune(comm, COLLECTIVES if collective == "all" else (collective,), output, budget, sizes, memory, fresh)
 
 
 def _tune(
-    comm: MPI.Intracomm, names: tuple[str, ...], output: Path, budget: float, sizes: list[int] | None, fresh: bool
+    comm: MPI.Intracomm,
+    names: tuple[str, ...],
+    output: Path,
+    budget: float,
+    sizes: list[int] | None,
+    memory: str,
+    fresh: bool,
 ) -> None:
     from hiercoll import bench as b
     from hiercoll.communicator import from_root
 
     if sizes and min(sizes) < 1:
         raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))
-    runner = b.Bench(comm)
-    about = b.provenance(comm, runner.topology)
+    runner = b.Bench(comm, arrays=b.arrays_of(comm, memory))
+    about = b.provenance(comm, runner.topology, memory)
     notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
     kept = from_root(comm, lambda: load(output) if output.exists() else Table())
-    links = runner.links()
+    links, transports = runner.links(), runner.transports()
     begin = runner.clock()
     entries = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
@@ -103,7 +116,15 @@ def _tune(
             done = comm.bcast(notes.done(name) if notes is not None else None)
             rest = budget - (runner.clock() - begin)
             search = Search(
-                name, runner.topology, runner.open, runner.clock, rest / (len(names) - number), links, report, done
+                name,
+                runner.topology,
+                runner.open,
+                runner.clock,
+                rest / (len(names) - number),
+                links,
+                report,
+                done,
+                transports,
             )
             results = search.run(wanted)
             entries.append(_entry(name, results, about, runner.topology, links))
@@ -208,7 +229,7 @@ def _rows(entry: Entry, start: int, end: int | None, variant: Variant) -> list[l
     rows = []
     for size in sorted({f.size for f in entry.figures if start <= f.size and (end is None or f.size < end)}):
         here = {f.variant.key: f for f in entry.figures if f.size == size}
-        own, native = here.get(variant.key), here.get(("native",))
+        own, native = here.get(variant.key), here.get((NATIVE,))
         if own is None:
             continue
         gain = f"{native.median / own.median:.2f}x" if native and own is not native else ""
@@ -298,8 +319,11 @@ def table_diff(one: Path, other: Path) -> None:
 @click.option(
     "--mpi", default="", help='The MPI library, as tables name it ("MPICH 5.0.2"). Default: any in the table.'
 )
+@click.option("--memory", type=click.Choice(MEMORIES), default="host", show_default=True, help="Of the arrays.")
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
-def explain(collective: str, size: int, layout: str, table_file: Path | None, mpi: str, inplace: bool) -> None:
+def explain(
+    collective: str, size: int, layout: str, table_file: Path | None, mpi: str, memory: str, inplace: bool
+) -> None:
     """What "auto" chooses for a size and layout, why, and the runners-up."""
     found = load(table_file) if table_file else environment_table()
     topology = parse_layout(layout)
@@ -308,7 +332,7 @@ def explain(collective: str, size: int, layout: str, table_file: Path | None, mp
         mpi = names[0] if len(names) == 1 else ""
         if len(names) > 1:
             raise ArgumentError("--mpi", f"one of {', '.join(names)}", "nothing")
-    decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi)
+    decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory)
     click.echo(f"{collective} of {format_size(size)} on {topology}: {decision.variant.spelled(collective)}")
     click.echo(f"by {decision.reason}")
     best = decision.ranking[0].seconds if decision.ranking else 0.0

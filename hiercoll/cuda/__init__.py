@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hiercoll.cuda.arrays import is_device_array
 from hiercoll.cuda.device import Device
 from hiercoll.cuda.memory import DeviceMemory
-from hiercoll.errors import DeviceError
+from hiercoll.errors import NEEDED, DeviceError
 
-__all__ = ["Device", "DeviceMemory", "device_at", "is_device_array", "use"]
+__all__ = ["Device", "DeviceMemory", "arrays", "bind", "device_at", "is_device_array", "use"]
 
 Provider: TypeAlias = "Callable[[int], Device]"
 
@@ -31,8 +31,7 @@ def _of_driver(address: int) -> Device:
     try:
         from hiercoll.cuda.cupy_device import device_number
     except ImportError as error:
-        expected = "CuPy and a CUDA driver (pip install 'hiercoll[cuda13]' or 'hiercoll[cuda12]')"
-        raise DeviceError("device array", expected, str(error)) from None
+        raise DeviceError("device array", NEEDED, str(error)) from None
     return _real(device_number(address))
 
 
@@ -42,6 +41,22 @@ _provider: Provider = _of_driver
 def device_at(address: int) -> Device:
     """The device whose memory is at ``address``. Raises DeviceError without CuPy, a driver or such memory."""
     return _provider(address)
+
+
+def arrays() -> Any:
+    """`bench.Arrays` on the current device. Raises DeviceError without CuPy."""
+    try:
+        from hiercoll.cuda.cupy_device import CupyArrays
+    except ImportError as error:
+        raise DeviceError("--memory", NEEDED, str(error)) from None
+    return CupyArrays()
+
+
+def bind(comm: Any) -> int:
+    """See `hiercoll.cuda.binding.bind`; here so that importing this needs no mpi4py."""
+    from hiercoll.cuda.binding import bind as bind_rank
+
+    return bind_rank(comm)
 
 
 @contextmanager

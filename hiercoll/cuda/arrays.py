@@ -1,4 +1,4 @@
-"""Device arrays of any library, by the CUDA array interface (version 3)."""
+"""Device arrays of any library, by the CUDA array interface (version 3), else by DLPack."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hiercoll.errors import BufferTypeError
+from hiercoll.errors import NEEDED, BufferTypeError, DeviceError
 
+ON_CUDA = (2, 13)  # DLPack's numbers for memory of a CUDA device, and managed memory
+READ_ONLY = ("jax", "jaxlib")  # libraries whose arrays never change
 LEGACY = 1  # the legacy default stream, as the CUDA array interface numbers it
 
 
@@ -29,18 +31,25 @@ class DeviceArray(NamedTuple):
 def is_device_array(obj: object) -> bool:
     """Whether ``obj`` is an array in the memory of a CUDA device."""
     try:
-        return hasattr(obj, "__cuda_array_interface__")
+        if hasattr(obj, "__cuda_array_interface__"):
+            return True
     except RuntimeError:  # PyTorch, of tensors that require gradients
         return True
+    asked: Any = getattr(obj, "__dlpack_device__", None)
+    return not isinstance(obj, np.ndarray) and callable(asked) and asked()[0] in ON_CUDA
 
 
 def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> DeviceArray:
-    """What the CUDA array interface of ``obj`` says.
+    """What the CUDA array interface of ``obj`` says, or of what CuPy makes of its DLPack capsule.
 
     Raises BufferTypeError for arrays that are not contiguous, have a mask, or are
     read-only where they must be written.
     """
+    if writable and _library(obj) in READ_ONLY:
+        raise BufferTypeError(argument, "a writable array", f"an array of {_library(obj)}, which never changes", rank)
     try:
+        if not hasattr(obj, "__cuda_array_interface__"):
+            obj = _cupy().from_dlpack(obj)
         interface = obj.__cuda_array_interface__
     except RuntimeError as error:
         raise BufferTypeError(argument, "a device array", f"{type(obj).__name__} ({error})", rank) from None
@@ -77,10 +86,23 @@ def _stream(obj: Any, interface: dict[str, Any]) -> int:
     stream = interface.get("stream")
     if stream:
         return int(stream)
-    if type(obj).__module__.partition(".")[0] == "torch":  # its interface is older than streams
+    if _library(obj) == "torch":  # its interface is older than streams
         torch: Any = import_module("torch")
         return int(torch.cuda.current_stream(obj.device).cuda_stream) or LEGACY
     return LEGACY
+
+
+def _cupy() -> Any:
+    """Raises DeviceError where it is not installed."""
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        raise DeviceError("device array", NEEDED, str(error)) from None
+
+
+def _library(obj: object) -> str:
+    """The package that the type of ``obj`` comes from."""
+    return type(obj).__module__.partition(".")[0]
 
 
 def new_like(obj: Any, shape: tuple[int, ...], rank: int) -> Any:
@@ -88,14 +110,14 @@ def new_like(obj: Any, shape: tuple[int, ...], rank: int) -> Any:
 
     Raises BufferTypeError where that library is not known.
     """
-    library = type(obj).__module__.partition(".")[0]
+    library = _library(obj)
     if library == "torch":
         return obj.new_empty(shape)
     if library == "cupy":
         with obj.device:
-            return import_module("cupy").empty(shape, obj.dtype)
+            return _cupy().empty(shape, obj.dtype)
     if library == "numba":
         return import_module("numba.cuda").device_array(shape, obj.dtype)
-    if hasattr(obj, "__array_namespace__"):
+    if hasattr(obj, "__array_namespace__") and library not in READ_ONLY:
         return obj.__array_namespace__().empty(shape, dtype=obj.dtype)
-    raise BufferTypeError("recvbuf", f"a device array, for a sendbuf of {library}", "None", rank)
+    raise BufferTypeError("recvbuf", f"a device array that can be written, for a sendbuf of {library}", "None", rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from functools import cached_property, partial
 from typing import Any
@@ -55,17 +56,51 @@ def device_number(address: int) -> int:
     return int(found.device)
 
 
+class CupyArrays:
+    """`bench.Arrays` on the current device."""
+
+    kind = "cuda"
+
+    def put(self, values: Any) -> Any:
+        """See `bench.Arrays`."""
+        return cupy.asarray(values)
+
+    def fill(self, array: Any, value: int) -> None:
+        """See `bench.Arrays`."""
+        array.fill(value)
+
+    def get(self, array: Any) -> Any:
+        """See `bench.Arrays`."""
+        return cupy.asnumpy(array)
+
+
+class CupyDevices:
+    """`cuda.device.Devices`."""
+
+    def visible(self) -> list[str]:
+        """PCI bus numbers."""
+        try:
+            return [runtime.deviceGetPCIBusId(number) for number in range(runtime.getDeviceCount())]
+        except runtime.CUDARuntimeError as error:
+            raise DeviceError("devices", "a CUDA driver with a device", str(error)) from None
+
+    def select(self, number: int) -> None:
+        """For CuPy, and for the CUDA runtime of this thread."""
+        cupy.cuda.Device(number).use()
+
+
 class CupyDevice:
     """`cuda.device.Device` for the GPU with this number."""
 
     def __init__(self, number: int) -> None:
         self.number, self.name = number, f"cuda:{number}"
+        self._pool = cupy.cuda.MemoryPool()  # of cudaMalloc, whatever the program uses: what it gives can be exported
 
     def allocate(self, nbytes: int) -> tuple[int, object]:
-        """Memory of CuPy's pool."""
+        """Memory of a pool of this device's own."""
         with cupy.cuda.Device(self.number):
             try:
-                memory = cupy.cuda.alloc(max(nbytes, 1))
+                memory = self._pool.malloc(max(nbytes, 1))
             except cupy.cuda.memory.OutOfMemoryError as error:
                 raise DeviceMemoryError(f"memory of {self.name}", f"{nbytes} bytes", str(error)) from None
         return int(memory.ptr), memory
@@ -90,6 +125,36 @@ class CupyDevice:
         weakref.finalize(owner, partial(runtime.hostUnregister, address))
         return owner
 
+    def export(self, address: int) -> tuple[bytes, int, int]:
+        """A CUDA IPC handle; it stands for the whole allocation, of which the driver knows begin and number."""
+        base, size, number = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
+        with cupy.cuda.Device(self.number):
+            try:
+                _check(
+                    _driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+                )
+                _check(_driver.cuPointerGetAttribute(ctypes.byref(number), BUFFER_ID, ctypes.c_uint64(address)))
+                handle = bytes(runtime.ipcGetMemHandle(base.value))
+            except (runtime.CUDARuntimeError, OSError) as error:
+                expected = "device memory that other processes can map (cudaMalloc)"
+                raise DeviceError("transport 'peer'", expected, str(error)) from None
+        return handle, address - base.value, number.value
+
+    def open(self, handle: bytes) -> tuple[int, object]:
+        """cudaIpcOpenMemHandle."""
+        with cupy.cuda.Device(self.number):
+            try:
+                address = int(runtime.ipcOpenMemHandle(handle))
+            except runtime.CUDARuntimeError as error:
+                raise DeviceError("transport 'peer'", "access to another process's memory", str(error)) from None
+        owner = _Registered()
+        weakref.finalize(owner, self._close, address)
+        return address, owner
+
+    def _close(self, address: int) -> None:
+        with cupy.cuda.Device(self.number):
+            runtime.ipcCloseMemHandle(address)
+
     def new_stream(self) -> CupyStream:
         """A non-blocking stream."""
         with cupy.cuda.Device(self.number):
@@ -109,8 +174,18 @@ class CupyDevice:
         return cupy.RawKernel(KERNEL, "copy_pieces")
 
 
+_driver: Any = ctypes.CDLL("libcuda.so.1")
+BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+
+
+def _check(status: int) -> None:
+    """Raise for a status of the driver that is no success."""
+    if status:
+        raise OSError(f"CUDA driver error {status}")
+
+
 class _Registered:
-    """What keeps memory of the host registered."""
+    """What keeps memory registered, or mapped."""
 
 
 class CupyStream:

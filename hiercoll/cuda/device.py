@@ -67,6 +67,15 @@ class Device(Protocol):
     def register(self, address: int, nbytes: int) -> object:
         """Let the device reach memory of the host, while the result lives. Raises DeviceMemoryError."""
 
+    def export(self, address: int) -> tuple[bytes, int, int]:
+        """What another process of this host needs to map the allocation around ``address``: a
+        handle of at most 64 bytes; where in it the address lies; and a number that no other
+        allocation of this process ever has. Raises DeviceError where that cannot be."""
+
+    def open(self, handle: bytes) -> tuple[int, object]:
+        """Map an allocation of another process: its address here, and the object that keeps it
+        mapped. Raises DeviceError where that cannot be."""
+
     def new_stream(self) -> Stream:
         """A stream that does not wait for the legacy default stream."""
 
@@ -75,6 +84,16 @@ class Device(Protocol):
 
     def prepare(self, shape: Rows | Pieces) -> Copy:
         """A copy, to be enqueued as often as wanted."""
+
+
+class Devices(Protocol):
+    """The devices that this process sees."""
+
+    def visible(self) -> list[str]:
+        """Names of them, by number, that all processes of the host understand. Raises DeviceError."""
+
+    def select(self, number: int) -> None:
+        """Make one the current device."""
 
 
 class Copy(Protocol):

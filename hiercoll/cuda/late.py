@@ -47,18 +47,21 @@ class LateDevice:
     ``order``: when enqueued work runs: only when somebody waits for it, at once (in so far
     as what its stream waits for has run), or at random by ``seed``. ``aware``: MPI may be
     given its addresses, as a CUDA-aware library takes a real device's. ``limit``: bytes of
-    device memory. ``counts``: copies, launches, synchronisations so far.
+    device memory. ``private``: other processes cannot map what is allocated from now on.
+    ``counts``: copies, launches, synchronisations, mappings so far.
     """
 
     def __init__(self, *, order: Order = "late", seed: int = 0, aware: bool = False, limit: int = 1 << 30) -> None:
         self.name = f"a simulated device ({order})"
-        self.order, self.aware, self.limit = order, aware, limit
+        self.order, self.aware, self.limit, self.private = order, aware, limit, False
         self.choice = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.used = 0
         self._streams: dict[int, LateStream] = {}
         self._starts: list[int] = []  # addresses of what the device can reach, sorted
         self._reachable: dict[int, tuple[int, int]] = {}  # size, and how far on it can be accessed, by address
+        self._files: dict[int, tuple[int, int]] = {}  # file and number, by the address of the allocation
+        self._numbers = 0
 
     # ---- memory
 
@@ -69,23 +72,57 @@ class LateDevice:
             raise DeviceMemoryError(f"device memory ({self.name})", f"{nbytes} bytes", f"{self.limit - self.used} left")
         file = os.memfd_create("late device")
         os.ftruncate(file, size)
+        outside, inside = self._map(file, size)
+        ctypes.memset(inside, 0xA5, size)
+        self.used += size
+        self._numbers += 1
+        if not self.private:
+            self._files[outside] = file, self._numbers
+        owner = _Owner()
+        weakref.finalize(owner, self._free, file, outside, inside, size)
+        return outside, owner
+
+    def _map(self, file: int, size: int) -> tuple[int, int]:
+        """Where the host, and the device, see a file's pages."""
         outside, inside = (
             int(_libc.mmap(None, size, protection, MAP_SHARED, file, 0))
             for protection in (PROT_ACCESS if self.aware else PROT_NONE, PROT_ACCESS)
         )
-        os.close(file)
-        ctypes.memset(inside, 0xA5, size)
-        self.used += size
         self._enter(outside, size, inside - outside)
-        owner = _Owner()
-        weakref.finalize(owner, self._free, outside, inside, size)
-        return outside, owner
+        return outside, inside
 
-    def _free(self, outside: int, inside: int, size: int) -> None:
+    def _free(self, file: int, outside: int, inside: int, size: int) -> None:
         self.used -= size
+        self._files.pop(outside, None)
+        os.close(file)
+        self._unmap(outside, inside, size)
+
+    def _unmap(self, outside: int, inside: int, size: int) -> None:
         self._leave(outside)
         for address in (outside, inside):
             _libc.munmap(address, size)
+
+    def export(self, address: int) -> tuple[bytes, int, int]:
+        """The file behind an allocation, as other processes of this user can open it."""
+        start = self._start(address)
+        if start not in self._files:
+            raise DeviceError("address", "device memory that other processes can map", f"{address:#x}")
+        file, number = self._files[start]
+        return f"/proc/{os.getpid()}/fd/{file}".encode(), address - start, number
+
+    def open(self, handle: bytes) -> tuple[int, object]:
+        """Map the file. Raises DeviceError."""
+        try:
+            file = os.open(handle.decode(), os.O_RDWR)
+        except OSError as error:
+            raise DeviceError("handle", "memory of a running process", str(error)) from None
+        self.counts["mappings"] += 1
+        size = os.fstat(file).st_size
+        outside, inside = self._map(file, size)
+        os.close(file)
+        owner = _Owner()
+        weakref.finalize(owner, self._unmap, outside, inside, size)
+        return outside, owner
 
     def allocate_pinned(self, nbytes: int) -> tuple[int, object]:
         """Host memory."""
@@ -110,10 +147,14 @@ class LateDevice:
         self._reachable.pop(address, None)
         self._starts = sorted(self._reachable)
 
+    def _start(self, address: int) -> int:
+        """Where what the device can reach, and may hold ``address``, begins."""
+        at = bisect_right(self._starts, address) - 1
+        return self._starts[at] if at >= 0 else 0
+
     def view(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Bytes as the device sees them. Raises DeviceError for what it cannot reach."""
-        at = bisect_right(self._starts, address) - 1
-        start = self._starts[at] if at >= 0 else 0
+        start = self._start(address)
         size, shift = self._reachable.get(start, (0, 0))
         if address + nbytes > start + size:
             raise DeviceError("address", "device memory, or pinned memory of the host", f"{address:#x}, {nbytes} bytes")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from hiercoll.buffers import BlockLayout, Transfer
+from collections import OrderedDict
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+
+from hiercoll.buffers import CARD, Array, BlockLayout, Transfer
 from hiercoll.cuda.device import Copy, Device, Event, Stream, copy_shape
 from hiercoll.schedule import Region
 from hiercoll.transports import ON_HOST
+
+MAPPINGS = 64  # allocations of other processes that are kept mapped
+_card = Struct("<H64s6xQQ")  # bytes of the handle, the handle, offset, number
+assert _card.size == CARD
 
 
 class DeviceMemory:
@@ -20,6 +30,7 @@ class DeviceMemory:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self._mapped: OrderedDict[tuple[bytes, int], Mapping] = OrderedDict()  # used last at the end
         self._out, self._in, self._within = (device.new_stream() for _ in range(3))
 
     def allocate(self, nbytes: int) -> tuple[int, object]:
@@ -34,7 +45,35 @@ class DeviceMemory:
         """Let the device reach the node's buffer on the host."""
         return self.device.register(address, nbytes)
 
-    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Transfer | None:
+    def card(self, address: int) -> Array:
+        """See `Memory.card`."""
+        handle, offset, number = self.device.export(address)
+        return np.frombuffer(_card.pack(len(handle), handle, offset, number), np.uint8)
+
+    def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> MateCopy:
+        """See `Memory.get`."""
+        return MateCopy(self, layout, card, source, target)
+
+    def find(self, card: Array) -> tuple[int, object]:
+        """Where the buffer that a card tells of lies here, and what keeps it mapped. Raises DeviceError."""
+        length, handle, offset, number = _card.unpack(card.tobytes())
+        mapping = self.mapping(handle[:length], number)
+        return mapping.address + offset, mapping.owner
+
+    def mapping(self, handle: bytes, number: int) -> Mapping:
+        """Another process's allocation as mapped here. An older allocation with the same handle
+        is gone, as its number shows: memory is given out again at addresses used before."""
+        key = (handle, number)
+        if key not in self._mapped:
+            for stale in [known for known in self._mapped if known[0] == handle]:
+                del self._mapped[stale]
+            self._mapped[key] = Mapping(*self.device.open(handle))
+            if len(self._mapped) > MAPPINGS:
+                self._mapped.popitem(last=False)
+        self._mapped.move_to_end(key)
+        return self._mapped[key]
+
+    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> DeviceCopy | None:
         """See `Memory.copy`: one 2-D copy, or one launch over a table of pieces."""
         shape = copy_shape(layout, source, target)
         if shape is None:
@@ -73,3 +112,45 @@ class DeviceCopy(Transfer):
         """Until it is complete."""
         if self._event is not None:
             self._event.synchronize()
+
+
+class Mapping(NamedTuple):
+    """Memory of another process: its address here, and what keeps it mapped."""
+
+    address: int
+    owner: object
+
+
+class MateCopy(Transfer):
+    """A copy from the buffer that a card tells of. The card may tell of another one at each start."""
+
+    def __init__(
+        self, memory: DeviceMemory, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]
+    ) -> None:
+        self._memory, self._layout, self._card = memory, layout, card
+        self._source, self._target = source, target
+        self._address = 0
+        self._copy: DeviceCopy | None = None
+        self._owner: object = None  # what keeps the buffer mapped, held while the copy is under way
+
+    def start(self) -> None:
+        """Map the buffer, if it is not, and enqueue the copy."""
+        address, self._owner = self._memory.find(self._card)
+        if self._copy is None or address != self._address:
+            self._address = address
+            self._copy = self._memory.copy(self._layout, (address, self._source), self._target)
+        if self._copy is not None:
+            self._copy.start()
+
+    def done(self) -> bool:
+        """Whether it is complete."""
+        if self._copy is not None and not self._copy.done():
+            return False
+        self._owner = None
+        return True
+
+    def wait(self) -> None:
+        """Until it is complete."""
+        if self._copy is not None:
+            self._copy.wait()
+        self._owner = None

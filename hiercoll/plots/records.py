@@ -112,7 +112,8 @@ class _Line:
         except ArgumentError:  # native, auto, or an algorithm of another version
             defaults = {}
         words = [f"{key}={value}" for key, value in sorted(params.items()) if defaults.get(key, _MISSING) != value]
-        text = " ".join([name, *words])
+        transport = self.take(f"{field}.transport", TEXT, AUTO)
+        text = " ".join([name, *words, *([] if transport == AUTO else [transport])])
         if not text.isprintable():
             raise self.error(f"{field}.params", TEXT, reprlib.repr(text))
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,11 +12,18 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import BufferTypeError, ConstraintError, DeviceMemoryError, ParameterError, cuda
+from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda
 from hiercoll.algorithms import REGISTRY
-from hiercoll.bench import buffers
+from hiercoll.bench import Bench, DataError, Subject, buffers
+from hiercoll.communicator import mpi_library
+from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
-from hiercoll.cuda.memory import DeviceCopy, DeviceMemory
+from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
+from hiercoll.errors import TransportWarning
+from hiercoll.lifetime import get_state
+from hiercoll.schedule import Get
+from hiercoll.tables import Choice, Entry, Table, Variant
+from hiercoll.tuning import Search
 
 RANK, SIZE = WORLD.rank, WORLD.size
 VARIANTS = [
@@ -52,7 +60,7 @@ def check(device: LateDevice, comm: MPI.Intracomm, collective: str, **options: A
 
 @pytest.mark.ranks([1, 3, 4])
 @pytest.mark.parametrize("layout", layouts())
-@pytest.mark.parametrize("transport", ["staged", "direct"])
+@pytest.mark.parametrize("transport", ["staged", "direct", "peer"])
 def test_every_algorithm(
     device: LateDevice,
     on_layout: Callable[[str], MPI.Intracomm],
@@ -130,22 +138,120 @@ def test_new_arrays(device: LateDevice, comm: MPI.Intracomm) -> None:
     assert hiercoll.alltoall(comm, device.array(np.empty((SIZE, 0)))).nbytes == 0
 
 
-MUTATIONS = {
-    "waiting for copies": (DeviceCopy, "wait", lambda self: None),
-    "ordering after the caller's stream": (DeviceMemory, "before_messages", lambda self, handle, direct: None),
+def no_wait(self: object) -> None:
+    """Instead of waiting."""
+
+
+def at_once(self: object) -> bool:
+    """Instead of asking."""
+    return True
+
+
+def unordered(self: DeviceMemory, handle: int, direct: bool) -> None:
+    """Neither copies nor messages after what the caller has enqueued."""
+
+
+def without_streams(self: DeviceMemory, handle: int, direct: bool) -> None:
+    """Messages after what the caller has enqueued, copies not."""
+    if direct:
+        self.device.stream_of(handle).record().synchronize()
+
+
+def without_host(self: DeviceMemory, handle: int, direct: bool) -> None:
+    """Copies after what the caller has enqueued, messages not."""
+    BEFORE_MESSAGES(self, handle, False)
+
+
+BEFORE_MESSAGES = DeviceMemory.before_messages
+MUTATIONS = {  # what is lost, and where that matters: transport, algorithm
+    "waiting for copies": (DeviceCopy, "wait", no_wait, "staged", "scatter_destination"),
+    "waiting for copies, native": (DeviceCopy, "wait", no_wait, "staged", "native"),
+    "asking for copies": (DeviceCopy, "done", at_once, "staged:2", "scatter_destination"),
+    "order after the caller": (DeviceMemory, "before_messages", unordered, "staged", "scatter_destination"),
+    "order after the caller, native": (DeviceMemory, "before_messages", unordered, "staged", "native"),
+    "copies after the caller": (DeviceMemory, "before_messages", without_streams, "staged", "scatter_destination"),
+    "messages after the caller": (DeviceMemory, "before_messages", without_host, "direct", "scatter_destination"),
+    "offers after the caller": (DeviceMemory, "before_messages", without_host, "peer", "scatter_destination"),
+    "asking for gets": (MateCopy, "done", at_once, "peer", "scatter_destination"),
 }
 
 
+@pytest.mark.ranks([2, 4])
 @pytest.mark.parametrize("lost", MUTATIONS)
-@pytest.mark.parametrize("name", ["scatter_destination", "native"])
 def test_a_lost_synchronisation_is_seen(
-    on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, lost: str, name: str
+    on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """The simulated device would have found it."""
-    device = LateDevice()
-    monkeypatch.setattr(*MUTATIONS[lost])
+    """Each one, on the simulated device, gives wrong data."""
+    owner, name, instead, transport, algorithm = MUTATIONS[lost]
+    device = LateDevice(aware=transport == "direct")
+    monkeypatch.setenv("HIERCOLL_CUDA_AWARE", str(int(device.aware)))
+    monkeypatch.setattr(owner, name, instead)
+    comm = on_layout(f"1x{SIZE}" if transport == "peer" else f"{SIZE}x1")
     with cuda.use(lambda address: device), pytest.raises(AssertionError):
-        check(device, on_layout(f"{SIZE}x1"), "alltoall", algorithm=name)
+        check(device, comm, "alltoall", algorithm=algorithm, transport=transport)
+
+
+@pytest.mark.parametrize("name", ["scatter_destination", "bruck", "grouped"])
+def test_memory_that_mates_cannot_map(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str) -> None:
+    """Another buffer takes its place, on that rank only."""
+    comm = on_layout(f"1x{SIZE}")
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    device.private = RANK == 0
+    send, recv = device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)
+    device.private = False
+    for salt in (0, 1):
+        send.fill(values + salt)
+        hiercoll.alltoall(comm, send, recv, algorithm=name, transport="peer")
+        np.testing.assert_array_equal(recv.get(), expected + salt)
+    gathered = buffers("allgather", BLOCK, RANK, SIZE)[1]
+    start = np.where(np.arange(SIZE * BLOCK) // BLOCK == RANK, gathered, 0xA5).astype(np.uint8)
+    device.private = RANK == 0
+    inplace = device.array(start, OWN_STREAM)
+    device.private = False
+    hiercoll.allgather(comm, MPI.IN_PLACE, inplace, algorithm="ring", transport="peer")
+    np.testing.assert_array_equal(inplace.get(), gathered)
+
+
+@pytest.mark.ranks([2, 3, 4])
+def test_no_memory_of_mates(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Where one rank's memory cannot be mapped at all, one rank warns, and the host's memory serves."""
+    comm = on_layout(f"1x{SIZE}")
+    device.private = RANK == 1
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            hiercoll.alltoall(comm, send, recv, transport="peer")
+    np.testing.assert_array_equal(recv.get(), expected)
+    own = [str(each.message) for each in caught if each.category is TransportWarning]
+    told = [text for texts in WORLD.allgather(own) for text in texts]
+    assert len(told) == 1 and "passes through the host" in told[0]
+
+
+def test_memory_at_an_address_used_before(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """New arrays in each call, at the addresses of freed ones: mates map what is there now."""
+    comm = on_layout(f"1x{SIZE}")
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    for salt in range(6):
+        send = device.array(values + salt, OWN_STREAM)
+        result = hiercoll.alltoall(comm, send, transport="peer")
+        np.testing.assert_array_equal(result.get(), expected + salt)
+        if salt % 2:
+            del send, result
+    assert device.counts["mappings"] <= 20 * SIZE
+
+
+@pytest.mark.ranks([2, 3])
+def test_no_memory_for_a_plan(device: LateDevice, comm: MPI.Intracomm) -> None:
+    """Too little on one rank is an error on all, and the communicator goes on."""
+    there = device.array(np.zeros(SIZE * 4096))
+    device.limit = device.used if RANK == 0 else 1 << 30
+    recv = there
+    with pytest.raises(DeviceMemoryError, match="on every rank"):
+        hiercoll.alltoall_init(comm, MPI.IN_PLACE, recv, algorithm="inplace")
+    device.limit = 1 << 30
+    check(device, comm, "alltoall")
 
 
 def test_what_cannot_be(device: LateDevice, comm: MPI.Intracomm) -> None:
@@ -157,8 +263,8 @@ def test_what_cannot_be(device: LateDevice, comm: MPI.Intracomm) -> None:
         hiercoll.alltoall(comm, here, there)
     with pytest.raises(ConstraintError, match="HIERCOLL_CUDA_AWARE=1"):
         hiercoll.alltoall(comm, there, transport="direct")
-    for transport in ("peer", "staged:0", "staged:x", "direct:2", 3):
-        with pytest.raises(ParameterError, match="'auto', 'direct', 'staged'"):
+    for transport in ("mates", "peer:65", "staged:0", "staged:x", "direct:2", 3):
+        with pytest.raises(ParameterError, match="'auto', 'direct', 'staged', 'peer'"):
             hiercoll.alltoall(comm, there, transport=transport)
     with pytest.raises(ParameterError, match="for arrays on the host"):
         hiercoll.alltoall(comm, here, transport="staged")
@@ -169,3 +275,95 @@ def test_what_cannot_be(device: LateDevice, comm: MPI.Intracomm) -> None:
         hiercoll.alltoall(comm, there)
     device.limit = 1 << 30
     check(device, comm, "alltoall")
+
+
+def test_counted_buffers(device: LateDevice, comm: MPI.Intracomm) -> None:
+    """mpi4py's specifications, with device arrays in them; a count smaller than the buffer too."""
+    values = np.arange(SIZE * 3, dtype=np.float64) + 100 * RANK
+    expected = np.concatenate([np.arange(RANK * 3, RANK * 3 + 3) + 100.0 * r for r in range(SIZE)])
+    send, recv = device.array(values), LateArray(device, (SIZE * 3 + 5,), np.float64)
+    result = hiercoll.alltoall(comm, [send, 3, MPI.DOUBLE], [recv, 3, MPI.DOUBLE])
+    assert result is recv
+    np.testing.assert_array_equal(recv.get()[: SIZE * 3], expected)
+    longer = device.array(np.concatenate([values, values]))
+    new = hiercoll.alltoall(comm, [longer, 3, MPI.DOUBLE])
+    assert isinstance(new, LateArray) and new.shape == (SIZE * 3,)
+    np.testing.assert_array_equal(new.get(), expected)
+
+
+class LateArrays:
+    """`bench.Arrays` on the simulated device."""
+
+    kind = "cuda"
+
+    def __init__(self, device: LateDevice) -> None:
+        self.device = device
+
+    def put(self, values: np.ndarray[Any, Any]) -> LateArray:
+        return self.device.array(values, OWN_STREAM)
+
+    def fill(self, array: LateArray, value: int) -> None:
+        array.fill(np.full(array.shape, value, array.dtype))
+
+    def get(self, array: LateArray) -> np.ndarray[Any, Any]:
+        return array.get()
+
+
+@pytest.mark.ranks([1, 2, 4])
+def test_bench_and_tuning(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Benchmarks and the search on device memory; the table's choice, with its transport, is what "auto" runs."""
+    comm = on_layout(f"1x{SIZE}")
+    bench = Bench(comm, seconds=0.05, arrays=LateArrays(device))
+    subjects = [Subject("native", {}), Subject("scatter_destination", {}), Subject("bruck", {}, "staged:2")]
+    results = list(bench.run("alltoall", subjects, [64, 1000]))
+    assert [str(result.subject) for result in results[:3]] == ["native", "scatter_destination", "bruck staged:2"]
+    transports = bench.transports()
+    assert ("peer" in transports) == (SIZE > 1)
+    (found,) = Search(
+        "alltoall", bench.topology, bench.open, bench.clock, 1.0, bench.links(), transports=transports
+    ).run([256])
+    assert SIZE == 1 or {figure.variant.transport for figure in found.figures} != {"auto"}
+    chosen = Variant("scatter_destination", {"window": 32}, "peer")
+    topology = hiercoll.get_topology(comm)
+    entry = Entry("alltoall", mpi_library(), "cuda", topology.node_sizes, topology.placement, (Choice(1, chosen),))
+    hiercoll.configure(comm, table=Table((entry,)))
+    check(device, comm, "alltoall")
+    plans = [plan for plan in get_state(comm).plans.values() if plan.schedule]
+    gets = [op for plan in plans for op in plan.schedule.ops if isinstance(op, Get)]
+    assert len(gets) == (SIZE - 1) * len(plans)
+
+
+def test_bench_finds_wrong_data(device: LateDevice, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only on the host."""
+    monkeypatch.setattr(LateArrays, "fill", lambda self, array, value: None)
+    monkeypatch.setattr(DeviceCopy, "start", lambda self: None)
+    subjects = [Subject("native", {}), Subject("scatter_destination", {})]
+    with pytest.raises(DataError):
+        list(Bench(comm, seconds=0.05, arrays=LateArrays(device)).run("alltoall", subjects, [64]))
+
+
+class FakeDevices:
+    """Those that a rank sees."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.selected = list(names), -1
+
+    def visible(self) -> list[str]:
+        return self.names
+
+    def select(self, number: int) -> None:
+        self.selected = number
+
+
+def test_binding() -> None:
+    """Ranks that see the same devices share them out; devices of one's own are taken as they are."""
+    both = FakeDevices("a", "b")
+    assert bind(WORLD, both) == both.selected == RANK % 2
+    own = FakeDevices(str(RANK))
+    assert bind(WORLD, own) == own.selected == 0
+    pairs = FakeDevices(f"{RANK // 2}a", f"{RANK // 2}b")  # resource sets of two ranks and two devices
+    assert bind(WORLD, pairs) == RANK % 2
+    with pytest.raises(
+        DeviceError, match=rf"devices: expected at least one for every rank, got none \(rank {SIZE - 1}"
+    ):
+        bind(WORLD, FakeDevices(*(["a"] if RANK < SIZE - 1 else [])))

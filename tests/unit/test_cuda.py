@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hiercoll.buffers import BlockLayout, HostMemory
 from hiercoll.cuda.arrays import device_array, is_device_array, new_like
 from hiercoll.cuda.device import Pieces, Rows, copy_shape
 from hiercoll.cuda.late import LateArray, LateDevice
+from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError
 from hiercoll.schedule import RECV, SEND
 
@@ -154,8 +156,66 @@ def test_new_arrays() -> None:
     """Of the same library; without one that is known, recvbuf must be given."""
     like = new_like(LateDevice().array(np.zeros(3, np.int16)), (4, 3), 0)
     assert isinstance(like, LateArray) and like.shape == (4, 3) and like.dtype == np.int16
-    with pytest.raises(BufferTypeError, match="recvbuf: expected a device array, for a sendbuf of test_cuda"):
+    with pytest.raises(
+        BufferTypeError, match="expected a device array that can be written, for a sendbuf of test_cuda"
+    ):
         new_like(Fake(), (3,), 0)
+
+
+class Capsule:
+    """An array that speaks DLPack and nothing else."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def test_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by way of CuPy; without it, the error says so. Arrays of the host are not of a device."""
+    assert is_device_array(Capsule()) and not is_device_array(np.zeros(3))
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="expected CuPy and a CUDA driver"):
+        device_array(Capsule(), "sendbuf", 0, writable=False)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=lambda array: Fake(stream=5)))
+    assert device_array(Capsule(), "sendbuf", 0, writable=False) == (4096, (2, 3), np.dtype("<f4"), 5)
+
+
+def test_arrays_that_never_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's can be sent, not received into, nor made for a result."""
+    monkeypatch.setattr(Fake, "__module__", "jaxlib.xla_extension")
+    assert device_array(Fake(), "sendbuf", 0, writable=False).nbytes == 24
+    with pytest.raises(BufferTypeError, match="an array of jaxlib, which never changes"):
+        device_array(Fake(), "recvbuf", 0, writable=True)
+    with pytest.raises(BufferTypeError, match="that can be written, for a sendbuf of jaxlib"):
+        new_like(Fake(), (3,), 0)
+
+
+def test_memory_of_another_process() -> None:
+    """A device maps what another one has exported, at another address, and sees what is written there."""
+    one, other = LateDevice(), LateDevice()
+    array = one.array(np.arange(2000.0))
+    array.get()
+    handle, offset, number = one.export(array.address + 800)
+    address, owner = other.open(handle)
+    assert offset == 800 and number == one.export(array.address)[2] and owner
+    np.testing.assert_array_equal(other.view(address + offset, 16).view(float), [100.0, 101.0])
+    del array
+    with pytest.raises(DeviceError, match="memory of a running process"):
+        other.open(b"/proc/0/fd/0")
+    one.private = True
+    with pytest.raises(DeviceError, match="that other processes can map"):
+        one.export(one.array(np.zeros(3)).address)
+
+
+def test_cards_find_buffers() -> None:
+    """An allocation is mapped once; one with the same handle and another number is mapped anew."""
+    one, other = LateDevice(), LateDevice()
+    memory, there = DeviceMemory(one), DeviceMemory(other)
+    address, owner = memory.allocate(5000)
+    first, keeps = there.find(memory.card(address))
+    assert there.find(memory.card(address + 100)) == (first + 100, keeps)
+    assert other.counts["mappings"] == 1
+    handle, _, number = one.export(address)
+    assert there.mapping(handle, number + 1).address and other.counts["mappings"] == 2 and owner
 
 
 def test_the_gate_says_what_to_install() -> None:

@@ -63,6 +63,25 @@ def test_round_trip(tmp_path: Path) -> None:
     assert parse(dump(Table())).entries == ()
 
 
+def test_transports() -> None:
+    """Kept with a variant where it is not "auto"; another one is an error that names it."""
+    peer = replace(LANE, transport="peer:4")
+    entry = replace(
+        ENTRY, memory="cuda", choices=(Choice(1, BRUCK), Choice(64, peer)), figures=(figure(64, peer, 1e-5),)
+    )
+    text = dump(Table((entry,)))
+    assert parse(text).entries == (entry,)
+    assert text.count("transport") == 2 and "transport" not in dump(Table((ENTRY,)))
+    assert peer.key != LANE.key and peer.spelled("alltoall") == f"{LANE.spelled('alltoall')} peer:4"
+    found = decide("alltoall", parse_layout("2x4"), 64, table=Table((entry,)), mpi=MPI, memory="cuda")
+    assert found.variant == found.ranking[0].variant == peer
+    near = decide("alltoall", parse_layout("4x4"), 64, table=Table((entry,)), mpi=MPI, memory="cuda")
+    assert near.variant.transport == "peer:4"
+    for wrong in ("mates", "staged:0", 3):
+        with pytest.raises(TableError, match=r"entries\[0\]\.choices\[1\]\.transport: expected 'auto', 'direct'"):
+            parse(text.replace('"peer:4"', json.dumps(wrong), 1))
+
+
 @pytest.mark.parametrize(
     ("size", "chosen"),
     [

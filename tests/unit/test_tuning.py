@@ -157,6 +157,21 @@ def test_variants_can_run_and_differ(collective: str, layout: str) -> None:
     assert len({variant.key for variant in found}) == len(found) > 5
 
 
+def test_every_transport_is_tried() -> None:
+    """On devices: one that is faster for all variants is found, with its best variant."""
+
+    def cost(size: int, variant: Variant) -> float:
+        return {"auto": 3e-3, "staged:4": 2e-3, "peer": 1e-3}[variant.transport] + crossing(size, variant)
+
+    machine = Machine(cost)
+    wanted = search(machine, 60.0)
+    wanted.transports = ("auto", "staged:4", "peer")
+    found = wanted.run([8, 4096])
+    assert {each.winner.transport for each in found} == {"peer"}
+    assert [found[end].winner.algorithm for end in (0, -1)] == ["bruck", "grouped"]
+    assert {"native", "native peer", "native staged:4"} <= set(machine.measured[8])
+
+
 def test_what_is_now_fast_and_now_slow_gives_way() -> None:
     """native takes five times as long as the others in three starts of five, and as long in two."""
     starts = cycle((5e-2, 1e-2, 5e-2, 1e-2, 5e-2))

@@ -1,0 +1,48 @@
+"""Which of a host's devices a rank uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from hiercoll.cuda.device import Devices
+from hiercoll.errors import NEEDED, DeviceError
+
+
+def bind(comm: MPI.Intracomm, devices: Devices | None = None) -> int:
+    """Make a device this rank's current one, and return its number. Collective.
+
+    The ranks of a host that see the same devices share them out by their order in ``comm``,
+    going round if there are fewer devices than ranks. So it suits CUDA_VISIBLE_DEVICES, and
+    Slurm and jsrun where they have given each rank, or each resource set, devices of its own.
+    ``devices`` are those of CuPy if not given. Raises DeviceError, on all ranks of the host,
+    where one sees no device.
+    """
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    problem, seen = "", list[str]()
+    try:
+        devices = devices or _devices()
+        seen = devices.visible()
+    except DeviceError as error:
+        problem = str(error)
+    everyone: Sequence[tuple[list[str], str]] = host.allgather((seen, problem))
+    rank = host.rank
+    host.Free()
+    for other, (visible, trouble) in enumerate(everyone):
+        if not visible:
+            got = trouble or "none"
+            raise DeviceError("devices", "at least one for every rank", f"{got} (rank {other} of this host)", comm.rank)
+    assert devices is not None
+    mates = [other for other, (visible, _) in enumerate(everyone) if visible == seen]
+    number = mates.index(rank) % len(seen)
+    devices.select(number)
+    return number
+
+
+def _devices() -> Devices:
+    try:
+        from hiercoll.cuda.cupy_device import CupyDevices
+    except ImportError as error:
+        raise DeviceError("devices", NEEDED, str(error)) from None
+    return CupyDevices()
