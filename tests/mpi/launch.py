@@ -33,13 +33,13 @@ SETTINGS = {
 }
 
 
-def run_rank(output: Path, arguments: list[str]) -> int:
+def run_rank(output: Path, folder: Path, arguments: list[str]) -> int:
     """What each rank does: pytest, its output to a file of its own."""
     import pytest
     from mpi4py import MPI
 
     with (output / f"{MPI.COMM_WORLD.rank}.txt").open("w") as file, contextlib.redirect_stdout(file):
-        return int(pytest.main(["-q", "--with-mpi", "-p", "no:cacheprovider", str(HERE), *arguments]))
+        return int(pytest.main(["-q", "--with-mpi", "-p", "no:cacheprovider", str(folder), *arguments]))
 
 
 def vendor() -> str:
@@ -69,11 +69,13 @@ def mpiexec(library: str, ranks: int, limit: float, program: list[str]) -> tuple
         return -1, f"no end after {limit:.0f} s\n{output}"
 
 
-def run_tests(library: str, ranks: int, limit: float, arguments: list[str]) -> dict[str, int] | None:
+def run_tests(library: str, ranks: int, limit: float, tests: Path, arguments: list[str]) -> dict[str, int] | None:
     """Counts of outcomes on rank 0; None if anything is wrong, which is printed."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        code, noise = mpiexec(library, ranks, limit, [__file__, "--rank-output", folder, *arguments])
+        code, noise = mpiexec(
+            library, ranks, limit, [__file__, "--rank-output", folder, "--tests", str(tests), *arguments]
+        )
         texts = [path.read_text() for path in sorted(Path(folder).iterdir(), key=lambda p: int(p.stem))]
     last = texts[0].strip().splitlines()[-1] if any(texts) else "no output"
     print(f"{library}, {ranks} ranks: {last} (wall {time.monotonic() - begin:.0f} s)", flush=True)
@@ -107,12 +109,14 @@ def main() -> int:
     parser.add_argument("--ranks", default="1,2,3,4,5,6,7,8")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one launch")
     parser.add_argument("--rank-output", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--tests", type=Path, default=HERE, help="folder; only the default has programs beside it")
     options, arguments = parser.parse_known_args()
     if options.rank_output:
-        return run_rank(options.rank_output, arguments)
+        return run_rank(options.rank_output, options.tests, arguments)
     library = vendor()
-    results = [run_tests(library, int(ranks), options.timeout, arguments) for ranks in options.ranks.split(",")]
-    programs = [run_program(library, path) for path in sorted((HERE / "programs").glob("*.py"))]
+    ranks = map(int, options.ranks.split(","))
+    results = [run_tests(library, each, options.timeout, options.tests, arguments) for each in ranks]
+    programs = [run_program(library, path) for path in sorted((options.tests / "programs").glob("*.py"))]
     passed = sum(counts["passed"] for counts in results if counts) + sum(programs)
     failed = sum(counts is None for counts in results) + programs.count(False)
     skipped = sum(counts.get("skipped", 0) for counts in results if counts)

@@ -1,0 +1,209 @@
+"""What the tests on the simulated device say, on a real one; and what only a real one can say.
+
+Run by ``scripts/gpu-check``, which starts 1 to 8 ranks; they share GPUs where there are fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts  # type: ignore[attr-defined]
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import DeviceError, DeviceMemoryError, cuda
+from hiercoll.algorithms import REGISTRY
+from hiercoll.bench import buffers
+from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.cuda.device import Pieces, Rows, copy_shape
+from hiercoll.lifetime import get_state
+from hiercoll.schedule import RECV, SEND, Region
+
+try:
+    import cupy
+    from cupy.cuda import runtime
+
+    if not runtime.getDeviceCount():
+        pytest.skip("there is no GPU", allow_module_level=True)
+except ImportError as error:
+    pytest.skip(f"CuPy is not installed: {error}", allow_module_level=True)
+except Exception as error:  # of the CUDA runtime, where there is no driver
+    pytest.skip(f"there is no GPU: {error}", allow_module_level=True)
+
+RANK, SIZE = WORLD.rank, WORLD.size
+VARIANTS = [
+    (collective, name, params)
+    for collective in ("alltoall", "allgather")
+    for name, entry in REGISTRY[collective].items()
+    for params in entry.variants()
+]
+CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
+BLOCK = 200  # bytes, no multiple of 16
+
+
+@pytest.fixture(autouse=True)
+def own_stream() -> Iterator[Any]:
+    """A device for each rank, and a stream that is not the default one."""
+    cuda.bind(WORLD)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        yield stream
+
+
+@pytest.fixture(params=["staged", "peer"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def check(comm: MPI.Intracomm, collective: str, block: int = BLOCK, **options: Any) -> None:
+    """Two calls on the same arrays, with other data in the second, which a kernel writes late."""
+    values, expected = buffers(collective, block, RANK, SIZE)
+    send, recv = cupy.empty(values.shape, np.uint8), cupy.empty(expected.shape, np.uint8)
+    source = cupy.asarray(values)
+    for salt in (0, 1):
+        recv.fill(0xA5)
+        cupy.add(source, np.uint8(salt), out=send)
+        result = CALLS[collective](comm, send, recv, **options)
+        assert result is recv
+        np.testing.assert_array_equal(cupy.asnumpy(recv), expected + np.uint8(salt))
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_every_algorithm(on_layout: Callable[[str], MPI.Intracomm], transport: str, layout: str) -> None:
+    """Bit-exact."""
+    comm = on_layout(layout)
+    topology = hiercoll.get_topology(comm)
+    for collective, name, params in VARIANTS:
+        if REGISTRY[collective][name].refusal(topology, params) is None:
+            check(comm, collective, algorithm=name, transport=transport, **params)
+    for collective in CALLS:
+        for name in ("native", "auto"):
+            check(comm, collective, algorithm=name, transport=transport)
+
+
+@pytest.mark.parametrize("name", ["scatter_destination", "bruck", "eager", "hierarchical", "grouped"])
+def test_large_and_in_parts(on_layout: Callable[[str], MPI.Intracomm], transport: str, name: str) -> None:
+    """4 MB in three parts, which overlap."""
+    check(on_layout(f"1x{SIZE}"), "alltoall", 4_000_003 // SIZE, algorithm=name, transport=f"{transport}:3")
+
+
+def test_in_place_and_plans(comm: MPI.Intracomm, transport: str) -> None:
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    recv = cupy.asarray(values)
+    hiercoll.alltoall(comm, MPI.IN_PLACE, recv, algorithm="inplace", transport=transport)
+    np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
+    source, send = cupy.asarray(values), cupy.empty(values.shape, np.uint8)
+    with hiercoll.alltoall_init(comm, send, recv, transport=transport) as plan:
+        for salt in range(3):
+            cupy.add(source, np.uint8(salt), out=send)
+            plan.start()
+            while not plan.test():
+                pass
+            np.testing.assert_array_equal(cupy.asnumpy(recv), expected + np.uint8(salt))
+
+
+def test_new_arrays_at_addresses_used_before(on_layout: Callable[[str], MPI.Intracomm], transport: str) -> None:
+    """CuPy's pool hands the same memory out again, and gives it back to the driver between calls."""
+    comm = on_layout(f"1x{SIZE}")
+    values, expected = buffers("alltoall", 70_000, RANK, SIZE)
+    for salt in range(6):
+        send = cupy.asarray(values + np.uint8(salt))
+        result = hiercoll.alltoall(comm, send, transport=transport)
+        assert isinstance(result, cupy.ndarray)
+        np.testing.assert_array_equal(cupy.asnumpy(result), expected + np.uint8(salt))
+        del send, result
+        if salt % 2:
+            cupy.get_default_memory_pool().free_all_blocks()
+
+
+def test_memory_that_mates_cannot_map(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Memory of the driver's own asynchronous pool."""
+    comm = on_layout(f"1x{SIZE}")
+    with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
+        for name in ("scatter_destination", "bruck"):
+            check(comm, "alltoall", 70_000, algorithm=name, transport="peer")
+
+
+def test_pytorch(comm: MPI.Intracomm, transport: str) -> None:
+    """Tensors in, a tensor out, on PyTorch's current stream."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    device = f"cuda:{runtime.getDevice()}"
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        send = torch.arange(SIZE * 1000, device=device, dtype=torch.float32).reshape(SIZE, 1000) + 1e5 * RANK
+        result = hiercoll.alltoall(comm, send, transport=transport)
+        assert isinstance(result, torch.Tensor) and result.dtype == torch.float32
+        row = np.arange(RANK * 1000, RANK * 1000 + 1000, dtype=np.float32)
+        np.testing.assert_array_equal(result.cpu().numpy(), [row + np.float32(1e5 * r) for r in range(SIZE)])
+
+
+REGIONS: dict[str, tuple[Region, Region]] = {
+    "one piece": (SEND[0:9], RECV[0:9]),
+    "evenly spaced": (SEND[0:9:2], RECV[0:5]),
+    "scattered": (SEND[[7, 0, 3, 5]], RECV[[1, 8, 2, 4]]),
+    "of different lengths": (SEND[[0, 1, 2, 6, 8]], RECV[[4, 5, 6, 7, 0]]),
+}
+
+
+@pytest.mark.ranks([1])
+@pytest.mark.parametrize("shift", [0, 1, 4, 16])
+@pytest.mark.parametrize("block", [1, 3, 16, 1000, 65536, 300_001])
+@pytest.mark.parametrize("regions", REGIONS)
+def test_kernel_and_copies(regions: str, block: int, shift: int) -> None:
+    """Every alignment and length; the bytes around stay as they are."""
+    source, target = REGIONS[regions]
+    layout = BlockLayout(block)
+    values = np.random.default_rng(block).integers(0, 255, 9 * block + 32, dtype=np.uint8)
+    expected = np.full_like(values, 0xA5)
+    HostMemory().copy(layout, (values.ctypes.data + 3, source), (expected.ctypes.data + shift, target))()
+    send, recv = cupy.asarray(values), cupy.full(values.shape, 0xA5, np.uint8)
+    device = cuda.device_at(send.data.ptr)
+    shape = copy_shape(layout, (send.data.ptr + 3, source), (recv.data.ptr + shift, target))
+    assert isinstance(shape, (Rows, Pieces))
+    device.prepare(shape).enqueue(device.stream_of(cupy.cuda.get_current_stream().ptr))
+    np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
+
+
+@pytest.mark.parametrize("name", ["scatter_destination", "bruck", "grouped"])
+def test_memory_is_as_stated(comm: MPI.Intracomm, transport: str, name: str) -> None:
+    """A plan takes its scratch, rounded up to what the pool gives, and nothing else of the device."""
+    block = 1 << 16
+    send, recv = cupy.zeros(SIZE * block, np.uint8), cupy.empty(SIZE * block, np.uint8)
+    hiercoll.alltoall(comm, send, recv, algorithm=name, transport=transport)  # whatever is made once
+    pool = cuda.device_at(send.data.ptr)._pool  # type: ignore[attr-defined]
+    before = pool.used_bytes()
+    with hiercoll.alltoall_init(comm, send, recv, algorithm=name, transport=transport) as plan:
+        assert plan.schedule is not None
+        assert pool.used_bytes() - before <= plan.schedule.scratch * block + 512
+    assert pool.used_bytes() == before
+
+
+def test_errors(comm: MPI.Intracomm) -> None:
+    """Typed, and the communicator goes on."""
+    there = cupy.zeros(SIZE * 1000)
+    with pytest.raises(hiercoll.BufferTypeError, match="as sendbuf, got host"):
+        hiercoll.alltoall(comm, there, np.zeros(SIZE * 1000))
+    with pytest.raises(DeviceError):
+        cuda.device_at(np.zeros(4).ctypes.data)
+    pool = cuda.device_at(there.data.ptr)._pool  # type: ignore[attr-defined]
+    pool.set_limit(size=pool.total_bytes() + 1024)
+    try:
+        with pytest.raises(DeviceMemoryError):
+            hiercoll.alltoall_init(comm, cupy.zeros(SIZE << 22), algorithm="bruck")
+    finally:
+        pool.set_limit(size=0)
+    check(comm, "alltoall")
+
+
+def test_direct(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Where the MPI library takes device memory, or is said to."""
+    comm = on_layout(f"{SIZE}x1")
+    if get_state(comm).stages:
+        pytest.skip("this MPI library is not known to take device memory")
+    for collective, name, params in VARIANTS:
+        if REGISTRY[collective][name].refusal(hiercoll.get_topology(comm), params) is None:
+            check(comm, collective, algorithm=name, transport="direct", **params)
+    check(comm, "alltoall", 1 << 20, algorithm="scatter_destination", transport="direct")
