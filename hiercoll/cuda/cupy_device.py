@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import cupy  # type: ignore[import-not-found, unused-ignore]
 import numpy as np
 
 from hiercoll.cuda.device import Pieces, Rows
+from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape
 from hiercoll.errors import DeviceError, DeviceMemoryError
 
 runtime: Any = cupy.cuda.runtime
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
-THREADS = 256
-SPAN = 1 << 16  # bytes that a block of threads copies
-
-# Each row of the grid copies one piece, its blocks of threads 64 KiB each in turn; 16 bytes
-# at a time where both ends are aligned alike.
-KERNEL = r"""
-extern "C" __global__ void copy_pieces(const unsigned long long* table, unsigned long long span)
-{
-    const unsigned long long* piece = table + 3ull * blockIdx.y;
-    const char* source = reinterpret_cast<const char*>(piece[0]);
-    char* target = reinterpret_cast<char*>(piece[1]);
-    const unsigned long long length = piece[2];
-    for (unsigned long long begin = blockIdx.x * span; begin < length; begin += gridDim.x * span) {
-        const unsigned long long end = begin + span < length ? begin + span : length;
-        unsigned long long at = begin;
-        if (((reinterpret_cast<unsigned long long>(source) | reinterpret_cast<unsigned long long>(target)) & 15) == 0) {
-            const unsigned long long words = (end - begin) / 16;
-            const uint4* from = reinterpret_cast<const uint4*>(source + begin);
-            uint4* to = reinterpret_cast<uint4*>(target + begin);
-            for (unsigned long long i = threadIdx.x; i < words; i += blockDim.x)
-                to[i] = from[i];
-            at = begin + 16 * words;
-        }
-        for (unsigned long long i = at + threadIdx.x; i < end; i += blockDim.x)
-            target[i] = source[i];
-    }
-}
-"""
 
 
 def device_number(address: int) -> int:
@@ -131,9 +104,9 @@ class CupyDevice:
         with cupy.cuda.Device(self.number):
             try:
                 _check(
-                    _driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+                    _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
                 )
-                _check(_driver.cuPointerGetAttribute(ctypes.byref(number), BUFFER_ID, ctypes.c_uint64(address)))
+                _check(_driver().cuPointerGetAttribute(ctypes.byref(number), BUFFER_ID, ctypes.c_uint64(address)))
                 handle = bytes(runtime.ipcGetMemHandle(base.value))
             except (runtime.CUDARuntimeError, OSError) as error:
                 expected = "device memory that other processes can map (cudaMalloc)"
@@ -169,12 +142,23 @@ class CupyDevice:
         return CupyRows(self, shape) if isinstance(shape, Rows) else CupyPieces(self, shape)
 
     @cached_property
+    def uploads(self) -> Any:
+        """A stream for what plans need on the device: none of that on a stream of the caller's."""
+        with cupy.cuda.Device(self.number):
+            return cupy.cuda.Stream(non_blocking=True)
+
+    @cached_property
     def copy_pieces(self) -> Any:
         """The kernel."""
-        return cupy.RawKernel(KERNEL, "copy_pieces")
+        return cupy.RawKernel(SOURCE, "copy_pieces")
 
 
-_driver: Any = ctypes.CDLL("libcuda.so.1")
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    """The driver's own interface, for what the runtime's does not tell. Raises OSError."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
 
@@ -244,13 +228,13 @@ class CupyPieces:
     def __init__(self, device: CupyDevice, shape: Pieces) -> None:
         self._device = device
         table = np.array(shape.table, dtype=np.uint64)
-        blocks = -(-int(table[:, 2].max()) // SPAN)
-        self._grid = (min(blocks, 64), len(shape.table))
-        with cupy.cuda.Device(device.number):
+        self._grid, self._block = launch_shape(len(table), int(table[:, 2].max()))
+        self._numbers = np.uint64(len(table)), np.uint64(SPAN)
+        with cupy.cuda.Device(device.number), device.uploads:
             self._table = cupy.asarray(table)
-            cupy.cuda.get_current_stream().synchronize()  # the table is there before the first launch
+            device.uploads.synchronize()  # the table is there before the first launch
 
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Copy`."""
         with cupy.cuda.Device(self._device.number), stream.stream:
-            self._device.copy_pieces(self._grid, (THREADS,), (self._table, np.uint64(SPAN)))
+            self._device.copy_pieces(self._grid, self._block, (self._table, *self._numbers))

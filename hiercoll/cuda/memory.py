@@ -30,6 +30,7 @@ class DeviceMemory:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self._produced: Event | None = None  # one event for all calls: a stream waits for its last record
         self._mapped: OrderedDict[tuple[bytes, int], Mapping] = OrderedDict()  # used last at the end
         self._out, self._in, self._within = (device.new_stream() for _ in range(3))
 
@@ -85,7 +86,7 @@ class DeviceMemory:
     def before_messages(self, handle: int, direct: bool) -> None:
         """Copies come after what the caller has enqueued on the stream with that handle; so do
         messages, if they are of device memory."""
-        event = self.device.stream_of(handle).record()
+        self._produced = event = self.device.stream_of(handle).record(self._produced)
         for stream in (self._out, self._in, self._within):
             stream.wait(event)
         if direct:

@@ -1,0 +1,247 @@
+"""The part that speaks to CuPy, with a stand-in for CuPy on host memory: names, arguments and their
+order are CuPy 14's; what a GPU does with them, only ``scripts/gpu-check`` can tell."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.cuda.memory import DeviceMemory
+from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.schedule import HOST, RECV, SEND
+
+NAME = "hiercoll.cuda.cupy_device"
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy has it."""
+
+
+class OutOfMemoryError(MemoryError):
+    """As CuPy has it."""
+
+
+class Runtime:
+    """``cupy.cuda.runtime``."""
+
+    CUDARuntimeError = CUDARuntimeError
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.memory: dict[int, int] = {}  # sizes of device allocations
+
+    def base(self, address: int) -> int:
+        return next((start for start, size in self.memory.items() if start <= address < start + size), 0)
+
+    def pointerGetAttributes(self, ptr: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(device=0, devicePointer=ptr if self.base(ptr) else 0)
+
+    def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
+        assert kind == 4 and stream
+        self.calls.append("1-D")
+        ctypes.memmove(dst, src, size)
+
+    def memcpy2DAsync(  # noqa: N802
+        self, dst: int, dpitch: int, src: int, spitch: int, width: int, height: int, kind: int, stream: int
+    ) -> None:
+        assert kind == 4 and stream and width <= min(dpitch, spitch)
+        self.calls.append("2-D")
+        for row in range(height):
+            ctypes.memmove(dst + row * dpitch, src + row * spitch, width)
+
+    def hostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
+        self.calls.append("register")
+
+    def hostUnregister(self, ptr: int) -> None:  # noqa: N802
+        self.calls.append("unregister")
+
+    def ipcGetMemHandle(self, ptr: int) -> bytes:  # noqa: N802
+        return ptr.to_bytes(64, "little")
+
+    def ipcOpenMemHandle(self, handle: bytes, flags: int = 1) -> int:  # noqa: N802
+        address = int.from_bytes(handle, "little")
+        if address not in self.memory:
+            raise CUDARuntimeError("cudaErrorInvalidResourceHandle")
+        return address
+
+    def ipcCloseMemHandle(self, ptr: int) -> None:  # noqa: N802
+        self.calls.append("close")
+
+    def getDeviceCount(self) -> int:  # noqa: N802
+        return 2
+
+    def deviceGetPCIBusId(self, device: int) -> str:  # noqa: N802
+        return f"0000:0{device}:00.0"
+
+
+class Device:
+    """``cupy.cuda.Device``."""
+
+    current = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to do."""
+
+    def use(self) -> None:
+        Device.current = self.number
+
+
+class Stream:
+    """``cupy.cuda.Stream`` and ``ExternalStream``; work is done at once."""
+
+    def __init__(self, ptr: int = 77, device_id: int = -1, *, non_blocking: bool = True) -> None:
+        assert non_blocking
+        self.ptr = ptr
+
+    __enter__, __exit__ = Device.__enter__, Device.__exit__
+
+    def wait_event(self, event: Event) -> None:
+        assert event.recorded
+
+    def synchronize(self) -> None:
+        """Nothing to do."""
+
+
+class Event:
+    """``cupy.cuda.Event``."""
+
+    def __init__(self, block: bool, disable_timing: bool) -> None:
+        self.recorded = False
+
+    def record(self, stream: Stream) -> None:
+        self.recorded = True
+
+    def synchronize(self) -> None:
+        assert self.recorded
+
+    @property
+    def done(self) -> bool:
+        return self.recorded
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """A CuPy and a driver with memory of 1 MB."""
+    made = Runtime()
+
+    class Memory:
+        def __init__(self, nbytes: int) -> None:
+            self.values = np.zeros(nbytes, np.uint8)
+            self.ptr = self.values.ctypes.data
+
+    class Pool:
+        def malloc(self, nbytes: int) -> Memory:
+            if nbytes > 1_000_000:
+                raise OutOfMemoryError(f"{nbytes} bytes")
+            memory = Memory(nbytes)
+            made.memory[memory.ptr] = nbytes
+            return memory
+
+    class RawKernel:
+        def __init__(self, source: str, name: str) -> None:
+            assert f"void {name}(" in source
+
+        def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            made.calls.append("kernel")
+            table, count, _ = args
+            for source, target, length in table.reshape(int(count), 3).tolist():
+                ctypes.memmove(target, source, length)
+
+    def address_range(base: Any, size: Any, address: Any) -> int:
+        base._obj.value = made.base(address.value)
+        return 0 if base._obj.value else 1
+
+    def attribute(value: Any, name: int, address: Any) -> int:
+        assert name == 7
+        value._obj.value = 5
+        return 0
+
+    cupy: Any = ModuleType("cupy")
+    cupy.asarray, cupy.RawKernel = np.asarray, RawKernel
+    cupy.cuda = SimpleNamespace(
+        runtime=made, Device=Device, Stream=Stream, ExternalStream=Stream, Event=Event, MemoryPool=Pool,
+        alloc_pinned_memory=Memory, memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    sys.modules.pop(NAME, None)
+    driver = SimpleNamespace(cuMemGetAddressRange_v2=address_range, cuPointerGetAttribute=attribute)
+    monkeypatch.setattr(import_module(NAME), "_driver", lambda: driver)
+    yield made
+    sys.modules.pop(NAME)
+
+
+def test_copies(runtime: Runtime) -> None:
+    """One call to the runtime, or one launch, for each shape of regions; to and from pinned memory too."""
+    memory = DeviceMemory(import_module(NAME).CupyDevice(0))
+    layout = BlockLayout(24)
+    values = np.random.default_rng(2).integers(0, 255, 9 * 24, dtype=np.uint8)
+    (there, one), (here, two), (pinned, three) = (memory.allocate(216), memory.allocate(216), memory.allocate_host(216))
+    ctypes.memmove(there, values.ctypes.data, 216)
+    cases = [
+        (SEND[0:4], RECV[2:6], "1-D"),
+        (SEND[0:8:2], RECV[0:4], "2-D"),
+        (SEND[[7, 0, 3]], RECV[[1, 8, 2]], "kernel"),
+        (SEND[0:4], HOST[0:4], "1-D"),
+    ]
+    for source, target, how in cases:
+        at = pinned if target.buffer == "host" else here
+        expected = np.full(216, 0xA5, np.uint8)
+        ctypes.memset(at, 0xA5, 216)
+        HostMemory().copy(layout, (values.ctypes.data, source), (expected.ctypes.data, target))()
+        memory.before_messages(1, True)
+        copy = memory.copy(layout, (there, source), (at, target))
+        assert copy is not None
+        copy.start()
+        copy.wait()
+        assert copy.done() and runtime.calls[-1] == how
+        np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 216).from_address(at)), expected)
+    assert one and two and three
+
+
+def test_memory(runtime: Runtime) -> None:
+    """Registered, exported and mapped; let go of with its owner; errors are typed."""
+    module = import_module(NAME)
+    device = module.CupyDevice(0)
+    owner = device.register(4096, 100)
+    del owner
+    gc.collect()
+    assert runtime.calls == ["register", "unregister"]
+    memory = DeviceMemory(device)
+    address, kept = memory.allocate(5000)
+    found, mapping = memory.find(memory.card(address + 300))
+    assert found == address + 300 and mapping and kept
+    del mapping, memory
+    gc.collect()
+    assert runtime.calls[-1] == "close"
+    assert module.device_number(address) == 0
+    with pytest.raises(DeviceError, match="memory of a device"):
+        module.device_number(4096)
+    with pytest.raises(DeviceError, match="that other processes can map"):
+        device.export(4096)
+    with pytest.raises(DeviceError, match="access to another process's memory"):
+        device.open(bytes(64))
+    with pytest.raises(DeviceMemoryError, match="2000000 bytes"):
+        device.allocate(2_000_000)
+
+
+def test_devices(runtime: Runtime) -> None:
+    """By names that all processes of the host know."""
+    devices = import_module(NAME).CupyDevices()
+    assert devices.visible() == ["0000:00:00.0", "0000:01:00.0"]
+    devices.select(1)
+    assert Device.current == 1
