@@ -4,20 +4,22 @@
 #   LAUNCH  how to start one MPI step on all nodes of the job (an array: command and options)
 # and a user may set in the environment
 #   BUDGET  time for tuning (10m)
+#   MEMORY  where the buffers are: host, or cuda (which needs CuPy; see docs/gpu.md)
 #   RESULTS another folder for the results
 # Each step's result is either complete or not there: a job that ran out of time, submitted
 # again, goes on where it ended. Remove the folder to start anew.
 
 BUDGET=${BUDGET:-10m}
+MEMORY=${MEMORY:-host}
+[[ $MEMORY == host ]] || NAME+=-$MEMORY
 RESULTS=${RESULTS:-$PWD/results/$NAME}
-MEMORY=${MEMORY:-host}  # where the buffers are; hiercoll has no GPU buffers yet, so host is the only choice
 
 fail() {
     echo "$NAME: $*" >&2
     exit 1
 }
 
-[[ $MEMORY == host ]] || fail "MEMORY=$MEMORY is not supported, only host"
+[[ $MEMORY == host || $MEMORY == cuda ]] || fail "MEMORY=$MEMORY: expected host or cuda"
 command -v hiercoll >/dev/null || fail "hiercoll is not on PATH: activate its environment, then submit again"
 mkdir -p "$RESULTS"
 echo "$NAME: $RANKS ranks, started with: ${LAUNCH[*]}"
@@ -34,13 +36,14 @@ if size != want:
 ' "$RANKS"
 
 if [[ ! -e $RESULTS/table.json ]]; then
-    "${LAUNCH[@]}" hiercoll tune --budget "$BUDGET" --output "$RESULTS/table.json"
+    "${LAUNCH[@]}" hiercoll tune --memory "$MEMORY" --budget "$BUDGET" --output "$RESULTS/table.json"
 fi
 hiercoll table show "$RESULTS/table.json" > "$RESULTS/table.txt"
 
 if [[ ! -e $RESULTS/bench.jsonl ]]; then
     rm -f "$RESULTS/bench.part.jsonl"  # bench appends
-    "${LAUNCH[@]}" hiercoll bench all --table "$RESULTS/table.json" --algorithm auto --json "$RESULTS/bench.part.jsonl"
+    "${LAUNCH[@]}" hiercoll bench all --memory "$MEMORY" --table "$RESULTS/table.json" --algorithm auto \
+        --json "$RESULTS/bench.part.jsonl"
     mv "$RESULTS/bench.part.jsonl" "$RESULTS/bench.jsonl"
 fi
 hiercoll plot "$RESULTS/bench.jsonl" --output "$RESULTS/plots"

@@ -25,7 +25,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import bench, cuda
 from hiercoll.buffers import BlockLayout
-from hiercoll.cuda.device import copy_shape
+from hiercoll.cuda.device import Pieces, Rows, copy_shape
 from hiercoll.schedule import RECV, SEND, Region
 
 WORLD = MPI.COMM_WORLD
@@ -66,6 +66,12 @@ def figure(name: str, seconds: float, nbytes: int, bound: float | None, of: str)
     return {"figure": name, "seconds": seconds, "bytes": nbytes, **share}
 
 
+def as_pieces(rows: Rows) -> Pieces:
+    """The same copy as a table."""
+    starts = [(rows.source + i * rows.source_step, rows.target + i * rows.target_step) for i in range(rows.number)]
+    return Pieces(tuple((source, target, rows.length) for source, target in starts))
+
+
 def packing() -> Iterator[dict[str, Any]]:
     """Regions packed and unpacked, against a plain copy of as many bytes on the device."""
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -87,10 +93,14 @@ def packing() -> Iterator[dict[str, Any]]:
             for name, (read, write) in cases.items():
                 shape = copy_shape(BlockLayout(block), (source.data.ptr, read), (target.data.ptr, write))
                 assert shape is not None
-                copy, on = device.prepare(shape), device.stream_of(stream.ptr)
-                seconds = on_stream(stream, lambda copy=copy, on=on: copy.enqueue(on))
-                what = f"{name}, {total // MIB} MiB in blocks of {block} B"
-                yield figure(what, seconds, 2 * total, plain, "a device copy")
+                shapes = {name: shape}
+                if isinstance(shape, Rows):  # which of the two is faster?
+                    shapes[f"{name}, by the kernel"] = as_pieces(shape)
+                for form, each in shapes.items():
+                    copy, on = device.prepare(each), device.stream_of(stream.ptr)
+                    seconds = on_stream(stream, lambda copy=copy, on=on: copy.enqueue(on))
+                    what = f"{form}, {total // MIB} MiB in blocks of {block} B"
+                    yield figure(what, seconds, 2 * total, plain, "a device copy")
 
 
 def through_the_host() -> Iterator[dict[str, Any]]:

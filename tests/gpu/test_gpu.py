@@ -5,6 +5,7 @@ Run by ``scripts/gpu-check``, which starts 1 to 8 ranks; they share GPUs where t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from hiercoll.schedule import RECV, SEND, Region
 
 try:
     import cupy
+    import cupyx
     from cupy.cuda import runtime
 
     if not runtime.getDeviceCount():
@@ -179,6 +181,29 @@ def test_memory_is_as_stated(comm: MPI.Intracomm, transport: str, name: str) -> 
         assert plan.schedule is not None
         assert pool.used_bytes() - before <= plan.schedule.scratch * block + 512
     assert pool.used_bytes() == before
+
+
+SPIN = cupy.RawKernel('extern "C" __global__ void spin(volatile int* go) { while (!*go) {} }', "spin")
+
+
+@pytest.mark.ranks([1, 2])
+def test_nothing_on_the_legacy_stream(comm: MPI.Intracomm, transport: str) -> None:
+    """A call comes to its end while a kernel occupies the legacy default stream."""
+    send, recv = cupy.ones(SIZE * 1000), cupy.zeros(SIZE * 1000)
+    for algorithm in ("scatter_destination", "bruck"):
+        hiercoll.alltoall(comm, send, recv, algorithm=algorithm, transport=transport)
+    go = cupyx.zeros_pinned(1, np.int32)
+    late = threading.Timer(20.0, go.fill, [1])  # so that a failure ends
+    late.start()
+    with cupy.cuda.Stream.null:
+        SPIN((1,), (1,), (np.uintp(go.ctypes.data),))
+    for algorithm in ("scatter_destination", "bruck"):
+        hiercoll.alltoall(comm, send, recv, algorithm=algorithm, transport=transport)
+    waited = bool(go[0])
+    late.cancel()
+    go[0] = 1
+    cupy.cuda.Stream.null.synchronize()
+    assert not waited
 
 
 def test_errors(comm: MPI.Intracomm) -> None:
