@@ -7,6 +7,7 @@ and windows of plans that users hold in the order of `*_init` calls.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import uuid
 import warnings
@@ -17,7 +18,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -87,6 +88,14 @@ class _Scratch:
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.address, self.owner = memory.allocate(nbytes)
+
+
+class _Room(NamedTuple):
+    """Memory of a plan besides the user's: addresses of scratch and of the host's buffer, and what keeps them."""
+
+    scratch: int
+    host: int
+    owners: tuple[object, ...]
 
 
 class Work:
@@ -160,6 +169,7 @@ class State:
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
         self.memories: dict[str, Memory] = {"host": HostMemory()}
+        self._fitted: set[Key] = set()  # work that there has been device memory for on all ranks
         self._reach: bool | None = None  # whether mates can map each other's device memory; None: not tried
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
@@ -308,15 +318,22 @@ class State:
         return self._schedules[key]
 
     def cached_plan(self, work: Work, place: str, send: int, recv: int) -> Plan:
-        """A plan for a blocking call on buffers at these addresses. Local, but for the
-        window that the first use of a schedule with shared memory and a size makes."""
+        """A plan for a blocking call on buffers at these addresses. Local, but for the first
+        use of a schedule with a size: with shared memory it makes a window, and ranks with
+        device memory agree that there is room for it."""
         if work.block == 0 or work.algorithm == NATIVE:
             return self._plain(work, place, send, recv)
         schedule, memory = self.schedule(work), self.memories[place]
         size_class = 1 << max(schedule.scratch * work.block - 1, 0).bit_length()
-        scratch = self._scratch.get((place, size_class))
-        if scratch is None:
-            scratch = self._scratch[place, size_class] = _Scratch(memory, size_class)
+
+        def scratch() -> tuple[int, object]:
+            known = self._scratch.get((place, size_class))
+            if known is None:
+                known = self._scratch[place, size_class] = _Scratch(memory, size_class)
+            return known.address, known
+
+        room = self._reserve(work, schedule, memory, scratch, together=work.key not in self._fitted)
+        self._fitted.add(work.key)
         board = None
         if schedule.shared:
             if work.key in self.boards:
@@ -325,8 +342,7 @@ class State:
                 self.boards.keep(work.key, self._board(work, schedule, memory))
                 self._forget_plans_without_board()
             board = self.boards[work.key]
-        plan = self._bind(work, memory, (self.comm, 0), (send, recv, scratch.address), board)
-        plan.keep_alive(scratch, nbytes=schedule.scratch * work.block)
+        plan = self._bind(work, memory, (self.comm, 0), (send, recv), room, board)
         plan.board_key = work.key if board else None
         return plan
 
@@ -356,10 +372,13 @@ class State:
     def _device_board(self, work: Work, schedule: Schedule, memory: Memory, nbytes: int) -> Board:
         """A board whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
         assert isinstance(memory, DeviceMemory)
-        address, owner, short = self._allocate(memory, nbytes)
-        flags, most, short = self._agree(work, schedule.flags, nbytes, short)
-        if short:
-            raise DeviceMemoryError("shared buffer", f"{short} bytes on every node", "less on one", self.rank)
+        problem, address, owner = None, 0, None
+        try:
+            address, owner = memory.allocate(nbytes)
+        except DeviceMemoryError as error:
+            problem = error
+        self._check_room(work, problem)
+        flags, most = self._agree(work, schedule.flags, nbytes)
         self._boards_made += 1
         board = Board(self.comm, self.node, 0, flags, self._boards_made, most)
         card = memory.card(address).copy() if nbytes else np.empty(CARD, np.uint8)
@@ -369,13 +388,41 @@ class State:
         board.put_elsewhere(address, owner)
         return board
 
-    @staticmethod
-    def _allocate(memory: Memory, nbytes: int) -> tuple[int, object, int]:
-        """Address, owner, and how many bytes there is no room for."""
+    def _reserve(
+        self,
+        work: Work,
+        schedule: Schedule,
+        memory: Memory,
+        scratch: Callable[[], tuple[int, object]],
+        *,
+        together: bool,
+    ) -> _Room:
+        """Memory for a plan, with what ``scratch`` allocates. ``together``: too little of a device's
+        on one rank is an error on all; collective then, where there are devices.
+
+        Raises DeviceMemoryError.
+        """
+        problem, room = None, _Room(0, 0, ())
         try:
-            return *memory.allocate(nbytes), 0
-        except DeviceMemoryError:
-            return 0, None, nbytes
+            (address, owner), (host, other) = scratch(), (0, None)
+            if schedule.host:
+                host, other = memory.allocate_host(schedule.host * work.block)
+            room = _Room(address, host, (owner, other))
+        except DeviceMemoryError as error:
+            problem = error
+        if together and memory.kind != "host":
+            self._check_room(work, problem)
+        elif problem is not None:
+            raise problem
+        return room
+
+    def _check_room(self, work: Work, problem: DeviceMemoryError | None) -> None:
+        """Raise this rank's problem, or that another rank has one. Collective."""
+        (anywhere,) = self._agree(work, int(problem is not None))
+        if problem is not None:
+            raise problem
+        if anywhere:
+            raise DeviceMemoryError("device memory", "enough on every rank", "too little on another one", self.rank)
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""
@@ -392,15 +439,11 @@ class State:
             self._own[plan] = None
         else:
             schedule, memory = self.schedule(work), self.memories[place]
-            nbytes = schedule.scratch * work.block
-            address, owner, short = self._allocate(memory, nbytes)
-            tags, short = self._agree(work, schedule.tags, short)
-            if short:
-                raise DeviceMemoryError("scratch", f"{short} bytes on every rank", "less on one", self.rank)
-            where = self._reserve_tags(tags)
+            scratch = partial(memory.allocate, schedule.scratch * work.block)
+            room = self._reserve(work, schedule, memory, scratch, together=True)
             board = self._board(work, schedule, memory) if schedule.shared else None
-            plan = self._bind(work, memory, where, (send, recv, address), board, traced)
-            plan.keep_alive(owner, nbytes=nbytes)
+            where = self._reserve_tags(*self._agree(work, schedule.tags))
+            plan = self._bind(work, memory, where, (send, recv), room, board, traced)
             self._own[plan] = board
         self._free_retired()
         plan.on_free = self._release
@@ -454,26 +497,24 @@ class State:
         work: Work,
         memory: Memory,
         where: tuple[MPI.Intracomm, int],
-        addresses: tuple[int, int, int],
+        addresses: tuple[int, int],
+        room: _Room,
         board: Board | None,
         traced: bool = False,
     ) -> Plan:
-        """The plan of ``work``, with messages on a communicator from a tag on, and with send,
-        recv and scratch at ``addresses``."""
-        schedule, (send, recv, scratch) = self.schedule(work), addresses
-        places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": scratch}
+        """The plan of ``work``, with messages on a communicator from a tag on, and with send
+        and recv at ``addresses``."""
+        schedule, (send, recv) = self.schedule(work), addresses
+        places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": room.scratch, "host": room.host}
         before, after, owners = self._mirrored(work, schedule, memory, places)
         if board is not None:
             places["shared"] = board.address
             board.share_with(memory, schedule.shared * work.block)
-        if schedule.host:
-            places["host"], owner = memory.allocate_host(schedule.host * work.block)
-            owners.append(owner)
         layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
         comm, tag = where
         binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board, (before, after))
         plan = bind(schedule, binding, work.name, traced=traced)
-        plan.keep_alive(*owners, nbytes=schedule.host * work.block)
+        plan.keep_alive(*room.owners, *owners, nbytes=(schedule.scratch + schedule.host) * work.block)
         return plan
 
     def _mirrored(
@@ -607,7 +648,8 @@ def takes_device_memory(comm: MPI.Intracomm) -> bool:
     """Whether this process may give device addresses to its MPI library.
 
     The user's word (``HIERCOLL_CUDA_AWARE``), or what the library says under the key
-    ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3). Silence is a no.
+    ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3) or, of Open MPI, by its own function
+    (which some builds of MPICH end the program in). Silence is a no.
     """
     word = os.environ.get("HIERCOLL_CUDA_AWARE", "")
     if word:
@@ -615,7 +657,17 @@ def takes_device_memory(comm: MPI.Intracomm) -> bool:
     info = comm.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""
     info.Free()
-    return any(kind.partition(":")[0] == "cuda" for kind in kinds.split(","))
+    return any(kind.partition(":")[0] == "cuda" for kind in kinds.split(",")) or _open_mpi_says_so()
+
+
+def _open_mpi_says_so() -> bool:
+    if MPI.get_vendor()[0] != "Open MPI":
+        return False
+    try:
+        library = ctypes.CDLL("libmpi.so.40", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        return bool(library.MPIX_Query_cuda_support())
+    except (OSError, AttributeError):  # another name, or built without
+        return False
 
 
 def shared_memory_room() -> int | None:

@@ -15,6 +15,7 @@ from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape
 from hiercoll.errors import DeviceError, DeviceMemoryError
 
 runtime: Any = cupy.cuda.runtime
+OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
 
 
@@ -24,8 +25,8 @@ def device_number(address: int) -> int:
         found = runtime.pointerGetAttributes(address)
     except runtime.CUDARuntimeError as error:
         raise DeviceError("device array", "memory that the driver knows", f"{address:#x} ({error})") from None
-    if found.devicePointer == 0:
-        raise DeviceError("device array", "memory of a device", f"{address:#x}, which is none") from None
+    if found.type not in OF_DEVICE:
+        raise DeviceError("device array", "memory of a device", f"{address:#x}, which is the host's or nobody's")
     return int(found.device)
 
 

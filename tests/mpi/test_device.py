@@ -15,7 +15,7 @@ import hiercoll
 from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda
 from hiercoll.algorithms import REGISTRY
 from hiercoll.bench import Bench, DataError, Subject, buffers
-from hiercoll.communicator import mpi_library
+from hiercoll.communicator import mpi_library, takes_device_memory
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
@@ -243,15 +243,28 @@ def test_memory_at_an_address_used_before(device: LateDevice, on_layout: Callabl
 
 
 @pytest.mark.ranks([2, 3])
-def test_no_memory_for_a_plan(device: LateDevice, comm: MPI.Intracomm) -> None:
-    """Too little on one rank is an error on all, and the communicator goes on."""
+@pytest.mark.parametrize("transport", ["staged", "peer"])
+@pytest.mark.parametrize("name", ["inplace", "grouped"])
+def test_no_memory_on_one_rank(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str, transport: str
+) -> None:
+    """Too little on one rank is an error on all, for plans and calls, and the communicator goes on."""
+    comm = on_layout(f"1x{SIZE}")
     there = device.array(np.zeros(SIZE * 4096))
+    source = MPI.IN_PLACE if name == "inplace" else device.array(np.zeros(SIZE * 4096))
+    given: dict[str, Any] = {"algorithm": name, "transport": transport}
+    if name == "grouped":
+        given["memory"] = "shared"
+    if name == "grouped" and transport == "staged":
+        given = {"algorithm": "bruck", "transport": transport}
+    check(device, comm, "alltoall", transport=transport)
     device.limit = device.used if RANK == 0 else 1 << 30
-    recv = there
-    with pytest.raises(DeviceMemoryError, match="on every rank"):
-        hiercoll.alltoall_init(comm, MPI.IN_PLACE, recv, algorithm="inplace")
+    for call in (hiercoll.alltoall_init, hiercoll.alltoall):
+        with pytest.raises(DeviceMemoryError, match="left" if RANK == 0 else "too little on another one"):
+            call(comm, source, there, **given)
     device.limit = 1 << 30
-    check(device, comm, "alltoall")
+    hiercoll.alltoall(comm, source, there, **given)
+    check(device, comm, "alltoall", transport=transport)
 
 
 def test_what_cannot_be(device: LateDevice, comm: MPI.Intracomm) -> None:
@@ -271,7 +284,7 @@ def test_what_cannot_be(device: LateDevice, comm: MPI.Intracomm) -> None:
     with pytest.raises(ParameterError, match="a CUDA stream"):
         hiercoll.alltoall(comm, there, stream="mine")
     device.limit = device.used
-    with pytest.raises(DeviceMemoryError, match="left"):
+    with pytest.raises(DeviceMemoryError, match="left"):  # for the new array
         hiercoll.alltoall(comm, there)
     device.limit = 1 << 30
     check(device, comm, "alltoall")
@@ -367,3 +380,13 @@ def test_binding() -> None:
         DeviceError, match=rf"devices: expected at least one for every rank, got none \(rank {SIZE - 1}"
     ):
         bind(WORLD, FakeDevices(*(["a"] if RANK < SIZE - 1 else [])))
+
+
+def test_what_the_library_says(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the user's word, these libraries take no device memory; with it on all ranks, they do."""
+    monkeypatch.delenv("HIERCOLL_CUDA_AWARE", raising=False)
+    assert not takes_device_memory(comm) and get_state(comm).stages
+    monkeypatch.setenv("HIERCOLL_CUDA_AWARE", str(int(RANK == 0)))
+    other = WORLD.Dup()
+    assert get_state(other).stages == (SIZE > 1)
+    other.Free()

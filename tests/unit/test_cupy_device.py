@@ -43,7 +43,9 @@ class Runtime:
         return next((start for start, size in self.memory.items() if start <= address < start + size), 0)
 
     def pointerGetAttributes(self, ptr: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(device=0, devicePointer=ptr if self.base(ptr) else 0)
+        return SimpleNamespace(
+            device=0, devicePointer=ptr, type=2 if self.base(ptr) else 1
+        )  # 1: registered, the host's
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
         assert kind == 4 and stream
