@@ -277,7 +277,7 @@ def _call(
     call = _checked(comm, collective, send, recv, way)
     state, key = call.state, call.key(algorithm, params)
     if state.online and algorithm == "auto" and call.block and not state.disabled:
-        trial = state.trial(collective, call.block, call.inplace)
+        trial = state.trial(collective, call.block, call.inplace, state.memories[call.received.place].kind)
         if trial.winner is None:
             return _try(call, trial)
     plan = state.plans.get(key)

@@ -207,7 +207,7 @@ class Contest:
         self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
         self._arrays = arrays or HostArrays()
         values, self._expected = buffers(collective, size, comm.rank, comm.size)
-        self._send, self._recv = self._arrays.put(values), self._arrays.put(np.empty_like(self._expected))
+        self._send, self._recv = self._arrays.put(values), self._arrays.put(np.full_like(self._expected, POISON))
         self._plans: dict[int, tuple[Plan, int] | None] = {}  # with the number of runs in a sample
         self.once: dict[int, float] = {}  # seconds of one run, about
 

@@ -91,11 +91,13 @@ class _Scratch:
 
 
 class _Room(NamedTuple):
-    """Memory of a plan besides the user's: addresses of scratch and of the host's buffer, and what keeps them."""
+    """Where a plan's buffers lie, what keeps those that are not the user's, and the copies to and
+    from those that take the place of the user's."""
 
-    scratch: int
-    host: int
-    owners: tuple[object, ...]
+    places: dict[BufferName, int]
+    owners: list[object]
+    before: list[Transfer]
+    after: list[Transfer]
 
 
 class Work:
@@ -202,7 +204,7 @@ class State:
             return Variant(NATIVE)
         transport = AUTO
         if algorithm == "auto":
-            trial = self._trials.get((collective, block, inplace))
+            trial = self._trials.get((collective, block, inplace, kind))
             chosen = trial.current if trial else self.decide(collective, block, inplace, kind).variant
             algorithm, params, transport = chosen.algorithm, dict(chosen.params), chosen.transport
         if algorithm == NATIVE:
@@ -223,16 +225,28 @@ class State:
 
     def mates_in_reach(self, place: str) -> bool:
         """Whether the ranks of every node can map each other's memory at ``place``: tried once.
-        Collective at its first use. The first rank that cannot warns."""
+        Collective at its first use. The first rank that cannot warns; where warnings are
+        errors, raises TransportWarning on all ranks."""
         if self._reach is None:
             problem = self._try_mates(self.memories[place])
-            first = np.empty(1, dtype=int)
-            self.comm.Allreduce(np.array([self.rank if problem else self.size]), first, op=MPI.MIN)
-            self._reach = int(first[0]) == self.size
-            if int(first[0]) == self.rank:
+            first = self._least(self.rank if problem else self.size)
+            self._reach = first == self.size
+            warned = True
+            if first == self.rank:
                 text = f"rank {self.rank}: transport 'peer' passes through the host instead: {problem}"
-                warnings.warn(TransportWarning(text), stacklevel=6)
+                try:
+                    warnings.warn(TransportWarning(text), stacklevel=6)
+                except TransportWarning:
+                    warned = False
+            if not self._reach and not self._least(warned):
+                raise TransportWarning(f"rank {first}: transport 'peer' cannot be used")
         return self._reach
+
+    def _least(self, value: int) -> int:
+        """The smallest value of all ranks. Collective."""
+        least = np.empty(1, dtype=int)
+        self.comm.Allreduce(np.array([value], dtype=int), least, op=MPI.MIN)
+        return int(least[0])
 
     def _try_mates(self, memory: Memory) -> str:
         """What keeps this rank from its mates' memory, in words. Collective over the node."""
@@ -291,11 +305,11 @@ class State:
         self.plans.drop_all()
         self._trials.clear()
 
-    def trial(self, collective: str, block: int, inplace: bool) -> Trial:
+    def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial:
         """The trial for calls like this one."""
-        key = (collective, block, inplace)
+        key = (collective, block, inplace, kind)
         if key not in self._trials:
-            ranking = self.decide(collective, block, inplace).ranking
+            ranking = self.decide(collective, block, inplace, kind).ranking
             resolve = REGISTRY[collective]
             able = [c for c in ranking if c.algorithm != NATIVE][:ONLINE]
             full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params), c.transport) for c in able]
@@ -332,7 +346,7 @@ class State:
                 known = self._scratch[place, size_class] = _Scratch(memory, size_class)
             return known.address, known
 
-        room = self._reserve(work, schedule, memory, scratch, together=work.key not in self._fitted)
+        room = self._reserve(work, schedule, memory, scratch, (send, recv), together=work.key not in self._fitted)
         self._fitted.add(work.key)
         board = None
         if schedule.shared:
@@ -342,7 +356,7 @@ class State:
                 self.boards.keep(work.key, self._board(work, schedule, memory))
                 self._forget_plans_without_board()
             board = self.boards[work.key]
-        plan = self._bind(work, memory, (self.comm, 0), (send, recv), room, board)
+        plan = self._bind(work, memory, (self.comm, 0), room, board)
         plan.board_key = work.key if board else None
         return plan
 
@@ -367,7 +381,24 @@ class State:
         lacking = 0 if room is None or nbytes < room else nbytes - room
         flags, most = self._agree(work, schedule.flags, nbytes, lacking=lacking)
         self._boards_made += 1
-        return Board(self.comm, self.node, nbytes, flags, self._boards_made, most)
+        board = Board(self.comm, self.node, nbytes, flags, self._boards_made, most)
+        self._attach(board, work, memory, partial(board.share_with, memory, nbytes))
+        return board
+
+    def _attach(self, board: Board, work: Work, memory: Memory, reach: Callable[[], object]) -> None:
+        """Let device memory ``reach`` the buffer of a board; if one rank cannot, the board is freed,
+        and all raise. Collective, where there are devices."""
+        problem = None
+        try:
+            reach()
+        except DeviceError as error:
+            problem = error
+        if memory.kind != "host":
+            try:
+                self._check_room(work, problem)
+            except DeviceError:
+                board.free()
+                raise
 
     def _device_board(self, work: Work, schedule: Schedule, memory: Memory, nbytes: int) -> Board:
         """A board whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
@@ -383,9 +414,11 @@ class State:
         board = Board(self.comm, self.node, 0, flags, self._boards_made, most)
         card = memory.card(address).copy() if nbytes else np.empty(CARD, np.uint8)
         self.node.Bcast(card)
-        if not nbytes:
-            address, owner = memory.find(card)
-        board.put_elsewhere(address, owner)
+
+        def reach() -> None:
+            board.put_elsewhere(*((address, owner) if nbytes else memory.find(card)))
+
+        self._attach(board, work, memory, reach)
         return board
 
     def _reserve(
@@ -394,20 +427,24 @@ class State:
         schedule: Schedule,
         memory: Memory,
         scratch: Callable[[], tuple[int, object]],
+        user: tuple[int, int],
         *,
         together: bool,
     ) -> _Room:
-        """Memory for a plan, with what ``scratch`` allocates. ``together``: too little of a device's
-        on one rank is an error on all; collective then, where there are devices.
+        """Where a plan's buffers lie: those of the ``user`` (or what takes their place), and what
+        is allocated for it. ``together``: too little of a device's memory on one rank is an error
+        on all; collective then, where there are devices.
 
         Raises DeviceMemoryError.
         """
-        problem, room = None, _Room(0, 0, ())
+        problem, room = None, _Room({"send": user[0], "recv": user[1]}, [], [], [])
         try:
-            (address, owner), (host, other) = scratch(), (0, None)
+            room.places["scratch"], owner = scratch()
+            room.owners.append(owner)
             if schedule.host:
-                host, other = memory.allocate_host(schedule.host * work.block)
-            room = _Room(address, host, (owner, other))
+                room.places["host"], owner = memory.allocate_host(schedule.host * work.block)
+                room.owners.append(owner)
+            self._mirror(work, schedule, memory, room)
         except DeviceMemoryError as error:
             problem = error
         if together and memory.kind != "host":
@@ -416,7 +453,7 @@ class State:
             raise problem
         return room
 
-    def _check_room(self, work: Work, problem: DeviceMemoryError | None) -> None:
+    def _check_room(self, work: Work, problem: DeviceError | None) -> None:
         """Raise this rank's problem, or that another rank has one. Collective."""
         (anywhere,) = self._agree(work, int(problem is not None))
         if problem is not None:
@@ -440,10 +477,14 @@ class State:
         else:
             schedule, memory = self.schedule(work), self.memories[place]
             scratch = partial(memory.allocate, schedule.scratch * work.block)
-            room = self._reserve(work, schedule, memory, scratch, together=True)
-            board = self._board(work, schedule, memory) if schedule.shared else None
+            room = self._reserve(work, schedule, memory, scratch, (send, recv), together=True)
             where = self._reserve_tags(*self._agree(work, schedule.tags))
-            plan = self._bind(work, memory, where, (send, recv), room, board, traced)
+            board = self._board(work, schedule, memory) if schedule.shared else None
+            try:
+                plan = self._bind(work, memory, where, room, board, traced)
+            except BaseException:
+                self._retired += [board] if board else []
+                raise
             self._own[plan] = board
         self._free_retired()
         plan.on_free = self._release
@@ -497,49 +538,35 @@ class State:
         work: Work,
         memory: Memory,
         where: tuple[MPI.Intracomm, int],
-        addresses: tuple[int, int],
         room: _Room,
         board: Board | None,
         traced: bool = False,
     ) -> Plan:
-        """The plan of ``work``, with messages on a communicator from a tag on, and with send
-        and recv at ``addresses``."""
-        schedule, (send, recv) = self.schedule(work), addresses
-        places: dict[BufferName, int] = {"send": send, "recv": recv, "scratch": room.scratch, "host": room.host}
-        before, after, owners = self._mirrored(work, schedule, memory, places)
+        """The plan of ``work``, with messages on a communicator from a tag on."""
+        schedule, places = self.schedule(work), room.places
         if board is not None:
             places["shared"] = board.address
-            board.share_with(memory, schedule.shared * work.block)
         layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
         comm, tag = where
-        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board, (before, after))
+        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board, (room.before, room.after))
         plan = bind(schedule, binding, work.name, traced=traced)
-        plan.keep_alive(*room.owners, *owners, nbytes=(schedule.scratch + schedule.host) * work.block)
+        plan.keep_alive(*room.owners, nbytes=(schedule.scratch + schedule.host) * work.block)
         return plan
 
-    def _mirrored(
-        self, work: Work, schedule: Schedule, memory: Memory, places: dict[BufferName, int]
-    ) -> tuple[list[Transfer], list[Transfer], list[object]]:
-        """Put buffers in place of those of the user's that mates are to get from and cannot map.
-
-        Changes ``places``. Returns the copies to them, the copies from them, and what keeps them.
-        """
-        before: list[Transfer] = []
-        after: list[Transfer] = []
-        owners: list[object] = []
+    def _mirror(self, work: Work, schedule: Schedule, memory: Memory, room: _Room) -> None:
+        """Put buffers in place of those of the user's that mates are to get from and cannot map."""
         for buffer, blocks in ((SEND, 1 if work.collective == "allgather" else self.size), (RECV, self.size)):
-            user, region, layout = places[buffer.name], buffer[0:blocks], BlockLayout(work.block)
+            user, region, layout = room.places[buffer.name], buffer[0:blocks], BlockLayout(work.block)
             if buffer.name not in schedule.offered or _can_be_mapped(memory, user):
                 continue
             mirror, owner = memory.allocate(blocks * work.block)
             there = memory.copy(layout, (user, region), (mirror, region))
             back = memory.copy(layout, (mirror, region), (user, region))
             assert isinstance(there, Transfer) and isinstance(back, Transfer)
-            before += [there] if buffer is SEND or work.inplace else []
-            after += [back] if buffer is RECV else []
-            places[buffer.name] = mirror
-            owners.append(owner)
-        return before, after, owners
+            room.before.extend([there] if buffer is SEND or work.inplace else [])
+            room.after.extend([back] if buffer is RECV else [])
+            room.places[buffer.name] = mirror
+            room.owners.append(owner)
 
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not

@@ -33,7 +33,8 @@ class Binding:
 
     ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags.
     ``around``: transfers that come before and after everything else. ``cards`` are filled by
-    messages from mates, by rank and tag, with what tells of their buffers.
+    messages from mates, by rank and tag, with what tells of their buffers; ``offers`` are what
+    this rank tells of its own, with the buffers' addresses.
     """
 
     comm: MPI.Intracomm
@@ -45,6 +46,7 @@ class Binding:
     board: Board | None = None
     around: tuple[list[Transfer], list[Transfer]] = ([], [])
     cards: dict[tuple[int, int], Array] = field(default_factory=dict)
+    offers: list[tuple[Array, int]] = field(default_factory=list)
 
 
 class Plan:
@@ -60,7 +62,13 @@ class Plan:
     """
 
     def __init__(
-        self, engine: Engine, name: str, schedule: Schedule | None, memory: Memory | None, direct: bool = False
+        self,
+        engine: Engine,
+        name: str,
+        schedule: Schedule | None,
+        memory: Memory | None,
+        direct: bool = False,
+        offers: Sequence[tuple[Array, int]] = (),
     ) -> None:
         self.name = name
         self.schedule = schedule
@@ -76,7 +84,8 @@ class Plan:
         self._owners: tuple[object, ...] = ()
         # Host memory needs no synchronisation: leave the call out of the hot path.
         self._memory = memory if memory is not None and memory.kind != "host" else None
-        self._direct = direct  # whether messages are of that memory itself
+        self._direct = direct  # whether messages are of, or about, that memory itself
+        self._offers = offers
         self._run: Callable[[], None] | None = self._run_ordered if self._memory else engine.run
 
     def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
@@ -88,7 +97,7 @@ class Plan:
         """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
         engine = self._checked()
         if self._memory:
-            self._memory.before_messages(self.stream, self._direct)
+            self._prepare(self._memory)
         self.active = True
         try:
             engine.start()
@@ -139,8 +148,15 @@ class Plan:
     def _run_ordered(self) -> None:
         """Run once on memory that must be synchronised with."""
         assert self._engine is not None and self._memory is not None
-        self._memory.before_messages(self.stream, self._direct)
+        self._prepare(self._memory)
         self._engine.run()
+
+    def _prepare(self, memory: Memory) -> None:
+        """Order a start after what the caller has produced, and tell of the buffers that are there
+        now: between calls, memory may have been freed and given out again at the same address."""
+        memory.before_messages(self.stream, self._direct)
+        for offer, address in self._offers:
+            offer[:] = memory.card(address)
 
     def free(self) -> None:
         """Free requests and scratch. Raises PlanError while a start is active."""
@@ -204,7 +220,8 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
     if any(binding.around):
         engine = Between(binding.around[0], engine, binding.around[1])
     messages = [op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))]
-    plan = Plan(engine, name, schedule, binding.memory, not {"host", "shared"}.issuperset(messages))
+    direct = not {"host", "shared"}.issuperset(messages)
+    plan = Plan(engine, name, schedule, binding.memory, direct, binding.offers)
     plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
     return plan
 
@@ -251,7 +268,10 @@ def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:
         notice = [None, 0, MPI.BYTE]
         return comm.Send_init(notice, op.peer, tag) if isinstance(op, Send) else comm.Recv_init(notice, op.peer, tag)
     if isinstance(op, Send):
-        return comm.Send_init(binding.memory.card(binding.addresses[op.region.buffer]), op.peer, tag)
+        address = binding.addresses[op.region.buffer]
+        offer = binding.memory.card(address).copy()
+        binding.offers.append((offer, address))
+        return comm.Send_init(offer, op.peer, tag)
     card = binding.cards[op.peer, op.tag] = np.empty(CARD, np.uint8)
     return comm.Recv_init(card, op.peer, tag)
 

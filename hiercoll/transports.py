@@ -144,7 +144,8 @@ def _part(op: Op, part: int, segments: int, shift: int) -> Op:
     """An operation on one segment of its blocks, ``shift`` operations further on."""
     deps = tuple(dep + shift for dep in op.deps)
     if isinstance(op, (Send, Recv)):
-        return op._replace(tag=op.tag * segments + part, region=op.region.segment(part), deps=deps)
+        region = op.region.segment(part) if op.region.blocks else op.region  # offers and notices have no parts
+        return op._replace(tag=op.tag * segments + part, region=region, deps=deps)
     if isinstance(op, Copy):
         return Copy(op.source.segment(part), op.target.segment(part), deps)
     if isinstance(op, Get):

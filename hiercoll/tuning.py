@@ -202,8 +202,13 @@ class Search:
         return [*first.values(), *rest.values()], len(first)
 
     def _transported(self, variants: Iterable[Variant]) -> list[Variant]:
-        """Each of them with every transport; native as it is comes first all the same."""
-        return [replace(variant, transport=transport) for variant in variants for transport in self.transports]
+        """Each of them with every transport; native knows no mates and no parts."""
+        return [
+            replace(variant, transport=transport)
+            for variant in variants
+            for transport in self.transports
+            if variant.algorithm != NATIVE or transport in (AUTO, "staged")
+        ]
 
     def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
         """Measure at one size for about ``seconds``."""

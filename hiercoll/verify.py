@@ -191,6 +191,8 @@ class _System:
             return "waits for the flag of a rank on another node"
         if isinstance(op, Get) and (op.peer == rank or op.peer not in self.topology.node(rank)):
             return f"gets from rank {op.peer}, which is no other rank of its node"
+        if isinstance(op, Get) and op.source.buffer in ("host", "shared"):
+            return f"gets from {op.source.buffer}, which is not for others to map"
         for owner, region, _ in self._touched(rank, op):
             blocks, limits = region.blocks, self._limits[owner]
             if region.buffer not in limits:
@@ -260,6 +262,12 @@ class _System:
             if key in sends:
                 out, into = self.ops[sends[key]], self.ops[recv]
                 assert isinstance(out, Send) and isinstance(into, Recv)
+                empty = not out.region.blocks and not into.region.blocks
+                if empty and out.region.buffer != into.region.buffer:
+                    said = (
+                        f"{self.name(sends[key])} tells of {out.region.buffer}, its receive is for {into.region.buffer}"
+                    )
+                    yield self.finding("unmatched", recv, said, into.region)
                 if self._width(out.region) != self._width(into.region):
                     yield self.finding(
                         "unmatched",

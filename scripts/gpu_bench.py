@@ -47,10 +47,23 @@ def slowest(run: Callable[[], object]) -> float:
     return float(np.median(most[2:]))
 
 
+DELAY = cupy.RawKernel(
+    """extern "C" __global__ void delay(long long cycles)
+    {
+        const long long end = clock64() + cycles;
+        while (clock64() < end) {}
+    }""",
+    "delay",
+)
+
+
 def on_stream(stream: Any, enqueue: Callable[[], object], count: int = 10) -> float:
-    """Seconds that the device takes for what is enqueued, by its own clock, in the mean of a row."""
+    """Seconds that the device takes for what is enqueued, by its own clock, in the mean of a row;
+    all of the row is enqueued while the device is kept waiting, so that it is not the host's time."""
     begin, end, times = cupy.cuda.Event(), cupy.cuda.Event(), []
     for _ in range(REPETITIONS):
+        with stream:
+            DELAY((1,), (1,), (np.int64(5_000_000),))  # some 3 ms
         begin.record(stream)
         for _ in range(count):
             enqueue()
@@ -74,12 +87,13 @@ def as_pieces(rows: Rows) -> Pieces:
 
 def packing() -> Iterator[dict[str, Any]]:
     """Regions packed and unpacked, against a plain copy of as many bytes on the device."""
-    stream = cupy.cuda.Stream(non_blocking=True)
     for total in (16 * MIB, 64 * MIB, 256 * MIB):
         source, target = cupy.zeros(2 * total, np.uint8), cupy.zeros(2 * total, np.uint8)
         device = cuda.device_at(source.data.ptr)
+        on = device.new_stream()
+        stream = on.own
         ends = (target.data.ptr, source.data.ptr, total)
-        plain = on_stream(stream, lambda ends=ends: runtime.memcpyAsync(*ends, ON_DEVICE, stream.ptr))
+        plain = on_stream(stream, lambda ends=(*ends, ON_DEVICE, stream.ptr): runtime.memcpyAsync(*ends))
         yield figure(f"device copy, {total // MIB} MiB", plain, 2 * total, None, "")
         for block in (1 << 10, 1 << 13, 1 << 16, 1 << 20):
             blocks = total // block
@@ -97,7 +111,7 @@ def packing() -> Iterator[dict[str, Any]]:
                 if isinstance(shape, Rows):  # which of the two is faster?
                     shapes[f"{name}, by the kernel"] = as_pieces(shape)
                 for form, each in shapes.items():
-                    copy, on = device.prepare(each), device.stream_of(stream.ptr)
+                    copy = device.prepare(each)
                     seconds = on_stream(stream, lambda copy=copy, on=on: copy.enqueue(on))
                     what = f"{form}, {total // MIB} MiB in blocks of {block} B"
                     yield figure(what, seconds, 2 * total, plain, "a device copy")

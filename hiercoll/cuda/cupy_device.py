@@ -67,12 +67,16 @@ class CupyDevice:
     """`cuda.device.Device` for the GPU with this number."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.name = number, f"cuda:{number}"
+        self.ordinal, self.name = number, f"cuda:{number}"
         self._pool = cupy.cuda.MemoryPool()  # of cudaMalloc, whatever the program uses: what it gives can be exported
+
+    def _current(self) -> Any:
+        """A context in which this is the current device."""
+        return cupy.cuda.Device(self.ordinal)
 
     def allocate(self, nbytes: int) -> tuple[int, object]:
         """Memory of a pool of this device's own."""
-        with cupy.cuda.Device(self.number):
+        with self._current():
             try:
                 memory = self._pool.malloc(max(nbytes, 1))
             except cupy.cuda.memory.OutOfMemoryError as error:
@@ -81,7 +85,7 @@ class CupyDevice:
 
     def allocate_pinned(self, nbytes: int) -> tuple[int, object]:
         """Memory of CuPy's pinned pool."""
-        with cupy.cuda.Device(self.number):
+        with self._current():
             try:
                 memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
             except (runtime.CUDARuntimeError, MemoryError) as error:
@@ -90,7 +94,7 @@ class CupyDevice:
 
     def register(self, address: int, nbytes: int) -> object:
         """cudaHostRegister: the device can then copy from and to it on its own."""
-        with cupy.cuda.Device(self.number):
+        with self._current():
             try:
                 runtime.hostRegister(address, nbytes, 0)
             except runtime.CUDARuntimeError as error:
@@ -99,24 +103,31 @@ class CupyDevice:
         weakref.finalize(owner, partial(runtime.hostUnregister, address))
         return owner
 
-    def export(self, address: int) -> tuple[bytes, int, int]:
-        """A CUDA IPC handle; it stands for the whole allocation, of which the driver knows begin and number."""
-        base, size, number = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
-        with cupy.cuda.Device(self.number):
+    def number(self, address: int) -> int:
+        """The driver's number of the buffer."""
+        number, pointer = ctypes.c_uint64(), ctypes.c_uint64(address)
+        with self._current():
             try:
-                _check(
-                    _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-                )
-                _check(_driver().cuPointerGetAttribute(ctypes.byref(number), BUFFER_ID, ctypes.c_uint64(address)))
+                _check(_driver().cuPointerGetAttribute(ctypes.byref(number), BUFFER_ID, pointer))
+            except OSError as error:
+                raise DeviceError("transport 'peer'", "memory of a device", str(error)) from None
+        return number.value
+
+    def export(self, address: int) -> tuple[bytes, int]:
+        """A CUDA IPC handle; it stands for the whole allocation, of which the driver knows the begin."""
+        base, size, pointer = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(address)
+        with self._current():
+            try:
+                _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer))
                 handle = bytes(runtime.ipcGetMemHandle(base.value))
             except (runtime.CUDARuntimeError, OSError) as error:
                 expected = "device memory that other processes can map (cudaMalloc)"
                 raise DeviceError("transport 'peer'", expected, str(error)) from None
-        return handle, address - base.value, number.value
+        return handle, address - base.value
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """cudaIpcOpenMemHandle."""
-        with cupy.cuda.Device(self.number):
+        with self._current():
             try:
                 address = int(runtime.ipcOpenMemHandle(handle))
             except runtime.CUDARuntimeError as error:
@@ -126,17 +137,18 @@ class CupyDevice:
         return address, owner
 
     def _close(self, address: int) -> None:
-        with cupy.cuda.Device(self.number):
+        with self._current():
             runtime.ipcCloseMemHandle(address)
 
     def new_stream(self) -> CupyStream:
         """A non-blocking stream."""
-        with cupy.cuda.Device(self.number):
-            return CupyStream(self, cupy.cuda.Stream(non_blocking=True))
+        with self._current():
+            own = cupy.cuda.Stream(non_blocking=True)
+        return CupyStream(self, own.ptr, own)
 
     def stream_of(self, handle: int) -> CupyStream:
         """A stream of the caller's."""
-        return CupyStream(self, cupy.cuda.ExternalStream(handle, self.number))
+        return CupyStream(self, handle)
 
     def prepare(self, shape: Rows | Pieces) -> CupyRows | CupyPieces:
         """See `Device.prepare`."""
@@ -145,7 +157,7 @@ class CupyDevice:
     @cached_property
     def uploads(self) -> Any:
         """A stream for what plans need on the device: none of that on a stream of the caller's."""
-        with cupy.cuda.Device(self.number):
+        with self._current():
             return cupy.cuda.Stream(non_blocking=True)
 
     @cached_property
@@ -174,21 +186,23 @@ class _Registered:
 
 
 class CupyStream:
-    """`cuda.device.Stream`."""
+    """`cuda.device.Stream`: by its handle, since CuPy has no lasting way to wrap a stream of the
+    caller's; ``own`` is CuPy's object of one that was made here, which kernels need."""
 
-    def __init__(self, device: CupyDevice, stream: Any) -> None:
-        self.device, self.stream = device, stream
+    def __init__(self, device: CupyDevice, handle: int, own: Any = None) -> None:
+        self.device, self.handle, self.own = device, handle, own
 
     def record(self, event: CupyEvent | None = None) -> CupyEvent:
         """See `Stream.record`."""
-        with cupy.cuda.Device(self.device.number):
+        with cupy.cuda.Device(self.device.ordinal):
             event = event or CupyEvent()
-            event.event.record(self.stream)
+            runtime.eventRecord(event.event.ptr, self.handle)
         return event
 
     def wait(self, event: CupyEvent) -> None:
         """See `Stream.wait`."""
-        self.stream.wait_event(event.event)
+        with cupy.cuda.Device(self.device.ordinal):
+            runtime.streamWaitEvent(self.handle, event.event.ptr)
 
 
 class CupyEvent:
@@ -214,8 +228,8 @@ class CupyRows:
 
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Copy`."""
-        rows, handle = self._shape, stream.stream.ptr
-        with cupy.cuda.Device(self._device.number):
+        rows, handle = self._shape, stream.handle
+        with cupy.cuda.Device(self._device.ordinal):
             if rows.number == 1:
                 runtime.memcpyAsync(rows.target, rows.source, rows.length, ANY, handle)
             else:
@@ -231,11 +245,11 @@ class CupyPieces:
         table = np.array(shape.table, dtype=np.uint64)
         self._grid, self._block = launch_shape(len(table), int(table[:, 2].max()))
         self._numbers = np.uint64(len(table)), np.uint64(SPAN)
-        with cupy.cuda.Device(device.number), device.uploads:
+        with cupy.cuda.Device(device.ordinal), device.uploads:
             self._table = cupy.asarray(table)
             device.uploads.synchronize()  # the table is there before the first launch
 
     def enqueue(self, stream: CupyStream) -> None:
-        """See `cuda.device.Copy`."""
-        with cupy.cuda.Device(self._device.number), stream.stream:
+        """See `cuda.device.Copy`; on a stream of the device's own."""
+        with cupy.cuda.Device(self._device.ordinal), stream.own:
             self._device.copy_pieces(self._grid, self._block, (self._table, *self._numbers))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from hiercoll.buffers import BlockLayout
 from hiercoll.schedule import Region
 
+MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)
+
 
 class Rows(NamedTuple):
     """``number`` rows of ``length`` bytes, ``source_step`` and ``target_step`` bytes apart: one 2-D copy."""
@@ -67,10 +69,14 @@ class Device(Protocol):
     def register(self, address: int, nbytes: int) -> object:
         """Let the device reach memory of the host, while the result lives. Raises DeviceMemoryError."""
 
-    def export(self, address: int) -> tuple[bytes, int, int]:
+    def number(self, address: int) -> int:
+        """A number of the allocation around ``address`` that no other one of this process ever
+        has. Raises DeviceError for what is no memory of a device."""
+
+    def export(self, address: int) -> tuple[bytes, int]:
         """What another process of this host needs to map the allocation around ``address``: a
-        handle of at most 64 bytes; where in it the address lies; and a number that no other
-        allocation of this process ever has. Raises DeviceError where that cannot be."""
+        handle of at most 64 bytes, and where in it the address lies. Raises DeviceError where
+        that cannot be."""
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """Map an allocation of another process: its address here, and the object that keeps it
@@ -112,7 +118,7 @@ def copy_shape(layout: BlockLayout, source: tuple[int, Region], target: tuple[in
     steps = {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(pieces)}
     if len(steps) <= 1 and {n for _, _, n in pieces} == {length}:
         source_step, target_step = steps.pop() if steps else (length, length)
-        if source_step >= length and target_step >= length:
+        if length <= source_step <= MOST_STEP and length <= target_step <= MOST_STEP:
             return Rows(first, to, length, len(pieces), source_step, target_step)
     return Pieces(tuple(pieces))
 

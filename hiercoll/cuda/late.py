@@ -102,13 +102,18 @@ class LateDevice:
         for address in (outside, inside):
             _libc.munmap(address, size)
 
-    def export(self, address: int) -> tuple[bytes, int, int]:
-        """The file behind an allocation, as other processes of this user can open it."""
+    def number(self, address: int) -> int:
+        """See `Device.number`; of what other processes can map."""
         start = self._start(address)
         if start not in self._files:
             raise DeviceError("address", "device memory that other processes can map", f"{address:#x}")
-        file, number = self._files[start]
-        return f"/proc/{os.getpid()}/fd/{file}".encode(), address - start, number
+        return self._files[start][1]
+
+    def export(self, address: int) -> tuple[bytes, int]:
+        """The file behind an allocation, as other processes of this user can open it."""
+        self.number(address)
+        start = self._start(address)
+        return f"/proc/{os.getpid()}/fd/{self._files[start][0]}".encode(), address - start
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """Map the file. Raises DeviceError."""

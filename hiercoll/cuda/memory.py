@@ -10,9 +10,11 @@ import numpy as np
 
 from hiercoll.buffers import CARD, Array, BlockLayout, Transfer
 from hiercoll.cuda.device import Copy, Device, Event, Stream, copy_shape
+from hiercoll.errors import DeviceError
 from hiercoll.schedule import Region
 from hiercoll.transports import ON_HOST
 
+CARDS = 256  # that are remembered
 MAPPINGS = 64  # allocations of other processes that are kept mapped
 _card = Struct("<H64s6xQQ")  # bytes of the handle, the handle, offset, number
 assert _card.size == CARD
@@ -31,6 +33,7 @@ class DeviceMemory:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._produced: Event | None = None  # one event for all calls: a stream waits for its last record
+        self._cards: dict[int, tuple[int, Array]] = {}  # by address, with the number of the allocation
         self._mapped: OrderedDict[tuple[bytes, int], Mapping] = OrderedDict()  # used last at the end
         self._out, self._in, self._within = (device.new_stream() for _ in range(3))
 
@@ -48,8 +51,14 @@ class DeviceMemory:
 
     def card(self, address: int) -> Array:
         """See `Memory.card`."""
-        handle, offset, number = self.device.export(address)
-        return np.frombuffer(_card.pack(len(handle), handle, offset, number), np.uint8)
+        number, (known, card) = self.device.number(address), self._cards.get(address, (-1, None))
+        if card is None or known != number:
+            handle, offset = self.device.export(address)
+            card = np.frombuffer(_card.pack(len(handle), handle, offset, number), np.uint8)
+            while len(self._cards) >= CARDS:
+                del self._cards[next(iter(self._cards))]
+            self._cards[address] = (number, card)
+        return card
 
     def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> MateCopy:
         """See `Memory.get`."""
@@ -58,6 +67,8 @@ class DeviceMemory:
     def find(self, card: Array) -> tuple[int, object]:
         """Where the buffer that a card tells of lies here, and what keeps it mapped. Raises DeviceError."""
         length, handle, offset, number = _card.unpack(card.tobytes())
+        if not length:
+            raise DeviceError("transport 'peer'", "memory of a mate", "nothing that could be mapped")
         mapping = self.mapping(handle[:length], number)
         return mapping.address + offset, mapping.owner
 

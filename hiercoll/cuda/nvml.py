@@ -92,11 +92,12 @@ def _nvlinks(nvml: Any, device: Any, target: str) -> int:
         try:
             if not nvml.nvmlDeviceGetNvLinkState(device, number):
                 continue
-            to_switch = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, number) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-            end = _address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, number).busId)
-            count += to_switch or end == target
-        except nvml.NVMLError:  # no such link
-            break
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, number) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                count += 1
+            else:
+                count += _address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, number).busId) == target
+        except (nvml.NVMLError, ValueError):  # no such link, or nobody knows where it ends
+            continue
     return count
 
 

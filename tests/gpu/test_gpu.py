@@ -165,7 +165,10 @@ def test_kernel_and_copies(regions: str, block: int, shift: int) -> None:
     device = cuda.device_at(send.data.ptr)
     shape = copy_shape(layout, (send.data.ptr + 3, source), (recv.data.ptr + shift, target))
     assert isinstance(shape, (Rows, Pieces))
-    device.prepare(shape).enqueue(device.stream_of(cupy.cuda.get_current_stream().ptr))
+    stream = device.new_stream()
+    stream.wait(device.stream_of(cupy.cuda.get_current_stream().ptr).record())
+    device.prepare(shape).enqueue(stream)
+    stream.record().synchronize()
     np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,18 +45,33 @@ def device(request: pytest.FixtureRequest) -> Iterator[LateDevice]:
         yield made
 
 
-def check(device: LateDevice, comm: MPI.Intracomm, collective: str, **options: Any) -> None:
-    """Two calls on the same arrays, with other data in the second."""
+def wrong(device: LateDevice, comm: MPI.Intracomm, collective: str, inplace: bool = False, **options: Any) -> list[int]:
+    """Of two calls on the same arrays, with other data in the second, those that gave wrong data."""
     send, recv = (
         LateArray(device, array.shape, np.uint8, OWN_STREAM) for array in buffers(collective, BLOCK, RANK, SIZE)
     )
+    found = []
     for salt in (0, 1):
-        values, expected = buffers(collective, BLOCK, RANK, SIZE)
-        recv.fill(np.full(expected.shape, 0xA5, np.uint8))
-        send.fill(values + salt)
-        result = CALLS[collective](comm, send, recv, **options)
+        values, expected = (array + np.uint8(salt) for array in buffers(collective, BLOCK, RANK, SIZE))
+        start = np.full(expected.shape, 0xA5, np.uint8)
+        if inplace:
+            start = (
+                values
+                if collective == "alltoall"
+                else np.where(np.arange(SIZE * BLOCK) // BLOCK == RANK, expected, start)
+            )
+        recv.fill(start)
+        send.fill(values)
+        result = CALLS[collective](comm, MPI.IN_PLACE if inplace else send, recv, **options)
         assert result is recv
-        np.testing.assert_array_equal(recv.get(), expected + salt)
+        if not np.array_equal(recv.get(), expected):
+            found.append(salt)
+    return found
+
+
+def check(device: LateDevice, comm: MPI.Intracomm, collective: str, **options: Any) -> None:
+    """Right data."""
+    assert not wrong(device, comm, collective, **options)
 
 
 @pytest.mark.ranks([1, 3, 4])
@@ -81,10 +97,12 @@ def test_every_algorithm(
             check(device, comm, collective, algorithm=name, transport=transport)
 
 
+@pytest.mark.parametrize("transport", ["staged:3", "peer:3"])
 @pytest.mark.parametrize("name", ["scatter_destination", "bruck", "eager", "hierarchical", "grouped", "native"])
-def test_staged_in_parts(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str) -> None:
+def test_in_parts(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str, transport: str) -> None:
     """Parts that overlap."""
-    check(device, on_layout(f"1x{SIZE}"), "alltoall", algorithm=name, transport="staged:3")
+    layout = f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 2 and transport == "peer:3" else f"1x{SIZE}"
+    check(device, on_layout(layout), "alltoall", algorithm=name, transport=transport)
 
 
 @pytest.mark.parametrize("collective", CALLS)
@@ -163,17 +181,20 @@ def without_host(self: DeviceMemory, handle: int, direct: bool) -> None:
 
 
 BEFORE_MESSAGES = DeviceMemory.before_messages
-MUTATIONS = {  # what is lost, and where that matters: transport, algorithm
-    "waiting for copies": (DeviceCopy, "wait", no_wait, "staged", "scatter_destination"),
-    "waiting for copies, native": (DeviceCopy, "wait", no_wait, "staged", "native"),
-    "asking for copies": (DeviceCopy, "done", at_once, "staged:2", "scatter_destination"),
-    "order after the caller": (DeviceMemory, "before_messages", unordered, "staged", "scatter_destination"),
-    "order after the caller, native": (DeviceMemory, "before_messages", unordered, "staged", "native"),
-    "copies after the caller": (DeviceMemory, "before_messages", without_streams, "staged", "scatter_destination"),
-    "messages after the caller": (DeviceMemory, "before_messages", without_host, "direct", "scatter_destination"),
-    "offers after the caller": (DeviceMemory, "before_messages", without_host, "peer", "scatter_destination"),
-    "asking for gets": (MateCopy, "done", at_once, "peer", "scatter_destination"),
-}
+MUTATIONS: dict[str, tuple[type, str, Any, dict[str, Any]]] = {  # what is lost, and where that matters
+    "waiting for copies": (DeviceCopy, "wait", no_wait, {"algorithm": "scatter_destination", "transport": "staged"}),
+    "waiting for copies, native": (DeviceCopy, "wait", no_wait, {"algorithm": "native", "transport": "staged"}),
+    "asking for copies": (DeviceCopy, "done", at_once, {"algorithm": "scatter_destination", "transport": "staged:2"}),
+    "order": (DeviceMemory, "before_messages", unordered, {"algorithm": "scatter_destination", "transport": "staged"}),
+    "order, native": (DeviceMemory, "before_messages", unordered, {"algorithm": "native", "transport": "staged"}),
+    "order of copies": (
+        DeviceMemory, "before_messages", without_streams, {"algorithm": "scatter_destination", "transport": "staged"},
+    ),
+    "order of messages": (
+        DeviceMemory, "before_messages", without_host, {"algorithm": "scatter_destination", "transport": "direct"},
+    ),
+    "asking for gets": (MateCopy, "done", at_once, {"algorithm": "scatter_destination", "transport": "peer"}),
+}  # fmt: skip
 
 
 @pytest.mark.ranks([2, 4])
@@ -181,14 +202,38 @@ MUTATIONS = {  # what is lost, and where that matters: transport, algorithm
 def test_a_lost_synchronisation_is_seen(
     on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """Each one, on the simulated device, gives wrong data."""
-    owner, name, instead, transport, algorithm = MUTATIONS[lost]
-    device = LateDevice(aware=transport == "direct")
+    """Each one, on the simulated device, gives wrong data on some rank."""
+    owner, name, instead, options = MUTATIONS[lost]
+    device = LateDevice(aware=options["transport"] == "direct", seed=RANK)
     monkeypatch.setenv("HIERCOLL_CUDA_AWARE", str(int(device.aware)))
     monkeypatch.setattr(owner, name, instead)
-    comm = on_layout(f"1x{SIZE}" if transport == "peer" else f"{SIZE}x1")
-    with cuda.use(lambda address: device), pytest.raises(AssertionError):
-        check(device, comm, "alltoall", algorithm=algorithm, transport=transport)
+    comm = on_layout(f"1x{SIZE}" if options["transport"] == "peer" else f"{SIZE}x1")
+    collective = "allgather" if options["algorithm"] == "ring" else "alltoall"
+    with cuda.use(lambda address: device):
+        found = wrong(device, comm, collective, **options)
+    assert any(WORLD.allgather(found))
+
+
+@pytest.mark.ranks([2, 4])
+def test_an_offer_before_its_data_is_seen(
+    on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If offers do not wait for what the caller has enqueued, rank 0 gets old data: its device works at
+    once, the others' devices late, and what would make them work, a get of their own, later still."""
+    get = MateCopy.start
+
+    def start(self: MateCopy) -> None:
+        if RANK:
+            time.sleep(0.1)
+        get(self)
+
+    monkeypatch.setattr(DeviceMemory, "before_messages", without_host)
+    monkeypatch.setattr(MateCopy, "start", start)
+    device = LateDevice(order="late" if RANK else "early")
+    comm = on_layout(f"1x{SIZE}")
+    with cuda.use(lambda address: device):
+        found = wrong(device, comm, "allgather", inplace=True, algorithm="ring", transport="peer")
+    assert any(WORLD.allgather(found))
 
 
 @pytest.mark.parametrize("name", ["scatter_destination", "bruck", "grouped"])
@@ -229,13 +274,16 @@ def test_no_memory_of_mates(device: LateDevice, on_layout: Callable[[str], MPI.I
     assert len(told) == 1 and "passes through the host" in told[0]
 
 
-def test_memory_at_an_address_used_before(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+@pytest.mark.parametrize("name", ["scatter_destination", "bruck", "grouped"])
+def test_memory_at_an_address_used_before(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str
+) -> None:
     """New arrays in each call, at the addresses of freed ones: mates map what is there now."""
     comm = on_layout(f"1x{SIZE}")
     values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
     for salt in range(6):
         send = device.array(values + salt, OWN_STREAM)
-        result = hiercoll.alltoall(comm, send, transport="peer")
+        result = hiercoll.alltoall(comm, send, algorithm=name, transport="peer")
         np.testing.assert_array_equal(result.get(), expected + salt)
         if salt % 2:
             del send, result

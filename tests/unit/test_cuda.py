@@ -194,9 +194,9 @@ def test_memory_of_another_process() -> None:
     one, other = LateDevice(), LateDevice()
     array = one.array(np.arange(2000.0))
     array.get()
-    handle, offset, number = one.export(array.address + 800)
+    handle, offset = one.export(array.address + 800)
     address, owner = other.open(handle)
-    assert offset == 800 and number == one.export(array.address)[2] and owner
+    assert offset == 800 and one.number(array.address + 800) == one.number(array.address) and owner
     np.testing.assert_array_equal(other.view(address + offset, 16).view(float), [100.0, 101.0])
     del array
     with pytest.raises(DeviceError, match="memory of a running process"):
@@ -214,8 +214,19 @@ def test_cards_find_buffers() -> None:
     first, keeps = there.find(memory.card(address))
     assert there.find(memory.card(address + 100)) == (first + 100, keeps)
     assert other.counts["mappings"] == 1
-    handle, _, number = one.export(address)
+    (handle, _), number = one.export(address), one.number(address)
     assert there.mapping(handle, number + 1).address and other.counts["mappings"] == 2 and owner
+
+
+def test_cards_follow_the_allocation() -> None:
+    """At an address that has been freed and given out again, the card is a new one."""
+    device = LateDevice()
+    memory = DeviceMemory(device)
+    address, owner = memory.allocate(5000)
+    first = memory.card(address).tobytes()
+    assert memory.card(address).tobytes() == first and owner
+    device._files[address] = (device._files[address][0], 99)
+    assert memory.card(address).tobytes() != first
 
 
 def test_the_gate_says_what_to_install() -> None:

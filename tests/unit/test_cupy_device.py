@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -60,6 +60,13 @@ class Runtime:
         for row in range(height):
             ctypes.memmove(dst + row * dpitch, src + row * spitch, width)
 
+    def eventRecord(self, event: int, stream: int) -> None:  # noqa: N802
+        assert stream
+        Event.known[event].recorded = True
+
+    def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:  # noqa: N802
+        assert stream and Event.known[event].recorded
+
     def hostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
         self.calls.append("register")
 
@@ -104,16 +111,14 @@ class Device:
 
 
 class Stream:
-    """``cupy.cuda.Stream`` and ``ExternalStream``; work is done at once."""
+    """``cupy.cuda.Stream``; work is done at once."""
 
-    def __init__(self, ptr: int = 77, device_id: int = -1, *, non_blocking: bool = True) -> None:
+    ptr = 77
+
+    def __init__(self, *, non_blocking: bool) -> None:
         assert non_blocking
-        self.ptr = ptr
 
     __enter__, __exit__ = Device.__enter__, Device.__exit__
-
-    def wait_event(self, event: Event) -> None:
-        assert event.recorded
 
     def synchronize(self) -> None:
         """Nothing to do."""
@@ -122,11 +127,11 @@ class Stream:
 class Event:
     """``cupy.cuda.Event``."""
 
-    def __init__(self, block: bool, disable_timing: bool) -> None:
-        self.recorded = False
+    known: ClassVar[dict[int, Event]] = {}
 
-    def record(self, stream: Stream) -> None:
-        self.recorded = True
+    def __init__(self, block: bool, disable_timing: bool) -> None:
+        self.recorded, self.ptr = False, len(Event.known) + 1
+        Event.known[self.ptr] = self
 
     def synchronize(self) -> None:
         assert self.recorded
@@ -176,7 +181,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     cupy: Any = ModuleType("cupy")
     cupy.asarray, cupy.RawKernel = np.asarray, RawKernel
     cupy.cuda = SimpleNamespace(
-        runtime=made, Device=Device, Stream=Stream, ExternalStream=Stream, Event=Event, MemoryPool=Pool,
+        runtime=made, Device=Device, Stream=Stream, Event=Event, MemoryPool=Pool,
         alloc_pinned_memory=Memory, memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", cupy)
