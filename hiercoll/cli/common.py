@@ -14,6 +14,7 @@ from rich.progress import Progress, ProgressColumn
 import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
 from hiercoll.errors import ArgumentError, HiercollError
+from hiercoll.tables import MEMORIES
 from hiercoll.topology import LAYOUT_HELP, parse_layout
 from hiercoll.transports import parse_transport
 from hiercoll.units import parse_size
@@ -125,6 +126,12 @@ class TransportType(click.ParamType):  # type: ignore[type-arg]
 def layout_option(default: str) -> Callable[[F], F]:
     """The option --layout."""
     return click.option("--layout", "-l", type=LayoutType(), default=default, show_default=True, help=LAYOUT_HELP + ".")
+
+
+def memory_option(more: str = "") -> Callable[[F], F]:
+    """The option --memory."""
+    choice = click.Choice(MEMORIES)
+    return click.option("--memory", type=choice, default="host", show_default=True, help=f"Of the arrays{more}.")
 
 
 def parse_algorithm(text: str) -> tuple[str, Params]:

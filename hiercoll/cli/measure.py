@@ -22,11 +22,12 @@ from hiercoll.cli.common import (
     Together,
     TransportType,
     main,
+    memory_option,
     parse_algorithm,
     quiet_progress,
     world,
 )
-from hiercoll.tables import MEMORIES, NATIVE
+from hiercoll.tables import NATIVE
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -59,13 +60,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time for each algorithm and size, about.",
 )
-@click.option(
-    "--memory",
-    type=click.Choice(MEMORIES),
-    default="host",
-    show_default=True,
-    help="Of the arrays; cuda binds each rank to a device.",
-)
+@memory_option("; cuda binds each rank to a device")
 @click.option(
     "--transport",
     "transports",

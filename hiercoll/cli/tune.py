@@ -14,10 +14,20 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
-from hiercoll.cli.common import COLLECTIVES, SizesType, SizeType, Together, layout_option, main, quiet_progress, world
+from hiercoll.cli.common import (
+    COLLECTIVES,
+    SizesType,
+    SizeType,
+    Together,
+    layout_option,
+    main,
+    memory_option,
+    quiet_progress,
+    world,
+)
 from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
-from hiercoll.tables import MEMORIES, NATIVE, Entry, Table, Variant, dump, environment_table, load
+from hiercoll.tables import NATIVE, Entry, Table, Variant, dump, environment_table, load
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import decide
 from hiercoll.tuning import Search, SizeResult, choices
@@ -61,13 +71,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
     help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or "
     f"FROM:TO[:FACTOR]. Default: {SIZES['alltoall']}, and up to 256K for allgather.",
 )
-@click.option(
-    "--memory",
-    type=click.Choice(MEMORIES),
-    default="host",
-    show_default=True,
-    help="Of the arrays; cuda binds each rank to a device, and tries every transport.",
-)
+@memory_option("; cuda binds each rank to a device, and tries every transport")
 @click.option("--fresh", is_flag=True, help="Do not go on from what an interrupted run has left.")
 def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, memory: str, fresh: bool) -> None:
     """Measure what is fastest here and write a table; under mpiexec or srun.
@@ -319,7 +323,7 @@ def table_diff(one: Path, other: Path) -> None:
 @click.option(
     "--mpi", default="", help='The MPI library, as tables name it ("MPICH 5.0.2"). Default: any in the table.'
 )
-@click.option("--memory", type=click.Choice(MEMORIES), default="host", show_default=True, help="Of the arrays.")
+@memory_option()
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
 def explain(
     collective: str, size: int, layout: str, table_file: Path | None, mpi: str, memory: str, inplace: bool
