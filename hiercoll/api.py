@@ -189,7 +189,7 @@ class Way(NamedTuple):
             expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
             raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
         segments = 1 if name == "staged" else int(state.stages)
-        return Transport(name == "peer" and state.mates_in_reach(place), parts or segments)
+        return Transport(name == "peer" and state.memories.mates_in_reach(place), parts or segments)
 
     def handle(self, state: State, array: UserBuffer) -> int:
         """The stream: as given, else that of the input."""
@@ -387,7 +387,7 @@ def place_of(state: State, array: Any) -> str:
     if not is_device_array(array):
         return "host"
     found = device_array(array, "array", state.rank, writable=False)
-    return state.memory(device_at(found.address)) if found.nbytes else "host"
+    return state.memories.place(device_at(found.address)) if found.nbytes else "host"
 
 
 def _new_like(sent: UserBuffer, copies: int | None, rank: int) -> UserBuffer:

@@ -355,7 +355,7 @@ class Bench:
             return (AUTO,)
         near = max(self.topology.node_sizes) > 1
         array = self.arrays.put(np.zeros(1, np.uint8))  # lies where mates must be able to reach it
-        reach = near and self.state.mates_in_reach(place_of(self.state, array))
+        reach = near and self.state.memories.mates_in_reach(place_of(self.state, array))
         return (
             AUTO,
             "staged:4",

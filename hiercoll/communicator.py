@@ -7,7 +7,6 @@ and windows of plans that users hold in the order of `*_init` calls.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import uuid
 import warnings
@@ -18,14 +17,14 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.buffers import CARD, BlockLayout, HostMemory, Memory, Transfer
-from hiercoll.cuda import Device, DeviceMemory
+from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
+from hiercoll.cuda import DeviceMemory
 from hiercoll.engines import Between, Board, Engine, Native
 from hiercoll.errors import (
     BufferSizeError,
@@ -35,10 +34,10 @@ from hiercoll.errors import (
     ParameterError,
     TableError,
     TableWarning,
-    TransportWarning,
     UnknownAlgorithmError,
 )
 from hiercoll.executor import Binding, Plan, bind, native_message
+from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.online import Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
@@ -88,16 +87,6 @@ class _Scratch:
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.address, self.owner = memory.allocate(nbytes)
-
-
-class _Room(NamedTuple):
-    """Where a plan's buffers lie, what keeps those that are not the user's, and the copies to and
-    from those that take the place of the user's."""
-
-    places: dict[BufferName, int]
-    owners: list[object]
-    before: list[Transfer]
-    after: list[Transfer]
 
 
 class Work:
@@ -170,9 +159,8 @@ class State:
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
-        self.memories: dict[str, Memory] = {"host": HostMemory()}
+        self.memories = Memories(self.comm, lambda: self.node)
         self._fitted: set[Key] = set()  # work that there has been device memory for on all ranks
-        self._reach: bool | None = None  # whether mates can map each other's device memory; None: not tried
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
         self._scratch: weakref.WeakValueDictionary[Key, _Scratch] = weakref.WeakValueDictionary()
@@ -216,58 +204,6 @@ class State:
             return Variant(algorithm, get_algorithm(collective, algorithm).resolve(params), transport)
         except ParameterError as error:
             raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
-
-    def memory(self, device: Device) -> str:
-        """The place of that device's memory: its name in ``memories``."""
-        if device.name not in self.memories:
-            self.memories[device.name] = DeviceMemory(device)
-        return device.name
-
-    def mates_in_reach(self, place: str) -> bool:
-        """Whether the ranks of every node can map each other's memory at ``place``: tried once.
-        Collective at its first use. The first rank that cannot warns; where warnings are
-        errors, raises TransportWarning on all ranks."""
-        if self._reach is None:
-            problem = self._try_mates(self.memories[place])
-            first = self._least(self.rank if problem else self.size)
-            self._reach = first == self.size
-            warned = True
-            if first == self.rank:
-                text = f"rank {self.rank}: transport 'peer' passes through the host instead: {problem}"
-                try:
-                    warnings.warn(TransportWarning(text), stacklevel=6)
-                except TransportWarning:
-                    warned = False
-            if not self._reach and not self._least(warned):
-                raise TransportWarning(f"rank {first}: transport 'peer' cannot be used")
-        return self._reach
-
-    def _least(self, value: int) -> int:
-        """The smallest value of all ranks. Collective."""
-        least = np.empty(1, dtype=int)
-        self.comm.Allreduce(np.array([value], dtype=int), least, op=MPI.MIN)
-        return int(least[0])
-
-    def _try_mates(self, memory: Memory) -> str:
-        """What keeps this rank from its mates' memory, in words. Collective over the node."""
-        assert isinstance(memory, DeviceMemory)
-        problem, own, owner = "", np.zeros(CARD, np.uint8), None
-        cards = np.empty((self.node.size, CARD), np.uint8)
-        try:
-            address, owner = memory.allocate(1)
-            own = memory.card(address)
-        except DeviceError as error:
-            problem = str(error)
-        self.node.Allgather(own, cards)
-        try:
-            for mate in range(self.node.size):
-                if mate != self.node.rank and not problem:
-                    memory.find(cards[mate])
-        except DeviceError as error:
-            problem = str(error)
-        self.node.Barrier()  # what the others look at stays until they have
-        del owner
-        return problem
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""
@@ -346,7 +282,8 @@ class State:
                 known = self._scratch[place, size_class] = _Scratch(memory, size_class)
             return known.address, known
 
-        room = self._reserve(work, schedule, memory, scratch, (send, recv), together=work.key not in self._fitted)
+        user = self._user(work, send, recv)
+        room = self.memories.reserve(schedule, work.block, place, scratch, user, together=work.key not in self._fitted)
         self._fitted.add(work.key)
         board = None
         if schedule.shared:
@@ -359,6 +296,12 @@ class State:
         plan = self._bind(work, memory, (self.comm, 0), room, board)
         plan.board_key = work.key if board else None
         return plan
+
+    def _user(self, work: Work, send: int, recv: int) -> dict[BufferName, tuple[int, int]]:
+        """Address and number of blocks of the user's buffers."""
+        received: dict[BufferName, tuple[int, int]] = {"recv": (recv, self.size)}
+        sent = 1 if work.collective == "allgather" else self.size
+        return received if work.inplace else {**received, "send": (send, sent)}
 
     def touch(self, key: Key, plan: Plan) -> None:
         """A cached plan is used again: note it, and its window, as used last."""
@@ -382,10 +325,10 @@ class State:
         flags, most = self._agree(work, schedule.flags, nbytes, lacking=lacking)
         self._boards_made += 1
         board = Board(self.comm, self.node, nbytes, flags, self._boards_made, most)
-        self._attach(board, work, memory, partial(board.share_with, memory, nbytes))
+        self._attach(board, memory, partial(board.share_with, memory, nbytes))
         return board
 
-    def _attach(self, board: Board, work: Work, memory: Memory, reach: Callable[[], object]) -> None:
+    def _attach(self, board: Board, memory: Memory, reach: Callable[[], object]) -> None:
         """Let device memory ``reach`` the buffer of a board; if one rank cannot, the board is freed,
         and all raise. Collective, where there are devices."""
         problem = None
@@ -395,7 +338,7 @@ class State:
             problem = error
         if memory.kind != "host":
             try:
-                self._check_room(work, problem)
+                self.memories.check(problem)
             except DeviceError:
                 board.free()
                 raise
@@ -408,7 +351,7 @@ class State:
             address, owner = memory.allocate(nbytes)
         except DeviceMemoryError as error:
             problem = error
-        self._check_room(work, problem)
+        self.memories.check(problem)
         flags, most = self._agree(work, schedule.flags, nbytes)
         self._boards_made += 1
         board = Board(self.comm, self.node, 0, flags, self._boards_made, most)
@@ -418,48 +361,8 @@ class State:
         def reach() -> None:
             board.put_elsewhere(*((address, owner) if nbytes else memory.find(card)))
 
-        self._attach(board, work, memory, reach)
+        self._attach(board, memory, reach)
         return board
-
-    def _reserve(
-        self,
-        work: Work,
-        schedule: Schedule,
-        memory: Memory,
-        scratch: Callable[[], tuple[int, object]],
-        user: tuple[int, int],
-        *,
-        together: bool,
-    ) -> _Room:
-        """Where a plan's buffers lie: those of the ``user`` (or what takes their place), and what
-        is allocated for it. ``together``: too little of a device's memory on one rank is an error
-        on all; collective then, where there are devices.
-
-        Raises DeviceMemoryError.
-        """
-        problem, room = None, _Room({"send": user[0], "recv": user[1]}, [], [], [])
-        try:
-            room.places["scratch"], owner = scratch()
-            room.owners.append(owner)
-            if schedule.host:
-                room.places["host"], owner = memory.allocate_host(schedule.host * work.block)
-                room.owners.append(owner)
-            self._mirror(work, schedule, memory, room)
-        except DeviceMemoryError as error:
-            problem = error
-        if together and memory.kind != "host":
-            self._check_room(work, problem)
-        elif problem is not None:
-            raise problem
-        return room
-
-    def _check_room(self, work: Work, problem: DeviceError | None) -> None:
-        """Raise this rank's problem, or that another rank has one. Collective."""
-        (anywhere,) = self._agree(work, int(problem is not None))
-        if problem is not None:
-            raise problem
-        if anywhere:
-            raise DeviceMemoryError("device memory", "enough on every rank", "too little on another one", self.rank)
 
     def _forget_plans_without_board(self) -> None:
         """Free the cached plans whose window has been evicted."""
@@ -477,7 +380,8 @@ class State:
         else:
             schedule, memory = self.schedule(work), self.memories[place]
             scratch = partial(memory.allocate, schedule.scratch * work.block)
-            room = self._reserve(work, schedule, memory, scratch, (send, recv), together=True)
+            user = self._user(work, send, recv)
+            room = self.memories.reserve(schedule, work.block, place, scratch, user, together=True)
             where = self._reserve_tags(*self._agree(work, schedule.tags))
             board = self._board(work, schedule, memory) if schedule.shared else None
             try:
@@ -538,7 +442,7 @@ class State:
         work: Work,
         memory: Memory,
         where: tuple[MPI.Intracomm, int],
-        room: _Room,
+        room: Room,
         board: Board | None,
         traced: bool = False,
     ) -> Plan:
@@ -552,21 +456,6 @@ class State:
         plan = bind(schedule, binding, work.name, traced=traced)
         plan.keep_alive(*room.owners, nbytes=(schedule.scratch + schedule.host) * work.block)
         return plan
-
-    def _mirror(self, work: Work, schedule: Schedule, memory: Memory, room: _Room) -> None:
-        """Put buffers in place of those of the user's that mates are to get from and cannot map."""
-        for buffer, blocks in ((SEND, 1 if work.collective == "allgather" else self.size), (RECV, self.size)):
-            user, region, layout = room.places[buffer.name], buffer[0:blocks], BlockLayout(work.block)
-            if buffer.name not in schedule.offered or _can_be_mapped(memory, user):
-                continue
-            mirror, owner = memory.allocate(blocks * work.block)
-            there = memory.copy(layout, (user, region), (mirror, region))
-            back = memory.copy(layout, (mirror, region), (user, region))
-            assert isinstance(there, Transfer) and isinstance(back, Transfer)
-            room.before.extend([there] if buffer is SEND or work.inplace else [])
-            room.after.extend([back] if buffer is RECV else [])
-            room.places[buffer.name] = mirror
-            room.owners.append(owner)
 
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not
@@ -658,49 +547,6 @@ class State:
         for board in sorted(boards, key=lambda board: board.number):
             if board.number not in busy:
                 board.free()
+        self.memories.forget()
         for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
             comm.Free()
-
-
-def _can_be_mapped(memory: Memory, address: int) -> bool:
-    """Whether other processes can map the memory at ``address``."""
-    try:
-        memory.card(address)
-    except DeviceError:
-        return False
-    return True
-
-
-def takes_device_memory(comm: MPI.Intracomm) -> bool:
-    """Whether this process may give device addresses to its MPI library.
-
-    The user's word (``HIERCOLL_CUDA_AWARE``), or what the library says under the key
-    ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3) or, of Open MPI, by its own function
-    (which some builds of MPICH end the program in). Silence is a no.
-    """
-    word = os.environ.get("HIERCOLL_CUDA_AWARE", "")
-    if word:
-        return word != "0"
-    info = comm.Get_info()
-    kinds = info.Get("mpi_memory_alloc_kinds") or ""
-    info.Free()
-    return any(kind.partition(":")[0] == "cuda" for kind in kinds.split(",")) or _open_mpi_says_so()
-
-
-def _open_mpi_says_so() -> bool:
-    if MPI.get_vendor()[0] != "Open MPI":
-        return False
-    try:
-        library = ctypes.CDLL("libmpi.so.40", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return bool(library.MPIX_Query_cuda_support())
-    except (OSError, AttributeError):  # another name, or built without
-        return False
-
-
-def shared_memory_room() -> int | None:
-    """Free bytes of /dev/shm, where MPI libraries put shared windows; None where there is none."""
-    try:
-        status = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize

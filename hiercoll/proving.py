@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.collectives import Contract
+from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
 from hiercoll.topology import Topology, parse_layout
+from hiercoll.transports import DIRECT, Transport
 from hiercoll.verify import Proof, verify
 
 SHAPES = ("1x1", "1x2", "1x7", "2x1", "2x4", "3x5", "4x4", "5+3", "3+1", "1+4+2", "7x1", "16x8")
@@ -27,6 +29,7 @@ class Case(NamedTuple):
     params: Params
     layout: str
     inplace: bool = False
+    transport: Transport = DIRECT
 
     def __str__(self) -> str:
         spelled = get_algorithm(self.collective, self.algorithm).spelled(self.params)
@@ -56,16 +59,31 @@ def contract_of(collective: str, schedules: list[Schedule], inplace: bool = Fals
 
 
 def generate(
-    collective: str, name: str, params: Params, topology: Topology, *, inplace: bool = False
+    collective: str,
+    name: str,
+    params: Params,
+    topology: Topology,
+    *,
+    inplace: bool = False,
+    transport: Transport = DIRECT,
 ) -> list[Schedule]:
-    """The schedules of all ranks. Raises as `Algorithm.schedule` does."""
+    """The schedules of all ranks. Raises as `Algorithm.schedule` and `transports.cut` do."""
     entry = get_algorithm(collective, name)
-    return [entry.schedule(topology, rank, params, inplace=inplace) for rank in range(topology.size)]
+    plain = [entry.schedule(topology, rank, params, inplace=inplace) for rank in range(topology.size)]
+    return [transport.schedule(plain.__getitem__, topology, rank) for rank in range(topology.size)]
 
 
-def prove(collective: str, name: str, params: Params, topology: Topology, *, inplace: bool = False) -> Proof:
-    """Generate and verify. Raises ConstraintError where the algorithm refuses."""
-    schedules = generate(collective, name, params, topology, inplace=inplace)
+def prove(
+    collective: str,
+    name: str,
+    params: Params,
+    topology: Topology,
+    *,
+    inplace: bool = False,
+    transport: Transport = DIRECT,
+) -> Proof:
+    """Generate and verify. Raises ConstraintError where the algorithm refuses, or cannot be cut in parts."""
+    schedules = generate(collective, name, params, topology, inplace=inplace, transport=transport)
     return verify(schedules, contract_of(collective, schedules, inplace), topology)
 
 
@@ -78,13 +96,19 @@ def decide(case: Case) -> Outcome:
     # Many small tuples and no cycles: the collector would only look at them again and again.
     gc.disable()
     try:
-        proof = prove(case.collective, case.algorithm, case.params, topology, inplace=case.inplace)
+        proof = prove(
+            case.collective, case.algorithm, case.params, topology, inplace=case.inplace, transport=case.transport
+        )
+    except ConstraintError as error:  # parts
+        return Outcome(case, error.expected)
     finally:
         gc.enable()
     return Outcome(case, None, tuple(map(str, proof.findings)), proof.operations)
 
 
-def cases(algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterable[str]) -> Iterator[Case]:
+def cases(
+    algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterable[str], transport: Transport = DIRECT
+) -> Iterator[Case]:
     """Cases for (collective, name, parameters; None for all variants) on distinct topologies,
     in place too where the algorithm says that it can."""
     distinct: dict[Topology, str] = {}
@@ -95,7 +119,7 @@ def cases(algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterabl
         for variant in entry.variants() if params is None else [entry.resolve(params)]:
             for layout in distinct.values():
                 for inplace in (False, True) if entry.in_place else (False,):
-                    yield Case(collective, name, variant, layout, inplace)
+                    yield Case(collective, name, variant, layout, inplace, transport)
 
 
 def every_algorithm(combinations: bool = False) -> list[tuple[str, str, Params | None]]:

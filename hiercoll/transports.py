@@ -66,6 +66,12 @@ def parse_transport(text: object) -> tuple[str, int]:
     raise ParameterError("transport", expected, repr(text))
 
 
+def named(text: str) -> Transport:
+    """The transport of that name on an MPI library that takes no device memory. Raises ParameterError."""
+    name, parts = parse_transport(text)
+    return DIRECT if name in (AUTO, "direct") else Transport(name == "peer", parts or 1)
+
+
 def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
     """``emit(rank)`` without messages of private memory within the node: the receiver copies
     from the sender's buffer (`Get`), allowed by a message that offers it, and sends notice

@@ -18,7 +18,17 @@ from rich.table import Table
 
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
-from hiercoll.cli.common import COLLECTIVES, LayoutType, SizeType, Together, known_algorithm, layout_option, main, world
+from hiercoll.cli.common import (
+    COLLECTIVES,
+    LayoutType,
+    SizeType,
+    Together,
+    TransportType,
+    known_algorithm,
+    layout_option,
+    main,
+    world,
+)
 from hiercoll.cost import count_rank
 from hiercoll.proving import ALL_LAYOUTS, Case, Outcome, cases, decide_all, every_algorithm, generate
 from hiercoll.schedule import Join, Schedule
@@ -26,8 +36,17 @@ from hiercoll.simulate import Event, count_rounds, simulate
 from hiercoll.tables import NATIVE
 from hiercoll.timeline import matrix_text, to_svg, to_trace
 from hiercoll.topology import LAYOUT_HELP, Topology, parse_layout
+from hiercoll.transports import named
 from hiercoll.units import format_size, format_time
 from hiercoll.verify import describe
+
+transport_option = click.option(
+    "--transport",
+    type=TransportType(),
+    default="direct",
+    show_default=True,
+    help="As messages of device memory travel: direct, staged[:PARTS] or peer[:PARTS].",
+)
 
 
 def doc_section(entry: Algorithm, name: str) -> str:
@@ -71,6 +90,7 @@ def list_(collective: str | None) -> None:
     multiple=True,
     help=f"{LAYOUT_HELP}; may be repeated. Default: a set of even, uneven and odd ones, block, cyclic and random.",
 )
+@transport_option
 @click.option(
     "--workers", "-j", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Processes."
 )
@@ -80,6 +100,7 @@ def verify(
     everything: bool,
     combinations: bool,
     layouts: tuple[str, ...],
+    transport: str,
     workers: int,
 ) -> None:
     """Prove algorithms: no deadlock, no race, every block delivered.
@@ -94,7 +115,7 @@ def verify(
         chosen = [(collective, entry.name, params if ":" in algorithm else None)]
     elif collective:
         chosen = [entry for entry in chosen if entry[0] == collective]
-    todo = list(cases(chosen, layouts or ALL_LAYOUTS))
+    todo = list(cases(chosen, layouts or ALL_LAYOUTS, named(transport)))
     outcomes = _decide_with_progress(todo, workers)
     _print_outcomes(outcomes)
     if any(outcome.findings for outcome in outcomes):
@@ -143,13 +164,14 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
 @layout_option("2x3")
 @click.option("--rank", "-r", type=click.IntRange(0), default=0, show_default=True, help="Whose schedule to print.")
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
-def show(collective: str, algorithm: str, layout: str, rank: int, inplace: bool) -> None:
+@transport_option
+def show(collective: str, algorithm: str, layout: str, rank: int, inplace: bool, transport: str) -> None:
     """A schedule in words, counts per link class, and who sends how much to whom."""
     topology = parse_layout(layout)
     if rank >= topology.size:
         raise click.UsageError(f"rank {rank} of {topology.size}")
     entry, params = known_algorithm(collective, algorithm)
-    schedules = generate(collective, entry.name, params, topology, inplace=inplace)
+    schedules = generate(collective, entry.name, params, topology, inplace=inplace, transport=named(transport))
     schedule = schedules[rank]
     click.echo(
         f"{collective} {entry.spelled(params)} on {topology}, rank {rank} "

@@ -20,21 +20,22 @@ def bind(comm: MPI.Intracomm, devices: Devices | None = None) -> int:
     where one sees no device.
     """
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-    problem, seen = "", list[str]()
+    problem, seen = None, list[str]()
     try:
         devices = devices or _devices()
         seen = devices.visible()
     except DeviceError as error:
-        problem = str(error)
-    everyone: Sequence[tuple[list[str], str]] = host.allgather((seen, problem))
+        problem = DeviceError(error.argument, error.expected, error.got, comm.rank)
+    everyone: Sequence[list[str]] = host.allgather(seen)
     rank = host.rank
     host.Free()
-    for other, (visible, trouble) in enumerate(everyone):
-        if not visible:
-            got = trouble or "none"
-            raise DeviceError("devices", "at least one for every rank", f"{got} (rank {other} of this host)", comm.rank)
+    if problem is not None:
+        raise problem
+    if [] in everyone:
+        without = f"none (rank {everyone.index([])} of this host)"
+        raise DeviceError("devices", "at least one for every rank", without, comm.rank)
     assert devices is not None
-    mates = [other for other, (visible, _) in enumerate(everyone) if visible == seen]
+    mates = [other for other, visible in enumerate(everyone) if visible == seen]
     number = mates.index(rank) % len(seen)
     devices.select(number)
     return number

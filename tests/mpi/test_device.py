@@ -16,12 +16,13 @@ import hiercoll
 from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda
 from hiercoll.algorithms import REGISTRY
 from hiercoll.bench import Bench, DataError, Subject, buffers
-from hiercoll.communicator import mpi_library, takes_device_memory
+from hiercoll.communicator import mpi_library
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
 from hiercoll.errors import TransportWarning
 from hiercoll.lifetime import get_state
+from hiercoll.memories import takes_device_memory
 from hiercoll.schedule import Get
 from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.tuning import Search

@@ -333,3 +333,18 @@ def test_what_needs_mpi_says_so(tmp_path: Path, arguments: str) -> None:
     said = " ".join(done.stderr.split())
     assert "needs mpi4py" in said and "pip install 'hiercoll[mpich]'" in said and "mpiexec" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_transports_are_shown_and_proved() -> None:
+    """What runs on device arrays: with copies to and from the host, or from mates."""
+    runner = CliRunner()
+    shown = runner.invoke(main, ["show", "alltoall", "bruck", "--layout", "1x3", "--transport", "peer"])
+    assert shown.exit_code == 0 and "get scratch[" in shown.output
+    shown = runner.invoke(main, ["show", "alltoall", "bruck", "--layout", "3x1", "--transport", "staged"])
+    assert shown.exit_code == 0 and "to host[0]" in shown.output
+    for transport in ("peer", "staged:3"):
+        proved = runner.invoke(main, ["verify", "allgather", "-l", "2x3", "-j", "1", "--transport", transport])
+        assert proved.exit_code == 0 and " 0 refuted" in proved.output, proved.output
+    assert "(needs a schedule without segments and flags)" in proved.output
+    wrong = runner.invoke(main, ["verify", "allgather", "--transport", "mates"])
+    assert wrong.exit_code == 2 and "'peer:PARTS'" in wrong.output
