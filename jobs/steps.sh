@@ -36,7 +36,7 @@ if size != want:
 ' "$RANKS"
 
 if [[ ! -e $RESULTS/table.json ]]; then
-    "${LAUNCH[@]}" hiercoll tune --memory "$MEMORY" --budget "$BUDGET" --output "$RESULTS/table.json"
+    "${LAUNCH[@]}" hiercoll tune --budget "$BUDGET" --memory "$MEMORY" --output "$RESULTS/table.json"
 fi
 hiercoll table show "$RESULTS/table.json" > "$RESULTS/table.txt"
 
