@@ -119,8 +119,8 @@ class Slurm:
         if library == "impi":
             self.variables["I_MPI_PMI_LIBRARY"] = str(find_library("libpmi2.so.0", "libpmi2-0"))
             self.variables["I_MPI_SPIN_COUNT"] = "1"  # only its own mpiexec tells the ranks that cores are few
-        if library == "mpich":  # a short address: Slurm's PMI2 now and then cuts a long one, and MPI_Init fails
-            self.variables["UCX_NET_DEVICES"] = ",".join(f"eth{rail}" for rail in range(lab.rails))
+        if library == "mpich":  # Slurm's PMI2 now and then tears UCX's long addresses; libfabric's are short
+            self.variables["MPIR_CVAR_CH4_NETMOD"] = os.environ.get("MPIR_CVAR_CH4_NETMOD", "ofi")
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Slurm:
