@@ -283,8 +283,10 @@ class State:
             return known.address, known
 
         user = self._user(work, send, recv)
-        room = self.memories.reserve(schedule, work.block, place, scratch, user, together=work.key not in self._fitted)
-        self._fitted.add(work.key)
+        first = memory.kind != "host" and work.key not in self._fitted
+        room = self.memories.reserve(schedule, work.block, place, scratch, user, together=first)
+        if first:
+            self._fitted.add(work.key)
         board = None
         if schedule.shared:
             if work.key in self.boards:
@@ -348,7 +350,7 @@ class State:
         assert isinstance(memory, DeviceMemory)
         problem, address, owner = None, 0, None
         try:
-            address, owner = memory.allocate(nbytes)
+            address, owner = memory.allocate(nbytes) if nbytes else (0, None)
         except DeviceMemoryError as error:
             problem = error
         self.memories.check(problem)

@@ -178,6 +178,11 @@ class _Stage:
         return HOST[start : start + op.region.size]._replace(part=op.region.part)
 
 
+def _passes(op: Send | Recv, on_host: Sequence[str]) -> bool:
+    """Whether a message passes through the host: offers and notices, without blocks, do not."""
+    return bool(op.region.blocks) and op.region.buffer not in on_host
+
+
 def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
     """A copy before each send, and one after each receive, just before what waits for it first:
     schedules that run in order must not wait for a receive before its time."""
@@ -193,11 +198,10 @@ def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
 
     for index, op in enumerate(schedule.ops):
         deps = tuple(settled(dep) for dep in op.deps)
-        staged_here = isinstance(op, (Send, Recv)) and op.region.blocks and op.region.buffer not in on_host
-        if staged_here and isinstance(op, Send):
+        if isinstance(op, Send) and _passes(op, on_host):
             place = stage.place(op)
             ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
-        elif staged_here and isinstance(op, Recv):
+        elif isinstance(op, Recv) and _passes(op, on_host):
             place = stage.place(op)
             arriving[index] = Copy(place, op.region, (len(ops),))
             ops.append(op._replace(region=place, deps=deps))
@@ -214,8 +218,8 @@ def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], on_host: Seq
     gate: Deps = ()
     for members in rounds:
         old = [schedule.ops[index] for index in members]
-        sends = [op for op in old if isinstance(op, Send) and op.region.buffer not in on_host]
-        recvs = [op for op in old if isinstance(op, Recv) and op.region.buffer not in on_host]
+        sends = [op for op in old if isinstance(op, Send) and _passes(op, on_host)]
+        recvs = [op for op in old if isinstance(op, Recv) and _passes(op, on_host)]
         of_region = {op.region: op for op in reversed(sends)}  # what is sent to several is copied out once
         out = {region: stage.place(op) for region, op in reversed(of_region.items())}
         places = {op.region: stage.place(op) for op in recvs}

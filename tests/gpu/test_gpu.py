@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts  # type: ignore[attr-defined]
+from conftest import CALLS, VARIANTS, WORLD, layouts  # type: ignore[attr-defined]
 from mpi4py import MPI
 
 import hiercoll
@@ -39,13 +39,6 @@ except Exception as error:  # of the CUDA runtime, where there is no driver
     pytest.skip(f"there is no GPU: {error}", allow_module_level=True)
 
 RANK, SIZE = WORLD.rank, WORLD.size
-VARIANTS = [
-    (collective, name, params)
-    for collective in ("alltoall", "allgather")
-    for name, entry in REGISTRY[collective].items()
-    for params in entry.variants()
-]
-CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 BLOCK = 200  # bytes, no multiple of 16
 
 

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
+import hiercoll
+from hiercoll.algorithms import REGISTRY
+
 WORLD = MPI.COMM_WORLD
+VARIANTS = [
+    (collective, name, params)
+    for collective in ("alltoall", "allgather")
+    for name, entry in REGISTRY[collective].items()
+    for params in entry.variants()
+]
+CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 TIMEOUT = 120.0  # seconds for one test
 
 

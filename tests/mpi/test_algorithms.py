@@ -6,19 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts
+from conftest import VARIANTS, WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.bench import tokens
 
-VARIANTS = [
-    (collective, name, params)
-    for collective in ("alltoall", "allgather")
-    for name, entry in REGISTRY[collective].items()
-    for params in entry.variants()
-]
 CASES = [
     *VARIANTS,
     *((collective, name, {}) for collective in ("alltoall", "allgather") for name in ("auto", "native")),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts
+from conftest import CALLS, VARIANTS, WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
@@ -28,13 +28,6 @@ from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.tuning import Search
 
 RANK, SIZE = WORLD.rank, WORLD.size
-VARIANTS = [
-    (collective, name, params)
-    for collective in ("alltoall", "allgather")
-    for name, entry in REGISTRY[collective].items()
-    for params in entry.variants()
-]
-CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 BLOCK = 200  # bytes, no multiple of 16
 OWN_STREAM = 7
 

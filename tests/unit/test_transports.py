@@ -13,6 +13,7 @@ from hiercoll.buffers import BlockLayout
 from hiercoll.collectives import Contract
 from hiercoll.errors import ConstraintError
 from hiercoll.loopback import run
+from hiercoll.proving import prove
 from hiercoll.schedule import NOTICE, Copy, Get, Join, Op, Recv, Schedule, Send
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.transports import ON_HOST, Transport, cut, staged
@@ -133,6 +134,15 @@ def test_peer(collective: str, name: str, params: object, layout: str, inplace: 
         assert not [op for op in near if op.region.blocks and op.region.buffer not in ON_HOST]
         gets = [op for op in schedule.ops if isinstance(op, Get)]
         assert len(gets) == sum(isinstance(op, Send) and op.region == NOTICE for op in messages)
+
+
+@pytest.mark.parametrize("layout", ["1x7", "5+3:cyclic", "7x1"])
+@pytest.mark.parametrize(("collective", "name"), [("bcast", "binomial"), ("allreduce", "ring")])
+def test_peer_of_what_is_not_executed_yet(collective: str, name: str, layout: str) -> None:
+    """Ranks that only send have rounds even then; their offers do not pass through the host."""
+    for params in REGISTRY[collective][name].variants():
+        for transport in (Transport(True, 0), Transport(True, 1)):
+            assert prove(collective, name, params, parse_layout(layout), transport=transport).require().ok
 
 
 @pytest.mark.parametrize(("collective", "name", "params"), CASES)
