@@ -62,6 +62,16 @@ class BlockLayout(NamedTuple):
         return runs
 
 
+class Reduction(NamedTuple):
+    """How elements are combined: a type of NumPy's, and one of `OPERATIONS`."""
+
+    dtype: np.dtype[Any]
+    operation: str
+
+
+OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
 class Transfer(ABC):
     """A copy that goes on in the background; it may be started again when it is done."""
 
@@ -96,6 +106,17 @@ class Memory(Protocol):
         self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]
     ) -> Action | Transfer | None:
         """What copies between regions of the buffers at two addresses; None if there is nothing to do."""
+
+    def reduce(
+        self,
+        layout: BlockLayout,
+        how: Reduction,
+        left: tuple[int, Region],
+        right: tuple[int, Region],
+        target: tuple[int, Region],
+    ) -> Action | Transfer | None:
+        """What puts ``left (+) right``, element by element, into ``target``; None if there is
+        nothing to do. ``layout.item`` is the size of an element."""
 
     def card(self, address: int) -> Array:
         """`CARD` bytes that tell another process of this host how to `get` from the buffer at
@@ -144,6 +165,24 @@ class HostMemory:
             return partial(np.take, src_view, src, axis=0, out=dst_view[dst], mode="clip")
         return partial(_scatter, dst_view, dst, src_view, src)
 
+    def reduce(
+        self,
+        layout: BlockLayout,
+        how: Reduction,
+        left: tuple[int, Region],
+        right: tuple[int, Region],
+        target: tuple[int, Region],
+    ) -> Action:
+        """See `Memory.reduce`."""
+
+        def elements(address: int, nbytes: int) -> Array:
+            memory: Any = (ctypes.c_char * nbytes).from_address(address)
+            return np.frombuffer(memory, how.dtype)
+
+        pieces = common_pieces(layout, left, right, target)
+        views = [[elements(address, piece[-1]) for address in piece[:-1]] for piece in pieces]
+        return partial(_combine, OPERATIONS[how.operation], views)
+
     def card(self, address: int) -> Array:
         """Only the shared buffer is of several processes."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
@@ -154,6 +193,24 @@ class HostMemory:
 
     def before_messages(self, handle: int, direct: bool) -> None:
         """Nothing to do."""
+
+
+def _combine(operation: np.ufunc, views: list[list[Array]]) -> None:
+    for left, right, target in views:
+        operation(left, right, out=target)
+
+
+def common_pieces(layout: BlockLayout, *ends: tuple[int, Region]) -> list[tuple[int, ...]]:
+    """Regions of buffers at addresses, cut into pieces that are contiguous in all of them:
+    the addresses, and the length in bytes."""
+    pieces: list[tuple[int, ...]] = []
+    rests = [iter([(at + offset, n) for offset, n in layout.runs(region) if n]) for at, region in ends]
+    heads = [next(rest, (0, 0)) for rest in rests]
+    while length := min(n for _, n in heads):
+        pieces.append((*(at for at, _ in heads), length))
+        moved = [(at + length, n - length) for at, n in heads]
+        heads = [head if head[1] else next(rest, (0, 0)) for head, rest in zip(moved, rests, strict=True)]
+    return pieces
 
 
 def _scatter(dst: Array, where: Array, src: Array, which: Array) -> None:

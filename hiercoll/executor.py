@@ -17,10 +17,24 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.buffers import CARD, Array, BlockLayout, Memory, Transfer
+from hiercoll.buffers import CARD, Array, BlockLayout, Memory, Reduction, Transfer
 from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Rounds, Script, Traced
 from hiercoll.errors import PlanError
-from hiercoll.schedule import NOTICE, BufferName, Copy, Get, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
+from hiercoll.schedule import (
+    NOTICE,
+    BufferName,
+    Copy,
+    Get,
+    Join,
+    Op,
+    Recv,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+)
 
 INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
@@ -34,7 +48,7 @@ class Binding:
     ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags.
     ``around``: transfers that come before and after everything else. ``cards`` are filled by
     messages from mates, by rank and tag, with what tells of their buffers; ``offers`` are what
-    this rank tells of its own, with the buffers' addresses.
+    this rank tells of its own, with the buffers' addresses. ``reduction``: what reductions do.
     """
 
     comm: MPI.Intracomm
@@ -47,6 +61,7 @@ class Binding:
     around: tuple[list[Transfer], list[Transfer]] = ([], [])
     cards: dict[tuple[int, int], Array] = field(default_factory=dict)
     offers: list[tuple[Array, int]] = field(default_factory=list)
+    reduction: Reduction | None = None
 
 
 class Plan:
@@ -258,7 +273,14 @@ def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
         return binding.memory.get(binding.layout, card, op.source, target)
     if isinstance(op, (Signal, Wait, Join)):
         return None
-    raise PlanError("reductions cannot be executed yet: no collective of this version needs them")
+    return _bind_reduction(op, binding)
+
+
+def _bind_reduction(op: Reduce, binding: Binding) -> Bound:
+    if binding.reduction is None:
+        raise PlanError("a schedule with reductions needs a type and an operation (Binding.reduction)")
+    left, right, target = ((binding.addresses[region.buffer], region) for region in (op.left, op.right, op.target))
+    return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
 
 
 def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:

@@ -10,8 +10,9 @@ from typing import Any
 import cupy  # type: ignore[import-not-found, unused-ignore]
 import numpy as np
 
-from hiercoll.cuda.device import Pieces, Rows
-from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape
+from hiercoll.buffers import Reduction
+from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape, Task
+from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape, reduction_source
 from hiercoll.errors import DeviceError, DeviceMemoryError
 
 runtime: Any = cupy.cuda.runtime
@@ -150,9 +151,13 @@ class CupyDevice:
         """A stream of the caller's."""
         return CupyStream(self, handle)
 
-    def prepare(self, shape: Rows | Pieces) -> CupyRows | CupyPieces:
+    def prepare(self, shape: Shape) -> Task:
         """See `Device.prepare`."""
-        return CupyRows(self, shape) if isinstance(shape, Rows) else CupyPieces(self, shape)
+        if isinstance(shape, Rows):
+            return CupyRows(self, shape)
+        if isinstance(shape, Pieces):
+            return CupyTable(self, shape, self.copy_pieces, np.uint64(SPAN))
+        return CupyTable(self, shape, self.reduce_pieces(shape.how))
 
     @cached_property
     def uploads(self) -> Any:
@@ -164,6 +169,10 @@ class CupyDevice:
     def copy_pieces(self) -> Any:
         """The kernel."""
         return cupy.RawKernel(SOURCE, "copy_pieces")
+
+    def reduce_pieces(self, how: Reduction) -> Any:
+        """The kernel for a type and an operation; CuPy compiles it once."""
+        return cupy.RawKernel(reduction_source(how), "reduce_pieces")
 
 
 @lru_cache(maxsize=1)
@@ -227,7 +236,7 @@ class CupyRows:
         self._device, self._shape = device, shape
 
     def enqueue(self, stream: CupyStream) -> None:
-        """See `cuda.device.Copy`."""
+        """See `cuda.device.Task`."""
         rows, handle = self._shape, stream.handle
         with cupy.cuda.Device(self._device.ordinal):
             if rows.number == 1:
@@ -237,19 +246,19 @@ class CupyRows:
                 runtime.memcpy2DAsync(*steps, rows.length, rows.number, ANY, handle)
 
 
-class CupyPieces:
-    """One launch over a table that lies on the device."""
+class CupyTable:
+    """One launch of a kernel over a table that lies on the device; the last column is of lengths."""
 
-    def __init__(self, device: CupyDevice, shape: Pieces) -> None:
-        self._device = device
+    def __init__(self, device: CupyDevice, shape: Pieces | Pairs, kernel: Any, *numbers: Any) -> None:
+        self._device, self._kernel = device, kernel
         table = np.array(shape.table, dtype=np.uint64)
-        self._grid, self._block = launch_shape(len(table), int(table[:, 2].max()))
-        self._numbers = np.uint64(len(table)), np.uint64(SPAN)
+        self._grid, self._block = launch_shape(len(table), int(table[:, -1].max()))
+        self._numbers = np.uint64(len(table)), *numbers
         with cupy.cuda.Device(device.ordinal), device.uploads:
             self._table = cupy.asarray(table)
             device.uploads.synchronize()  # the table is there before the first launch
 
     def enqueue(self, stream: CupyStream) -> None:
-        """See `cuda.device.Copy`; on a stream of the device's own."""
+        """See `cuda.device.Task`; on a stream of the device's own."""
         with cupy.cuda.Device(self._device.ordinal), stream.own:
-            self._device.copy_pieces(self._grid, self._block, (self._table, *self._numbers))
+            self._kernel(self._grid, self._block, (self._table, *self._numbers))

@@ -1,6 +1,6 @@
-"""What hiercoll asks of a device, and the two shapes of copies.
+"""What hiercoll asks of a device, and the shapes of its copies and reductions.
 
-All copies are asynchronous: they run in the order of their stream, some time between
+All of these are asynchronous: they run in the order of their stream, some time between
 their call and the completion of an event recorded after them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hiercoll.buffers import BlockLayout
+from hiercoll.buffers import BlockLayout, Reduction, common_pieces
 from hiercoll.schedule import Region
 
 MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)
@@ -32,7 +32,14 @@ class Pieces(NamedTuple):
     table: tuple[tuple[int, int, int], ...]
 
 
-Shape: TypeAlias = "Rows | Pieces | None"
+class Pairs(NamedTuple):
+    """(left, right, target, length) of pieces whose elements are combined: one launch over a table."""
+
+    table: tuple[tuple[int, int, int, int], ...]
+    how: Reduction
+
+
+Shape: TypeAlias = "Rows | Pieces | Pairs"
 
 
 class Event(Protocol):
@@ -88,8 +95,9 @@ class Device(Protocol):
     def stream_of(self, handle: int) -> Stream:
         """A stream of the caller's: 1 and 2 are the legacy and the per-thread default streams."""
 
-    def prepare(self, shape: Rows | Pieces) -> Copy:
-        """A copy, to be enqueued as often as wanted."""
+    def prepare(self, shape: Shape) -> Task:
+        """A copy or reduction, to be enqueued as often as wanted. Raises DeviceError for a
+        reduction of a type that the device has not."""
 
 
 class Devices(Protocol):
@@ -102,16 +110,16 @@ class Devices(Protocol):
         """Make one the current device."""
 
 
-class Copy(Protocol):
-    """A copy that is ready to be enqueued."""
+class Task(Protocol):
+    """A copy or reduction that is ready to be enqueued."""
 
     def enqueue(self, stream: Any) -> None:
         """Let ``stream`` do it."""
 
 
-def copy_shape(layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Shape:
+def copy_shape(layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Rows | Pieces | None:
     """A copy between regions of the buffers at two addresses, in the fewest pieces; None if it moves nothing."""
-    pieces = [(s, t, n) for s, t, n in _common(_runs(layout, *source), _runs(layout, *target)) if n]
+    pieces = [(s, t, n) for s, t, n in common_pieces(layout, source, target)]
     if not pieces:
         return None
     (first, to, length), *_ = pieces
@@ -123,20 +131,9 @@ def copy_shape(layout: BlockLayout, source: tuple[int, Region], target: tuple[in
     return Pieces(tuple(pieces))
 
 
-def _runs(layout: BlockLayout, address: int, region: Region) -> list[tuple[int, int]]:
-    return [(address + offset, length) for offset, length in layout.runs(region)]
-
-
-def _common(sources: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(source, target, length) of pieces that are contiguous at both ends."""
-    pieces: list[tuple[int, int, int]] = []
-    rest = iter(targets)
-    to, room = 0, 0
-    for at, length in sources:
-        while length:
-            if not room:
-                to, room = next(rest)
-            n = min(length, room)
-            pieces.append((at, to, n))
-            at, length, to, room = at + n, length - n, to + n, room - n
-    return pieces
+def reduction_shape(
+    layout: BlockLayout, how: Reduction, left: tuple[int, Region], right: tuple[int, Region], target: tuple[int, Region]
+) -> Pairs | None:
+    """A reduction of regions of the buffers at three addresses; None if there is nothing in them."""
+    pieces = tuple((a, b, t, n) for a, b, t, n in common_pieces(layout, left, right, target))
+    return Pairs(pieces, how) if pieces else None

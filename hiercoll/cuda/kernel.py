@@ -1,6 +1,9 @@
-"""The kernel that copies scattered pieces in one launch."""
+"""The kernels: one copies scattered pieces in one launch, one combines them."""
 
 from __future__ import annotations
+
+from hiercoll.buffers import Reduction
+from hiercoll.errors import DeviceError
 
 THREADS = 256  # of a block, at most
 SPAN = 1 << 16  # bytes that a block of threads copies in one go
@@ -49,6 +52,42 @@ extern "C" __global__ void copy_pieces(const Bytes* table, Bytes count, Bytes sp
     }
 }
 """
+
+REDUCTION = r"""
+typedef unsigned long long Bytes;
+
+extern "C" __global__ void reduce_pieces(const Bytes* table, Bytes count)
+{
+    for (Bytes piece = blockIdx.y; piece < count; piece += gridDim.y) {
+        const Element* left = reinterpret_cast<const Element*>(table[4 * piece]);
+        const Element* right = reinterpret_cast<const Element*>(table[4 * piece + 1]);
+        Element* target = reinterpret_cast<Element*>(table[4 * piece + 2]);  // may be one of the others
+        const Bytes number = table[4 * piece + 3] / sizeof(Element), step = (Bytes)gridDim.x * blockDim.x;
+        for (Bytes i = (Bytes)blockIdx.x * blockDim.x + threadIdx.x; i < number; i += step)
+            target[i] = COMBINE(left[i], right[i]);
+    }
+}
+"""
+ELEMENTS = {
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "float32": "float",
+    "float64": "double",
+}
+COMBINE = {"sum": "(a) + (b)", "prod": "(a) * (b)", "min": "(b) < (a) ? (b) : (a)", "max": "(a) < (b) ? (b) : (a)"}
+
+
+def reduction_source(how: Reduction) -> str:
+    """The kernel for a type and an operation. Raises DeviceError for types that are none of `ELEMENTS`."""
+    if how.dtype.name not in ELEMENTS or not how.dtype.isnative:
+        raise DeviceError("reduction", f"elements of {', '.join(ELEMENTS)}", str(how.dtype))
+    return f"#define Element {ELEMENTS[how.dtype.name]}\n#define COMBINE(a, b) ({COMBINE[how.operation]})\n{REDUCTION}"
 
 
 def launch_shape(count: int, longest: int) -> tuple[tuple[int, int], tuple[int]]:

@@ -27,7 +27,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Pieces, Rows
+from hiercoll.buffers import OPERATIONS
+from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape
 from hiercoll.errors import DeviceError, DeviceMemoryError
 
 Work: TypeAlias = "Callable[[], None]"
@@ -175,9 +176,9 @@ class LateDevice:
         """The stream with this number."""
         return self._streams.setdefault(handle, LateStream(self))
 
-    def prepare(self, shape: Rows | Pieces) -> LateCopy:
+    def prepare(self, shape: Shape) -> LateTask:
         """See `Device.prepare`."""
-        return LateCopy(self, shape)
+        return LateTask(self, shape)
 
     # ---- arrays
 
@@ -250,19 +251,25 @@ class LateEvent:
         self.stream.run(self.position)
 
 
-class LateCopy:
-    """A copy that reads and writes when it runs."""
+class LateTask:
+    """A copy or reduction that reads and writes when it runs."""
 
-    def __init__(self, device: LateDevice, shape: Rows | Pieces) -> None:
+    def __init__(self, device: LateDevice, shape: Shape) -> None:
         self._device, self._shape = device, shape
 
     def enqueue(self, stream: LateStream) -> None:
-        """See `cuda.device.Copy`."""
+        """See `cuda.device.Task`."""
         self._device.counts["copies" if isinstance(self._shape, Rows) else "launches"] += 1
         stream.enqueue(self._run)
 
     def _run(self) -> None:
         shape, view = self._shape, self._device.view
+        if isinstance(shape, Pairs):
+            operation, dtype = OPERATIONS[shape.how.operation], shape.how.dtype
+            for left, right, result, length in shape.table:
+                ends = (view(address, length).view(dtype) for address in (left, right))
+                operation(*ends, out=view(result, length).view(dtype))
+            return
         if isinstance(shape, Pieces):
             table = shape.table
         else:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiercoll.buffers import CARD, Array, BlockLayout, Transfer
-from hiercoll.cuda.device import Copy, Device, Event, Stream, copy_shape
+from hiercoll.buffers import CARD, Array, BlockLayout, Reduction, Transfer
+from hiercoll.cuda.device import Device, Event, Stream, Task, copy_shape, reduction_shape
 from hiercoll.errors import DeviceError
 from hiercoll.schedule import Region
 from hiercoll.transports import ON_HOST
@@ -94,6 +94,18 @@ class DeviceMemory:
         stream = self._out if to_host else self._in if from_host else self._within
         return DeviceCopy(self.device.prepare(shape), stream)
 
+    def reduce(
+        self,
+        layout: BlockLayout,
+        how: Reduction,
+        left: tuple[int, Region],
+        right: tuple[int, Region],
+        target: tuple[int, Region],
+    ) -> DeviceCopy | None:
+        """See `Memory.reduce`: one launch. Raises DeviceError for types without a kernel."""
+        shape = reduction_shape(layout, how, left, right, target)
+        return None if shape is None else DeviceCopy(self.device.prepare(shape), self._within)
+
     def before_messages(self, handle: int, direct: bool) -> None:
         """Copies come after what the caller has enqueued on the stream with that handle; so do
         messages, if they are of device memory."""
@@ -105,15 +117,15 @@ class DeviceMemory:
 
 
 class DeviceCopy(Transfer):
-    """A copy that goes on in the background."""
+    """A copy, or reduction, that goes on in the background."""
 
-    def __init__(self, copy: Copy, stream: Stream) -> None:
-        self._copy, self._stream = copy, stream
+    def __init__(self, task: Task, stream: Stream) -> None:
+        self._task, self._stream = task, stream
         self._event: Event | None = None
 
     def start(self) -> None:
         """Enqueue it."""
-        self._copy.enqueue(self._stream)
+        self._task.enqueue(self._stream)
         self._event = self._stream.record(self._event)
 
     def done(self) -> bool:

@@ -21,8 +21,9 @@ from hiercoll import DeviceError, DeviceMemoryError, cuda
 from hiercoll.algorithms import REGISTRY
 from hiercoll.api import place_of
 from hiercoll.bench import buffers
-from hiercoll.buffers import BlockLayout, HostMemory
-from hiercoll.cuda.device import Pieces, Rows, copy_shape
+from hiercoll.buffers import OPERATIONS, BlockLayout, HostMemory, Reduction
+from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
+from hiercoll.cuda.kernel import ELEMENTS
 from hiercoll.lifetime import get_state
 from hiercoll.schedule import RECV, SEND, Region
 
@@ -173,6 +174,26 @@ def test_kernel_and_copies(regions: str, block: int, shift: int) -> None:
     device = cuda.device_at(send.data.ptr)
     shape = copy_shape(layout, (send.data.ptr + 3, source), (recv.data.ptr + shift, target))
     assert isinstance(shape, (Rows, Pieces))
+    stream = device.new_stream()
+    stream.wait(device.stream_of(cupy.cuda.get_current_stream().ptr).record())
+    device.prepare(shape).enqueue(stream)
+    stream.record().synchronize()
+    np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_kernel_of_reductions(operation: str, dtype: str) -> None:
+    """Every type and operation, on blocks in any order."""
+    how = Reduction(np.dtype(dtype), operation)
+    layout, regions = BlockLayout(50 * how.dtype.itemsize), (SEND[[7, 0, 3]], SEND[1:4], RECV[[1, 8, 2]])
+    values, expected = np.random.default_rng(1).integers(1, 9, 450).astype(dtype), np.zeros(450, dtype)
+    ends = zip((values.ctypes.data, values.ctypes.data, expected.ctypes.data), regions, strict=True)
+    HostMemory().reduce(layout, how, *ends)()
+    send, recv = cupy.asarray(values), cupy.zeros(450, dtype)
+    device = cuda.device_at(send.data.ptr)
+    shape = reduction_shape(layout, how, *zip((send.data.ptr, send.data.ptr, recv.data.ptr), regions, strict=True))
+    assert shape is not None
     stream = device.new_stream()
     stream.wait(device.stream_of(cupy.cuda.get_current_stream().ptr).record())
     device.prepare(shape).enqueue(stream)

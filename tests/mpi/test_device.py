@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,21 @@ from conftest import CALLS, VARIANTS, WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda
+from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda, executor
 from hiercoll.algorithms import REGISTRY
 from hiercoll.bench import Bench, DataError, Subject, buffers
+from hiercoll.buffers import BlockLayout, HostMemory, Memory, Reduction
 from hiercoll.communicator import mpi_library
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
-from hiercoll.errors import TransportWarning
+from hiercoll.errors import PlanError, TransportWarning
+from hiercoll.executor import Binding
 from hiercoll.lifetime import get_state
 from hiercoll.memories import takes_device_memory
 from hiercoll.schedule import Get
 from hiercoll.tables import Choice, Entry, Table, Variant
+from hiercoll.transports import DIRECT, Transport
 from hiercoll.tuning import Search
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -89,6 +94,45 @@ def test_every_algorithm(
     for collective in CALLS:
         for name in ("native", "auto"):
             check(device, comm, collective, algorithm=name, transport=transport)
+
+
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize("transport", [None, Transport(False, 0), Transport(False, 1), Transport(True, 1)])
+def test_reductions(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], transport: Transport | None, layout: str
+) -> None:
+    """Plans of a schedule with reductions, on the host too, bound by hand: no call makes one yet."""
+    device.aware = transport == Transport(False, 0)
+    comm, how, items = on_layout(layout), Reduction(np.dtype("i4"), "sum"), 6
+    topology = hiercoll.get_topology(comm)
+    emit = partial(REGISTRY["allreduce"]["ring"].schedule, topology, params={}, inplace=False)
+    schedule = (transport or DIRECT).schedule(emit, topology, RANK)
+    memory: Memory = DeviceMemory(device) if transport else HostMemory()
+    values = np.arange(SIZE * items, dtype="i4") + RANK
+    send, recv = (device.array(v, OWN_STREAM) if transport else v for v in (values, np.full_like(values, -1)))
+    addresses = [array.address if transport else array.ctypes.data for array in (send, recv)]
+    (scratch, one), (host, two) = (
+        memory.allocate(schedule.scratch * items * 4),
+        memory.allocate_host(schedule.host * items * 4),
+    )
+    places: dict[Any, int] = dict(zip(("send", "recv", "scratch", "host"), (*addresses, scratch, host), strict=True))
+    block = BlockLayout(items * 4, 4, schedule.segments)
+    binding = Binding(comm, topology.lane_of, memory, block, places, 0)
+    plan = executor.bind(schedule, replace(binding, reduction=how), "allreduce")
+    plan.stream = OWN_STREAM
+    for salt in (0, 1):
+        if salt and transport:
+            send.fill(values + salt)
+        elif salt:
+            send += salt
+        plan()
+        expected = SIZE * (np.arange(SIZE * items) + salt) + SIZE * (SIZE - 1) // 2
+        np.testing.assert_array_equal(recv.get() if transport else recv, expected)
+    plan.free()
+    assert one is not None and two is not None
+    if SIZE > 1:
+        with pytest.raises(PlanError, match=r"Binding\.reduction"):
+            executor.bind(schedule, binding, "allreduce")
 
 
 @pytest.mark.parametrize("transport", ["staged:3", "peer:3"])

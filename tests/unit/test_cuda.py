@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiercoll import cuda
-from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.buffers import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.cuda.arrays import device_array, is_device_array, new_like
-from hiercoll.cuda.device import Pieces, Rows, copy_shape
+from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError
@@ -41,6 +41,35 @@ def test_device_copies_are_host_copies(data: st.DataObject, block: int, part: in
     if shape is not None:
         device.prepare(shape).enqueue(device.stream_of(1))
     np.testing.assert_array_equal(recv.get(), expected)
+
+
+@given(
+    st.data(), st.sampled_from(sorted(OPERATIONS)), st.sampled_from(["int16", "float64"]), st.sampled_from([None, 1])
+)
+def test_device_reductions_are_host_reductions(
+    data: st.DataObject, operation: str, dtype: str, part: int | None
+) -> None:
+    """Any regions, the target apart from the others: element by element."""
+    how = Reduction(np.dtype(dtype), operation)
+    layout = BlockLayout(5 * how.dtype.itemsize, how.dtype.itemsize, 3)
+    left = data.draw(BLOCKS)
+    right, target = (data.draw(st.permutations(range(10)))[: len(left)] for _ in range(2))
+    regions = [buffer[blocks]._replace(part=part) for buffer, blocks in ((SEND, left), (SEND, right), (RECV, target))]
+    values = np.random.default_rng(0).integers(-9, 9, 50).astype(dtype)
+    device, out = LateDevice(), np.zeros_like(values)
+    send, recv = device.array(values), device.array(out)
+    HostMemory().reduce(layout, how, *zip([values.ctypes.data] * 2 + [out.ctypes.data], regions, strict=True))()
+    shape = reduction_shape(layout, how, *zip([send.address] * 2 + [recv.address], regions, strict=True))
+    assert shape is not None
+    device.prepare(shape).enqueue(device.stream_of(1))
+    np.testing.assert_array_equal(recv.get(), out)
+    expected = np.zeros((10, 5), dtype)
+    begin, end = (
+        (0, 5) if part is None else (layout.extent(part)[0] // layout.item, sum(layout.extent(part)) // layout.item)
+    )
+    rows = values.reshape(10, 5)
+    expected[target, begin:end] = OPERATIONS[operation](rows[left], rows[right])[:, begin:end]
+    np.testing.assert_array_equal(out.reshape(10, 5), expected)
 
 
 @pytest.mark.parametrize(

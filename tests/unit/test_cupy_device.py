@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hiercoll.buffers import BlockLayout, HostMemory
+from hiercoll.buffers import BlockLayout, HostMemory, Reduction
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError
 from hiercoll.schedule import HOST, RECV, SEND
@@ -165,9 +165,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
 
         def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
             made.calls.append("kernel")
-            table, count, _ = args
-            for source, target, length in table.reshape(int(count), 3).tolist():
+            table, count, *_ = args
+            for source, *other, target, length in table.reshape(int(count), -1).tolist():
                 ctypes.memmove(target, source, length)
+                for address in other:  # the sum of bytes
+                    ends = (
+                        np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(at)) for at in (target, address)
+                    )
+                    np.add(*ends, out=np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(target)))
 
     def address_range(base: Any, size: Any, address: Any) -> int:
         base._obj.value = made.base(address.value)
@@ -218,6 +223,28 @@ def test_copies(runtime: Runtime) -> None:
         assert copy.done() and runtime.calls[-1] == how
         np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 216).from_address(at)), expected)
     assert one and two and three
+
+
+def test_reductions(runtime: Runtime) -> None:
+    """One launch over a table of left, right and target."""
+    memory, layout, how = (
+        DeviceMemory(import_module(NAME).CupyDevice(0)),
+        BlockLayout(24),
+        Reduction(np.dtype("u1"), "sum"),
+    )
+    values = np.random.default_rng(2).integers(0, 99, 9 * 24, dtype=np.uint8)
+    (there, one), (here, two) = memory.allocate(216), memory.allocate(216)
+    ctypes.memmove(there, values.ctypes.data, 216)
+    regions = SEND[[7, 0, 3]], SEND[1:4], RECV[[1, 8, 2]]
+    expected = np.zeros(216, np.uint8)
+    ends = zip((values.ctypes.data, values.ctypes.data, expected.ctypes.data), regions, strict=True)
+    HostMemory().reduce(layout, how, *ends)()
+    transfer = memory.reduce(layout, how, *zip((there, there, here), regions, strict=True))
+    assert transfer is not None
+    transfer.start()
+    transfer.wait()
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 216).from_address(here)), expected)
+    assert one and two and runtime.calls[-1] == "kernel"
 
 
 def test_memory(runtime: Runtime) -> None:

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiercoll.cuda.kernel import MOST_BLOCKS, SOURCE, SPAN, THREADS, launch_shape
+from hiercoll.buffers import OPERATIONS, Reduction
+from hiercoll.cuda.kernel import ELEMENTS, MOST_BLOCKS, SOURCE, SPAN, THREADS, launch_shape, reduction_source
+from hiercoll.errors import DeviceError
 
 HOST = """
 struct uint2 { unsigned x, y; } __attribute__((aligned(8)));
@@ -31,7 +33,7 @@ extern "C" void run(const Bytes* table, Bytes count, Bytes span, Bytes columns, 
     for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < columns; blockIdx.x++)
             for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
-                copy_pieces(table, count, span);
+                KERNEL;
 }
 """
 Run = Callable[..., None]
@@ -39,11 +41,14 @@ Run = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return compiled_for_host(SOURCE, "copy_pieces(table, count, span)", tmp_path_factory.mktemp("kernel"))
+
+
+def compiled_for_host(source: str, call: str, folder: Path) -> Run:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    folder = tmp_path_factory.mktemp("kernel")
-    (folder / "kernel.cpp").write_text(HOST + SOURCE + RUN)
+    (folder / "kernel.cpp").write_text(HOST + source + RUN.replace("KERNEL", call))
     flags = ["-O1", "-fsanitize=alignment", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
     built = folder / "kernel.so"
     subprocess.run([compiler, *flags, "-o", str(built), str(folder / "kernel.cpp")], check=True)
@@ -75,6 +80,32 @@ def test_pieces_of_every_length_and_alignment(
     run(ctypes.c_void_p(numbers.ctypes.data), *shape)
     np.testing.assert_array_equal(copied, expected)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float64"])
+def test_reductions(tmp_path: Path, operation: str, dtype: str) -> None:
+    """Pieces of several lengths; the target may be one of the operands."""
+    how = Reduction(np.dtype(dtype), operation)
+    run = compiled_for_host(reduction_source(how), "reduce_pieces(table, count)", tmp_path)
+    left, right = (np.random.default_rng(seed).integers(1, 9, 3000).astype(dtype) for seed in (1, 2))
+    expected, table, at = left.copy(), [], 0
+    for length in (1, 700, 33, 1500):
+        table.append([array.ctypes.data + at * how.dtype.itemsize for array in (left, right, left)])
+        table[-1].append(length * how.dtype.itemsize)
+        OPERATIONS[operation](left[at : at + length], right[at : at + length], out=expected[at : at + length])
+        at += length + 5
+    numbers = np.array(table, dtype=np.uint64)
+    shape = [ctypes.c_ulonglong(value) for value in (len(table), 0, 2, 3, 64)]
+    run(ctypes.c_void_p(numbers.ctypes.data), *shape)
+    np.testing.assert_array_equal(left, expected)
+
+
+def test_types_without_a_kernel() -> None:
+    assert all(np.dtype(name) for name in ELEMENTS)
+    for dtype in ("complex64", ">f8", "float16"):
+        with pytest.raises(DeviceError, match="float64"):
+            reduction_source(Reduction(np.dtype(dtype), "sum"))
 
 
 def test_launches_are_within_limits() -> None:
