@@ -35,9 +35,14 @@ from hiercoll.errors import (
 
 if TYPE_CHECKING:
     from hiercoll.api import Plan, allgather, allgather_init, alltoall, alltoall_init, configure, get_topology
+    from hiercoll.vectors import allgatherv, allgatherv_init, alltoallv, alltoallv_init
 
 __version__ = "0.1.0"
-_CALLS = {"Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"}
+_MODULES = {  # of what needs mpi4py
+    "hiercoll.api": ("Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"),
+    "hiercoll.vectors": ("allgatherv", "allgatherv_init", "alltoallv", "alltoallv_init"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ArgumentError",
@@ -62,16 +67,20 @@ __all__ = [
     "VerificationError",
     "allgather",
     "allgather_init",
+    "allgatherv",
+    "allgatherv_init",
     "alltoall",
     "alltoall_init",
+    "alltoallv",
+    "alltoallv_init",
     "configure",
     "get_topology",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CALLS:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'hiercoll' has no attribute {name!r}")
-    api = import_module("hiercoll.api")
-    globals().update({call: getattr(api, call) for call in _CALLS})
-    return globals()[name]
+    found = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = found
+    return found

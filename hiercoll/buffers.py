@@ -22,7 +22,7 @@ import numpy.typing as npt
 from numpy.ma import MaskedArray  # here: NumPy loads it at first use, slow in the middle of a call
 
 from hiercoll.errors import BufferOverlapError, BufferSizeError, BufferTypeError, DeviceError
-from hiercoll.schedule import Region
+from hiercoll.schedule import BufferName, Region
 
 Array: TypeAlias = npt.NDArray[Any]
 Action: TypeAlias = "Callable[[], object]"
@@ -72,6 +72,37 @@ class Reduction(NamedTuple):
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
+class UnevenLayout:
+    """Bytes of blocks that differ in size, and of their segments.
+
+    ``places``: for each buffer and segment (None: whole blocks), the offset and the length in
+    bytes of every block's part. ``segments``: of each block.
+    """
+
+    def __init__(self, places: dict[tuple[BufferName, int | None], tuple[Array, Array]], segments: int = 1) -> None:
+        self._places = {key: (at.tolist(), size.tolist()) for key, (at, size) in places.items()}
+        self.segments = segments
+
+    def runs(self, region: Region) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of the contiguous pieces of ``region``, in order; none are empty."""
+        offsets, lengths = self._places[region.buffer, region.part]
+        runs: list[tuple[int, int]] = []
+        end = -1
+        for block in region.blocks:
+            start, length = offsets[block], lengths[block]
+            if not length:
+                continue
+            if start == end:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+            else:
+                runs.append((start, length))
+            end = start + length
+        return runs
+
+
+Layout: TypeAlias = "BlockLayout | UnevenLayout"
+
+
 class Transfer(ABC):
     """A copy that goes on in the background; it may be started again when it is done."""
 
@@ -88,6 +119,24 @@ class Transfer(ABC):
         """Until it is complete."""
 
 
+class Now(Transfer):
+    """Work on the host that is done when it is started."""
+
+    def __init__(self, action: Action) -> None:
+        self._action = action
+
+    def start(self) -> None:
+        """All of it."""
+        self._action()
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
 class Memory(Protocol):
     """What a plan needs of the memory that its buffers lie in; ``shared`` and ``host`` lie on the host."""
 
@@ -102,14 +151,12 @@ class Memory(Protocol):
     def share(self, address: int, nbytes: int) -> object:
         """Make host memory at ``address`` known as a ``shared`` buffer, while the result lives."""
 
-    def copy(
-        self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]
-    ) -> Action | Transfer | None:
+    def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | Transfer | None:
         """What copies between regions of the buffers at two addresses; None if there is nothing to do."""
 
     def reduce(
         self,
-        layout: BlockLayout,
+        layout: Layout,
         how: Reduction,
         left: tuple[int, Region],
         right: tuple[int, Region],
@@ -122,7 +169,7 @@ class Memory(Protocol):
         """`CARD` bytes that tell another process of this host how to `get` from the buffer at
         ``address``. Raises DeviceError for memory that only its own process can reach."""
 
-    def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+    def get(self, layout: Layout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
         """What copies ``source`` of the buffer that ``card`` tells of, at each start, to a region
         of the buffer at an address."""
 
@@ -149,8 +196,10 @@ class HostMemory:
         """Nothing to do."""
         return None
 
-    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action:
-        """See `Memory.copy`; strided and scattered regions without work per block."""
+    def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | None:
+        """See `Memory.copy`; strided and scattered regions of even blocks without work per block."""
+        if isinstance(layout, UnevenLayout):
+            return _copy_pieces(common_pieces(layout, source, target))
         chunk = common_chunk(source[1], target[1]) if layout.segments == 1 else 1
         (src_view, src), (dst_view, dst) = blocks_view(layout, *source, chunk), blocks_view(layout, *target, chunk)
         if isinstance(src, slice):
@@ -167,7 +216,7 @@ class HostMemory:
 
     def reduce(
         self,
-        layout: BlockLayout,
+        layout: Layout,
         how: Reduction,
         left: tuple[int, Region],
         right: tuple[int, Region],
@@ -187,7 +236,7 @@ class HostMemory:
         """Only the shared buffer is of several processes."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
-    def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+    def get(self, layout: Layout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
         """See `card`."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
@@ -195,12 +244,32 @@ class HostMemory:
         """Nothing to do."""
 
 
+def _copy_pieces(pieces: list[tuple[int, ...]]) -> Action | None:
+    """What copies (source, target, length) pieces."""
+    if not pieces:
+        return None
+    first, to = (min(piece[end] for piece in pieces) for end in (0, 1))
+    span, room = (max(piece[end] + piece[2] for piece in pieces) - start for end, start in ((0, first), (1, to)))
+    source, target = (
+        memoryview((ctypes.c_char * size).from_address(start)).cast("B") for start, size in ((first, span), (to, room))
+    )
+    slices = [(slice(t - to, t - to + n), slice(s - first, s - first + n)) for s, t, n in pieces]
+    if len(slices) == 1:
+        return partial(setitem, target, slices[0][0], source[slices[0][1]])
+    return partial(_set_slices, target, source, slices)
+
+
+def _set_slices(target: memoryview, source: memoryview, slices: list[tuple[slice, slice]]) -> None:
+    for there, here in slices:
+        target[there] = source[here]
+
+
 def _combine(operation: np.ufunc, views: list[list[Array]]) -> None:
     for left, right, target in views:
         operation(left, right, out=target)
 
 
-def common_pieces(layout: BlockLayout, *ends: tuple[int, Region]) -> list[tuple[int, ...]]:
+def common_pieces(layout: Layout, *ends: tuple[int, Region]) -> list[tuple[int, ...]]:
     """Regions of buffers at addresses, cut into pieces that are contiguous in all of them:
     the addresses, and the length in bytes."""
     pieces: list[tuple[int, ...]] = []

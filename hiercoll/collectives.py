@@ -78,7 +78,7 @@ class Contract:
         """An upper bound of blocks per rank, to number tokens."""
         return max(self.size, self.blocks)
 
-    def _units(self, entries: list[tuple[int, int]]) -> Tokens:
+    def units(self, entries: list[tuple[int, int]]) -> Tokens:
         """Token of each segment of each (rank, block)."""
         pairs = np.array(entries, dtype=np.int64).reshape(-1, 2)
         base = (pairs[:, 0] * self._width + pairs[:, 1]) * self.segments
@@ -88,7 +88,7 @@ class Contract:
     def initial(self, rank: int) -> dict[BufferName, Tokens]:
         """Tokens in send and recv, one per segment, before the first operation."""
         sizes = self.sizes(rank)
-        held = self._units(self.shape(rank).held)
+        held = self.units(self.shape(rank).held)
         recv = np.full(sizes["recv"] * self.segments, UNDEFINED, dtype=np.int64)
         if not self.in_place:
             return {"send": held, "recv": recv}
@@ -99,7 +99,7 @@ class Contract:
     def expected(self, rank: int) -> Tokens:
         """Tokens that recv must hold at the end; see `contributors` for reductions."""
         due = self.shape(rank).due
-        return self._units([(self.size if source is None else source, block) for source, block in due])
+        return self.units([(self.size if source is None else source, block) for source, block in due])
 
     def is_reduction(self, token: int) -> bool:
         """Whether ``token`` stands for a reduction over all ranks."""
@@ -165,3 +165,6 @@ SHAPES: dict[str, ShapeOf] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
 }
+
+# What blocks hold, not how long they are, is in a contract: it is the same for uneven ones.
+WITH_EVEN_BLOCKS = {"alltoallv": "alltoall", "allgatherv": "allgather"}

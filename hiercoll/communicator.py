@@ -43,7 +43,8 @@ from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.transports import AUTO, DIRECT, Transport
-from hiercoll.tuner import Decision, decide
+from hiercoll.tuner import Decision, decide, uneven_choice
+from hiercoll.uneven import Around, Blocks, Uneven
 
 ONLINE = 6  # candidates besides native that online tuning tries
 MAX_PLANS = 128  # cached plans per communicator
@@ -107,6 +108,11 @@ class Work:
         self.key: Key = (collective, algorithm, tuple(params.items()), kind, transport, block, inplace)
 
     @property
+    def family(self) -> str:
+        """The collective whose algorithms serve this one."""
+        return "allgather" if self.collective == "allgatherv" else self.collective
+
+    @property
     def name(self) -> str:
         """Collective and algorithm in words."""
         return " ".join([self.collective, self.algorithm, *(f"{k}={v}" for k, v in self.params.items())])
@@ -160,6 +166,7 @@ class State:
         self.broken: str | None = None  # the call that was interrupted, if one was
         self._votes: list[object] = []
         self.memories = Memories(self.comm, lambda: self.node)
+        self.uneven = Uneven(self.comm, self.topology, lambda: self.node)
         self._fitted: set[Key] = set()  # work that there has been device memory for on all ranks
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
@@ -204,6 +211,14 @@ class State:
             return Variant(algorithm, get_algorithm(collective, algorithm).resolve(params), transport)
         except ParameterError as error:
             raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
+
+    def select_uneven(self, work_of: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool) -> Variant:
+        """As `select`, for "alltoallv" and "allgatherv"; ``block``: their mean size if all ranks know it."""
+        if work_of == "allgatherv":
+            return self.select("allgather", algorithm, params, block, inplace)
+        if algorithm == "auto" and not params and not self.disabled:
+            return uneven_choice(self.topology)
+        return self.select(work_of, algorithm, params, block, inplace)
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""
@@ -260,9 +275,9 @@ class State:
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
-        key = (work.collective, work.algorithm, tuple(work.params.items()), work.inplace, work.transport)
+        key = (work.family, work.algorithm, tuple(work.params.items()), work.inplace, work.transport)
         if key not in self._schedules:
-            entry = get_algorithm(work.collective, work.algorithm)
+            entry = get_algorithm(work.family, work.algorithm)
             emit = partial(entry.schedule, self.topology, params=work.params, inplace=work.inplace)
             self._schedules[key] = work.transport.schedule(emit, self.topology, self.rank)
         return self._schedules[key]
@@ -426,6 +441,47 @@ class State:
         plan.keep_alive(owner)
         return plan
 
+    def uneven_plan(
+        self, work: Work, blocks: Blocks, addresses: tuple[int, int], limit: int, around: Around, *, own: bool = False
+    ) -> Plan:
+        """A plan for blocks of uneven sizes, for one call, or (``own``; collective) for a user to
+        hold; ``around``: what is done before and after each start."""
+        if work.algorithm == NATIVE:
+            engine = Between(around[0], self._native_uneven(work, blocks, addresses), around[1])
+            plan = Plan(engine, work.name, None, None)
+            if own:
+                self._own[plan] = None
+                plan.on_free = self._release
+            return plan
+        schedule = self.schedule(work)
+        if not own:
+            where, key = (self.comm, 0), work.key
+        else:
+            where = self._reserve_tags(self._agree(work, schedule.tags)[0])
+            key = (*work.key, id(where[0]), where[1])
+        plan = self.uneven.plan(work.collective, schedule, key, blocks, addresses, limit, where, work.name, around)
+        if own:
+            board = self.uneven.give_away(key)
+            if board is not None:
+                self._boards_made += 1
+                board.number = self._boards_made
+            self._own[plan] = board
+            self._free_retired()
+            plan.on_free = self._release
+        return plan
+
+    def _native_uneven(self, work: Work, blocks: Blocks, addresses: tuple[int, int]) -> Engine:
+        """The MPI library's collective."""
+        ends = ((addresses[0], blocks.sent, blocks.sent_at), (addresses[1], blocks.received, blocks.received_at))
+        sendbuf, recvbuf = (
+            [MPI.buffer.fromaddress(at, int((sizes + places).max(initial=0)) if at else 0), sizes, places, MPI.BYTE]
+            for at, sizes, places in ends
+        )
+        if work.collective == "alltoallv":
+            return Native(self.comm.Alltoallv, self.comm.Ialltoallv, (sendbuf, recvbuf), [])
+        own: Any = MPI.IN_PLACE if work.inplace else [sendbuf[0], int(blocks.sent[0]), MPI.BYTE]
+        return Native(self.comm.Allgatherv, self.comm.Iallgatherv, (own, recvbuf), [])
+
     def _native(self, work: Work, send: int, recv: int) -> Engine:
         """The MPI library's collective on buffers at these addresses."""
         comm, alltoall = self.comm, work.collective == "alltoall"
@@ -550,5 +606,6 @@ class State:
             if board.number not in busy:
                 board.free()
         self.memories.forget()
+        self.uneven.free()
         for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
             comm.Free()

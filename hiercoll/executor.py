@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.buffers import CARD, Array, BlockLayout, Memory, Reduction, Transfer
+from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction, Transfer
 from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Rounds, Script, Traced
 from hiercoll.errors import PlanError
 from hiercoll.schedule import (
@@ -29,7 +29,6 @@ from hiercoll.schedule import (
     Op,
     Recv,
     Reduce,
-    Region,
     Schedule,
     Send,
     Signal,
@@ -54,7 +53,7 @@ class Binding:
     comm: MPI.Intracomm
     lane_of: Sequence[int]
     memory: Memory
-    layout: BlockLayout
+    layout: Layout
     addresses: dict[BufferName, int]
     tag: int
     board: Board | None = None
@@ -260,9 +259,11 @@ def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
     if isinstance(op, (Send, Recv)):
         if not op.region.blocks:
             return _bind_empty(op, binding)
-        address = binding.addresses[op.region.buffer]
+        runs = binding.layout.runs(op.region)
+        if not runs:  # of blocks without bytes, as its other end knows
+            return None
         make = binding.comm.Send_init if isinstance(op, Send) else binding.comm.Recv_init
-        return make(_message(address, op.region, binding.layout, cache), op.peer, op.tag + binding.tag)
+        return make(_message(binding.addresses[op.region.buffer], runs, cache), op.peer, op.tag + binding.tag)
     if isinstance(op, Copy):
         if not op.source.blocks:
             return None
@@ -298,9 +299,8 @@ def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:
     return comm.Recv_init(card, op.peer, tag)
 
 
-def _message(address: int, region: Region, layout: BlockLayout, cache: Datatypes) -> list[Any]:
-    """``region`` as an mpi4py message; given by address, so that no array is kept alive."""
-    runs = layout.runs(region)
+def _message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
+    """Pieces of a buffer as an mpi4py message; given by address, so that no array is kept alive."""
     start = min(offset for offset, _ in runs)
     span = max(offset + length for offset, length in runs) - start
     buffer = MPI.buffer.fromaddress(address + start, span)

@@ -135,7 +135,9 @@ class _Memory:
             raise ScheduleError(f"{describe(op)} (rank {rank}): {source} and {target} differ in size")
         if source.blocks:
             ends = (self.mapped[rank, source.buffer][0], source), (self.mapped[other, target.buffer][0], target)
-            self.host.copy(self.layout, *ends)()
+            copy = self.host.copy(self.layout, *ends)
+            if copy is not None:
+                copy()
 
     def reduce(self, op: Reduce, rank: int) -> None:
         if len({(region.size, region.part) for region in (op.left, op.right, op.target)}) > 1:

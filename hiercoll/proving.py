@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.collectives import Contract
+from hiercoll.collectives import WITH_EVEN_BLOCKS, Contract
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
 from hiercoll.topology import Topology, parse_layout
@@ -55,6 +55,7 @@ def contract_of(collective: str, schedules: list[Schedule], inplace: bool = Fals
     """The contract that an algorithm's schedules are to fulfil."""
     size = len(schedules)
     blocks = size if collective == "allreduce" else 1  # the ring cuts the vector into one block per rank
+    collective = WITH_EVEN_BLOCKS.get(collective, collective)
     return Contract(collective, size, schedules[0].segments, blocks=blocks, in_place=inplace)
 
 

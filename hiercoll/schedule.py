@@ -207,7 +207,9 @@ class Schedule:
 
     ``scratch``, ``shared`` and ``host`` are the sizes of those buffers in blocks (``host`` is
     private memory of the host where the others are a device's), ``flags`` the number of flags
-    that this rank raises, ``tags`` one more than the largest tag.
+    that this rank raises, ``tags`` one more than the largest tag. ``holds``: for each block of
+    ``shared`` the (source, block) that it is for, where the algorithm says so; blocks of uneven
+    sizes need it.
     """
 
     rank: int
@@ -217,6 +219,7 @@ class Schedule:
     flags: int = 0
     segments: int = 1
     host: int = 0
+    holds: tuple[tuple[int, int], ...] = ()
 
     @property
     def tags(self) -> int:
@@ -291,6 +294,8 @@ class Builder:
         self._scratch = 0
         self._shared = 0
         self._flags = 0
+        self._holds: list[tuple[int, int]] = []
+        self._part: int | None = None
 
     def scratch(self, blocks: int) -> Buffer:
         """A new private piece of the scratch buffer, ``blocks`` long."""
@@ -298,11 +303,24 @@ class Builder:
         self._scratch += blocks
         return piece
 
-    def shared(self, blocks: int) -> Buffer:
-        """A new piece of the node's shared buffer; every rank of the node asks alike."""
+    def shared(self, blocks: int, holds: Iterable[tuple[int, int]] = ()) -> Buffer:
+        """A new piece of the node's shared buffer; every rank of the node asks alike.
+
+        ``holds``: the (source, block) that each of its blocks is for, if it never holds another."""
         piece = Buffer("shared", self._shared)
         self._shared += blocks
+        self._holds += holds
         return piece
+
+    @contextmanager
+    def segment(self, part: int) -> Iterator[None]:
+        """The operations added inside are on this segment of their blocks."""
+        before, self._part = self._part, part
+        yield
+        self._part = before
+
+    def _cut(self, region: Region) -> Region:
+        return region if self._part is None else region.segment(self._part)
 
     def _add(self, op: Op) -> int:
         self._ops.append(op)
@@ -313,18 +331,19 @@ class Builder:
 
     def send(self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None) -> int:
         """Send ``region`` to ``peer``."""
-        return self._add(Send(peer, tag, region, self._deps(after)))
+        return self._add(Send(peer, tag, self._cut(region), self._deps(after)))
 
     def recv(self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None) -> int:
         """Receive ``region`` from ``peer``."""
-        return self._add(Recv(peer, tag, region, self._deps(after)))
+        return self._add(Recv(peer, tag, self._cut(region), self._deps(after)))
 
     def copy(self, source: Region, target: Region, *, after: Iterable[int] | None = None) -> int:
         """Copy ``source`` to ``target``."""
-        return self._add(Copy(source, target, self._deps(after)))
+        return self._add(Copy(self._cut(source), self._cut(target), self._deps(after)))
 
     def reduce(self, left: Region, right: Region, target: Region, *, after: Iterable[int] | None = None) -> int:
         """``target = left (+) right``."""
+        left, right, target = map(self._cut, (left, right, target))
         return self._add(Reduce(left, right, target, self._deps(after)))
 
     def signal(self, flag: int, *, after: Iterable[int] | None = None) -> int:
@@ -365,7 +384,8 @@ class Builder:
 
     def build(self) -> Schedule:
         """The finished, immutable schedule."""
-        return Schedule(self.rank, tuple(self._ops), self._scratch, self._shared, self._flags, self.segments)
+        sizes = (self._scratch, self._shared, self._flags, self.segments)
+        return Schedule(self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds))
 
 
 def in_order(schedule: Schedule) -> Schedule:

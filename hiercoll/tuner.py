@@ -162,6 +162,12 @@ def decide(
     return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory)
 
 
+def uneven_choice(topology: Topology) -> Variant:
+    """What ``algorithm="auto"`` of an alltoallv runs. No rank knows all sizes, and what would
+    tell them costs as much as small blocks do; "aggregate" itself decides for each block."""
+    return Variant(NATIVE) if topology.size == 1 else Variant("aggregate", {"form": "share", "window": 4})
+
+
 _NO_TABLE = Table()
 
 

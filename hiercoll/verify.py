@@ -12,7 +12,8 @@ The rules, for all ranks' schedules together:
    since nothing separates them. What others get from a rank they get during its start;
 4. nothing is read that was not written before;
 5. the receive buffer ends with exactly the tokens of the contract;
-6. every operation's result is needed by somebody.
+6. every operation's result is needed by somebody;
+7. what a schedule says that a block of ``shared`` holds is what is written there.
 
 Why one start of private buffers is enough: an operation of the next start begins after
 all of this rank's have completed, messages of one (source, destination, tag) match in
@@ -155,13 +156,20 @@ class _System:
         if self.topology.size != self.contract.size:
             yield Finding("malformed", f"a topology of {self.topology.size} ranks for {self.contract.size} ranks")
             return
-        shared = {node: {self.schedules[r].shared for r in ranks} for node, ranks in enumerate(self.topology.nodes)}
+        shared = {
+            node: {(self.schedules[r].shared, self.schedules[r].holds) for r in ranks}
+            for node, ranks in enumerate(self.topology.nodes)
+        }
         for rank, schedule in enumerate(self.schedules):
             if schedule.rank != rank or schedule.segments != self.segments:
                 yield Finding("malformed", f"is of rank {schedule.rank} with {schedule.segments} segments", rank)
                 return
             if len(shared[self.topology.node_of[rank]]) > 1:
-                yield Finding("malformed", "the ranks of its node ask for shared buffers of different sizes", rank)
+                yield Finding("malformed", "the ranks of its node ask for different shared buffers", rank)
+                return
+            if schedule.holds and len(schedule.holds) != schedule.shared:
+                text = f"says what {len(schedule.holds)} of {schedule.shared} shared blocks hold"
+                yield Finding("malformed", text, rank)
                 return
             for index, op in enumerate(schedule.ops):
                 problem = self._problem(rank, index, op)
@@ -497,10 +505,25 @@ class _System:
             target = writes(op)[0]
             cells = memory[rank, target.buffer]
             units = self.units(target)
+            if target.buffer == "shared" and self.schedules[rank].holds:
+                stated = _pick(self._held[rank], units)
+                if result != stated:
+                    wrong_at = next(i for i, (a, b) in enumerate(zip(result, stated, strict=True)) if a != b)
+                    text = (
+                        f"writes {self.contract.describe(result[wrong_at])} to block {units[wrong_at] // self.segments}"
+                    )
+                    text += f", which is said to hold {self.contract.describe(stated[wrong_at])}"
+                    yield self.finding("holds", gid, text, target)
+                    return
             _put(cells.tokens, units, result)
             _put(cells.writers, units, [gid] * len(result))
         wrong = list(self._undelivered(memory, sums))
         yield from wrong or self._unneeded(memory, sources)
+
+    @cached_property
+    def _held(self) -> list[list[int]]:
+        """The tokens that each rank's schedule says lie in its node's shared buffer."""
+        return [self.contract.units(list(schedule.holds)).tolist() for schedule in self.schedules]
 
     def _memory(self) -> dict[tuple[int, str], _Memory]:
         """Every rank's buffers before the start; ranks of a node have one shared buffer."""

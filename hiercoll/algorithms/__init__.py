@@ -1,6 +1,6 @@
 """The algorithms, each a pure function from (topology, rank, parameters) to a schedule."""
 
-from hiercoll.algorithms import allgather, allgather_nodes, alltoall, alltoall_nodes, reductions
+from hiercoll.algorithms import allgather, allgather_nodes, alltoall, alltoall_nodes, alltoallv, reductions
 from hiercoll.algorithms.registry import REGISTRY, Algorithm, Parameter, Params, get_algorithm, register
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "allgather_nodes",
     "alltoall",
     "alltoall_nodes",
+    "alltoallv",
     "get_algorithm",
     "reductions",
     "register",

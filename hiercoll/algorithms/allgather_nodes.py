@@ -228,7 +228,7 @@ def shared(topology: Topology, rank: int, *, form: str, leaders: int, inner: str
     Reference: hiercoll's own; flags in shared memory as in MPICH's release-gather.
     """
     b, order, others = Builder(rank), node_order(topology), mates_before(topology, rank)
-    place, board = {block: i for i, block in enumerate(order)}, b.shared(topology.size)
+    place, board = {block: i for i, block in enumerate(order)}, b.shared(topology.size, [(block, 0) for block in order])
     grouping = Grouping(topology, form, leaders)
     steps = _board_steps(grouping, rank, inner == "overlap")
     relaying = {mate for mate in topology.node(rank) if _relays(grouping, mate)}

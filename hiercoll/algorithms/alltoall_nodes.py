@@ -143,7 +143,7 @@ def grouped(
     Uneven nodes: see `Grouping` for who carries. Not in place.
     Reference: Cowan et al. 2022, section 7.3; Bienz et al., arXiv 2601.17606.
     """
-    relay = _Relay(topology, rank, Grouping(topology, form, leaders), flows)
+    relay = Relay(topology, rank, Grouping(topology, form, leaders), flows)
     if memory == "shared":
         return relay.through_shared(outer == "pairwise")
     return relay.through_bruck(inner) if outer == "bruck" else relay.through_scratch(inner, outer == "pairwise")
@@ -173,11 +173,11 @@ class _Places:
         return self.region(pairs) if pairs[0] in self.at else RECV[[source for source, _ in pairs]]
 
 
-class _Relay:
+class Relay:
     """One rank's part of `grouped`, in phases."""
 
-    def __init__(self, topology: Topology, rank: int, grouping: Grouping, flows: int) -> None:
-        self.b = Builder(rank)
+    def __init__(self, topology: Topology, rank: int, grouping: Grouping, flows: int, segments: int = 1) -> None:
+        self.b = Builder(rank, segments)
         self.rank, self.topology, self.grouping = rank, topology, grouping
         self.mates, self.lane = topology.node(rank), topology.lane_of[rank]
         self.traffic = node_traffic(grouping, topology.node_of[rank])
@@ -215,6 +215,11 @@ class _Relay:
         return b.build()
 
     def through_shared(self, pairwise: bool) -> Schedule:
+        """See `share`."""
+        self.share(pairwise)
+        return in_order(self.b.build())
+
+    def share(self, pairwise: bool) -> None:
         """Write into the node's buffer once, one contiguous message per pair of carriers, read once."""
         b, mates, me, others = self.b, self.mates, self.rank, mates_before(self.topology, self.rank)
         outbox, inbox = self._boxes()
@@ -233,7 +238,6 @@ class _Relay:
             b.signal(ARRIVED, after=exchanged)
         there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged]
         b.signal(DONE, after=[b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there)])
-        return in_order(b.build())
 
     def _boxes(self) -> tuple[_Places, _Places]:
         """Where in the node's buffer outgoing and incoming blocks lie: message by message, by
@@ -247,7 +251,7 @@ class _Relay:
         node_of, outbox, inbox = self.topology.node_of, _Places("shared"), _Places("shared")
         for places, messages, end in ((outbox, outgoing, 1), (inbox, incoming, 0)):
             for pairs in sorted(messages, key=lambda pairs: (node_of[pairs[0][end]], pairs[0])):
-                places.add(self.b.shared(len(pairs)).offset, pairs)
+                places.add(self.b.shared(len(pairs), pairs).offset, pairs)
         return outbox, inbox
 
     def distance(self, peer: int) -> int:

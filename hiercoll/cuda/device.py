@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hiercoll.buffers import BlockLayout, Reduction, common_pieces
+from hiercoll.buffers import Layout, Reduction, common_pieces
 from hiercoll.schedule import Region
 
 MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)
@@ -117,7 +117,7 @@ class Task(Protocol):
         """Let ``stream`` do it."""
 
 
-def copy_shape(layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Rows | Pieces | None:
+def copy_shape(layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Rows | Pieces | None:
     """A copy between regions of the buffers at two addresses, in the fewest pieces; None if it moves nothing."""
     pieces = [(s, t, n) for s, t, n in common_pieces(layout, source, target)]
     if not pieces:
@@ -132,7 +132,7 @@ def copy_shape(layout: BlockLayout, source: tuple[int, Region], target: tuple[in
 
 
 def reduction_shape(
-    layout: BlockLayout, how: Reduction, left: tuple[int, Region], right: tuple[int, Region], target: tuple[int, Region]
+    layout: Layout, how: Reduction, left: tuple[int, Region], right: tuple[int, Region], target: tuple[int, Region]
 ) -> Pairs | None:
     """A reduction of regions of the buffers at three addresses; None if there is nothing in them."""
     pieces = tuple((a, b, t, n) for a, b, t, n in common_pieces(layout, left, right, target))

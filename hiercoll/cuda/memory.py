@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiercoll.buffers import CARD, Array, BlockLayout, Reduction, Transfer
+from hiercoll.buffers import CARD, Array, Layout, Reduction, Transfer
 from hiercoll.cuda.device import Device, Event, Stream, Task, copy_shape, reduction_shape
 from hiercoll.errors import DeviceError
 from hiercoll.schedule import Region
@@ -60,7 +60,7 @@ class DeviceMemory:
             self._cards[address] = (number, card)
         return card
 
-    def get(self, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]) -> MateCopy:
+    def get(self, layout: Layout, card: Array, source: Region, target: tuple[int, Region]) -> MateCopy:
         """See `Memory.get`."""
         return MateCopy(self, layout, card, source, target)
 
@@ -85,7 +85,7 @@ class DeviceMemory:
         self._mapped.move_to_end(key)
         return self._mapped[key]
 
-    def copy(self, layout: BlockLayout, source: tuple[int, Region], target: tuple[int, Region]) -> DeviceCopy | None:
+    def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> DeviceCopy | None:
         """See `Memory.copy`: one 2-D copy, or one launch over a table of pieces."""
         shape = copy_shape(layout, source, target)
         if shape is None:
@@ -96,7 +96,7 @@ class DeviceMemory:
 
     def reduce(
         self,
-        layout: BlockLayout,
+        layout: Layout,
         how: Reduction,
         left: tuple[int, Region],
         right: tuple[int, Region],
@@ -149,7 +149,7 @@ class MateCopy(Transfer):
     """A copy from the buffer that a card tells of. The card may tell of another one at each start."""
 
     def __init__(
-        self, memory: DeviceMemory, layout: BlockLayout, card: Array, source: Region, target: tuple[int, Region]
+        self, memory: DeviceMemory, layout: Layout, card: Array, source: Region, target: tuple[int, Region]
     ) -> None:
         self._memory, self._layout, self._card = memory, layout, card
         self._source, self._target = source, target

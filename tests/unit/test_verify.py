@@ -369,7 +369,7 @@ def test_shared_buffers_are_one_per_node() -> None:
     contract, nodes = Contract("alltoall", 4), parse_layout("2x2")
     schedules = [replace(s, shared=size) for s, size in zip(program(contract), sizes, strict=True)]
     assert verify(schedules, contract, nodes).ok
-    finding = refuted(schedules, contract, "malformed", "different sizes", topology=parse_layout("2x2:cyclic"))
+    finding = refuted(schedules, contract, "malformed", "different shared buffers", topology=parse_layout("2x2:cyclic"))
     assert place(finding) == (0, None)
 
 

@@ -1,0 +1,69 @@
+"""Alltoall with uneven blocks: algorithms that need to know no sizes but those of their own node."""
+
+from __future__ import annotations
+
+from hiercoll.algorithms.alltoall import pairwise, scatter_destination
+from hiercoll.algorithms.alltoall_nodes import Relay
+from hiercoll.algorithms.grouping import Grouping
+from hiercoll.algorithms.registry import Parameter, register, window_parameter
+from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
+from hiercoll.topology import Topology
+
+TOGETHER, STRAIGHT = range(2)  # segments of a block, of which the size of the block fills one
+
+register("alltoallv", window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32))(scatter_destination)
+register("alltoallv", Parameter("exchange", "rotation", ("rotation",), "partner of step i: rank +/- i"))(pairwise)
+
+
+@register(
+    "alltoallv",
+    Parameter("form", "share", ("lane", "leader", "share"), "who carries between nodes"),
+    window_parameter(4, "large blocks outstanding per rank, each way", 1, 4, 16),
+)
+def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Schedule:
+    """Small blocks together through the node's shared buffer, large ones straight.
+
+    Contract: alltoallv. A block has two segments, one of which is empty: both ends know its
+    size, so both know which. Sizes of other ranks' blocks matter within the node only.
+
+        node 0: 0 1 2 -> [to node 1]  | small: write, one message per pair of nodes, read
+                 | | |        ||      | large: 0 -> 1, 0 -> 2;  0 -> 3, 0 -> 4; ..
+        node 1: 3 4 5 <- [of node 0]  |        ``window`` at a time, node by node
+
+    Carriers: as in `grouped`. Large blocks meet by (node distance, lane distance).
+    Counts (share form, N equal nodes of m): shared = m*m+2*m*m*(N-1); scratch = 0
+    Constraints: none. Not in place.
+    Reference: hiercoll's own; node-aware aggregation: Bienz et al., arXiv 2601.17606.
+    """
+    relay = Relay(topology, rank, Grouping(topology, form), 0, segments=2)
+    b, first, *rest = relay.b, *_meetings(topology, rank, window)
+    with b.segment(STRAIGHT):
+        b.copy(SEND[rank], RECV[rank], after=[])
+        started = _exchange(b, first, [])
+    with b.segment(TOGETHER):
+        relay.share(pairwise=False)
+    with b.segment(STRAIGHT):
+        for peers in rest:
+            started = _exchange(b, peers, started)
+    return in_order(b.build())
+
+
+def _meetings(topology: Topology, rank: int, window: int) -> list[list[tuple[int, bool]]]:
+    """(peer, whether it is sent to) of each batch; both ends of a message see the same batch."""
+    lanes, nodes = max(topology.node_sizes), len(topology.nodes)
+    batches: list[list[tuple[int, bool]]] = [[] for _ in range(-(-(nodes * lanes - 1) // window) or 1)]
+    for peer in range(topology.size):
+        for outgoing in (False, True) if peer != rank else ():
+            sign = 1 if outgoing else -1
+            far = sign * (topology.node_of[peer] - topology.node_of[rank]) % nodes
+            step = far * lanes + sign * (topology.lane_of[peer] - topology.lane_of[rank]) % lanes
+            batches[(step - 1) // window].append((peer, outgoing))
+    return batches
+
+
+def _exchange(b: Builder, peers: list[tuple[int, bool]], after: list[int]) -> list[int]:
+    """Messages with ``peers``. Returns the operations."""
+    return [
+        b.send(peer, SEND[peer], after=after) if outgoing else b.recv(peer, RECV[peer], after=after)
+        for peer, outgoing in peers
+    ]

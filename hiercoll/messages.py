@@ -1,0 +1,202 @@
+"""mpi4py's buffer specifications, read as mpi4py reads them.
+
+What is accepted, what is inferred and which built-in error is raised is mpi4py 4's (its
+documentation, "Communication of buffer-like objects"), so that a call that hiercoll serves
+means what it means to mpi4py.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import index
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+Sizes: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class Element(NamedTuple):
+    """An MPI datatype: bytes of data, lower bound and extent, and whether it is just its bytes in their order."""
+
+    size: int
+    lower: int
+    extent: int
+    plain: bool
+
+
+class Message(NamedTuple):
+    """A buffer specification. ``counts`` and ``displs`` (in elements) are per block: one number
+    each for equal blocks, one after the other. ``nbytes`` is the length of the whole buffer."""
+
+    buffer: Any
+    address: int
+    nbytes: int
+    counts: Any
+    displs: Any
+    datatype: MPI.Datatype
+    element: Element
+
+
+def block_message(spec: Any, blocks: int, *, readonly: bool) -> Message:
+    """Equal blocks: a buffer, or ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, count, datatype]``,
+    ``[buffer, (count, displ), datatype]``, ``[buffer, count, displ, datatype]``.
+
+    Raises TypeError, ValueError, KeyError and BufferError as mpi4py does.
+    """
+    buffer, count, displ, datatype = _unpacked(spec, (list, tuple))
+    message = _message(buffer, datatype, readonly)
+    element, length, offset = message.element, message.nbytes, 0
+    if displ is not None:
+        offset = index(displ)
+        if offset < 0:
+            raise ValueError(f"message: negative displacement {offset}")
+        if offset * max(element.extent, 0) > length or (offset and element.extent <= 0):
+            raise ValueError(f"message: displacement {offset} out of bounds")
+        length -= offset * element.extent
+    if count is not None:
+        number = index(count)
+        if number < 0:
+            raise ValueError(f"message: negative count {number}")
+        if number and buffer is None:
+            raise ValueError(f"message: buffer is None but count is {number}")
+    else:
+        number = _items(length, element)
+        if blocks > 1 and number % blocks:
+            raise ValueError(f"message: cannot infer count, {number} entries are not a multiple of {blocks} blocks")
+        number //= max(blocks, 1)
+    return message._replace(counts=number, displs=offset)
+
+
+def vector_message(spec: Any, blocks: int, *, readonly: bool) -> Message:
+    """Uneven blocks: as `block_message`, with a number or a sequence per block for counts and
+    displacements. Without counts, the buffer is divided as evenly as it can be.
+
+    Raises TypeError, ValueError, KeyError and BufferError as mpi4py does.
+    """
+    buffer, counts, displs, datatype = _unpacked(spec, (tuple,))
+    message = _message(buffer, datatype, readonly)
+    if counts is None:
+        each, rest = divmod(_items(message.nbytes, message.element), blocks)
+        numbers = np.full(blocks, each, np.int64)
+        numbers[:rest] += 1
+    else:
+        numbers = _sequence(counts, blocks, 1)
+    places = np.cumsum(numbers) - numbers if displs is None else _sequence(displs, blocks, np.arange(blocks))
+    return message._replace(counts=numbers, displs=places)
+
+
+def _unpacked(spec: Any, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
+    """Buffer, counts, displacements and datatype as given, None where not."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    if len(spec) not in (2, 3, 4):
+        raise ValueError("message: expecting 2 to 4 items")
+    if len(spec) == 4:
+        return spec[0], spec[1], spec[2], spec[3]
+    buffer, count, datatype = spec[0], spec[1], spec[2] if len(spec) == 3 else None
+    if len(spec) == 2 and isinstance(count, MPI.Datatype | str):
+        return buffer, None, None, count
+    pair: Any = count if isinstance(count, pairs) else (count, None)
+    return buffer, *pair, datatype
+
+
+def _message(buffer: Any, datatype: Any, readonly: bool) -> Message:
+    if buffer is MPI.BOTTOM or buffer is None:
+        named = MPI.BYTE if datatype is None and buffer is None else _datatype(datatype)
+        return Message(buffer, 0, 0, 0, 0, named, element_of(named))
+    found = MPI.buffer.frombuffer(buffer, readonly)
+    named = _of_format(_format(buffer)) if datatype is None else _datatype(datatype)
+    return Message(buffer, found.address, found.nbytes, 0, 0, named, element_of(named))
+
+
+def _format(buffer: Any) -> str:
+    """The type code of a buffer's elements."""
+    try:
+        return memoryview(buffer).format
+    except (TypeError, ValueError):  # device arrays, and what NumPy does not export
+        return str(np.dtype(buffer.dtype).char)
+
+
+def _datatype(given: Any) -> MPI.Datatype:
+    return given if isinstance(given, MPI.Datatype) else _of_format(given)
+
+
+@lru_cache(maxsize=256)
+def _of_format(code: Any) -> MPI.Datatype:
+    """The datatype of a character code. Raises KeyError."""
+    try:
+        return MPI.Datatype.fromcode(code[1:] if code[:1] in "@<" else code)
+    except (ValueError, TypeError):
+        raise KeyError(f"cannot map {code!r} to MPI datatype") from None
+
+
+def element_of(datatype: MPI.Datatype) -> Element:
+    """What an element of a datatype is. Raises MPI.Exception for the null datatype."""
+    lower, extent = datatype.Get_extent()
+    size = datatype.Get_size()
+    return Element(size, lower, extent, lower == 0 and extent == size and _is_in_order(datatype))
+
+
+def _is_in_order(datatype: MPI.Datatype) -> bool:
+    """Whether it is one of MPI's own, or contiguous ones or a duplicate of such."""
+    while not datatype.is_predefined:
+        datatype, combiner, _ = datatype.decode()
+        if combiner not in ("CONTIGUOUS", "DUP"):
+            return False
+    lower, extent = datatype.Get_extent()
+    return bool(lower == 0 and extent == datatype.Get_size())
+
+
+def _items(nbytes: int, element: Element) -> int:
+    """How many elements a buffer holds."""
+    if not nbytes:
+        return 0
+    if element.extent <= 0:
+        raise ValueError(f"message: cannot infer count, datatype extent {element.extent}")
+    if nbytes % element.extent:
+        raise ValueError(f"message: cannot infer count, {nbytes} bytes are not a multiple of {element.extent}")
+    return nbytes // element.extent
+
+
+def _sequence(given: Any, blocks: int, unit: Any) -> Sizes:
+    """A number for each block: as given, or ``unit`` times the one that is given."""
+    try:
+        return np.asarray(index(given) * unit, np.int64) + np.zeros(blocks, np.int64)
+    except TypeError:
+        pass
+    values: npt.NDArray[Any] = np.asarray(given)
+    if values.ndim != 1 or len(values) != blocks:
+        raise ValueError(f"expecting {blocks} items, got {np.shape(given)}")
+    if values.dtype.kind not in "iu" and len(values):
+        values = np.array([index(value) for value in given])
+    return values.astype(np.int64, copy=False)
+
+
+def each_block(message: Message, blocks: int) -> tuple[Sizes, Sizes]:
+    """Count and displacement of every block, in elements."""
+    if np.ndim(message.counts):
+        return message.counts, message.displs
+    counts = np.full(blocks, message.counts, np.int64)
+    return counts, message.displs + np.cumsum(counts) - counts
+
+
+def copy_data(
+    comm: MPI.Intracomm, message: Message, blocks: int, data: npt.NDArray[np.uint8], *, outward: bool
+) -> None:
+    """Copy the blocks of a message with elements of any kind, one after the other, to ``data``, or
+    (not ``outward``) from there: by MPI, as messages to oneself on a communicator of hiercoll's own."""
+    at = 0
+    for count, displ in zip(*(values.tolist() for values in each_block(message, blocks)), strict=True):
+        if not count:
+            continue
+        nbytes = count * message.element.size
+        plain: list[Any] = [data[at : at + nbytes], nbytes, MPI.BYTE]
+        start = message.address + displ * message.element.extent
+        buffer = MPI.buffer.fromaddress(start, max(message.address + message.nbytes - start, 0))
+        place: list[Any] = [buffer if message.address else MPI.BOTTOM, count, message.datatype]
+        send, recv = (place, plain) if outward else (plain, place)
+        comm.Sendrecv(send, comm.rank, 0, recv, comm.rank, 0)
+        at += nbytes

@@ -1,0 +1,185 @@
+"""The calls for blocks of uneven sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.buffers import Now, Transfer
+from hiercoll.communicator import State, Work
+from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
+from hiercoll.executor import Plan
+from hiercoll.lifetime import get_state
+from hiercoll.messages import Message, block_message, copy_data, each_block, vector_message
+from hiercoll.uneven import LIMIT, Blocks, Sizes
+
+
+def alltoallv(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    **params: Any,
+) -> Any:
+    """Send block j of ``sendbuf`` to rank j, receive block i of ``recvbuf`` from rank i; blocks of any sizes.
+
+    Buffers are mpi4py's: ``[array, counts]``, ``[array, (counts, displs)]``, ``[array,
+    counts, displs, MPI datatype]``, counts and displacements in elements, one per rank;
+    displacements default to blocks one after the other. ``sendbuf`` may be ``MPI.IN_PLACE``.
+    What a rank sends to another one is as long as what that one receives from it.
+
+    ``limit`` (bytes, equal on all ranks): smaller blocks travel together (algorithm
+    "aggregate", which "auto" is on nodes with several ranks). Counts may change on every
+    call. Arrays are on the host.
+
+    Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
+    BufferSizeError, BufferTypeError, UnknownAlgorithmError, ParameterError.
+    Collective (MPI 4.1, 6.8).
+    """
+    return _alltoallv(comm, sendbuf, recvbuf, algorithm, params, limit).run()
+
+
+def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
+    """Gather the ``sendbuf`` of every rank, each of its own size, in ``recvbuf`` on every rank.
+
+    ``recvbuf`` as for `alltoallv`, with the same counts on all ranks. ``sendbuf``: an
+    array, ``[array, count, MPI datatype]``, or ``MPI.IN_PLACE``. Algorithms are those of
+    `allgather`; "auto" chooses by the mean size. Collective (MPI 4.1, 6.7).
+    """
+    return _allgatherv(comm, sendbuf, recvbuf, algorithm, params).run()
+
+
+def alltoallv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    **params: Any,
+) -> Plan:
+    """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
+    return _alltoallv(comm, sendbuf, recvbuf, algorithm, params, limit).plan(own=True)
+
+
+def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
+    """A plan for `allgatherv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
+    return _allgatherv(comm, sendbuf, recvbuf, algorithm, params).plan(own=True)
+
+
+class Side(NamedTuple):
+    """A rank's blocks in one buffer: its address, their lengths and offsets in bytes, what keeps
+    it, and, if it is a copy of the user's, what makes it that before, or brings it back after."""
+
+    address: int
+    sizes: Sizes
+    at: Sizes
+    owner: Any
+    copying: tuple[Transfer, ...] = ()
+
+
+def side(state: State, message: Message, blocks: int, argument: str) -> Side:
+    """The blocks of a message: in place, or by way of a copy where elements are not just bytes in order.
+
+    Raises BufferSizeError if they do not fit the buffer.
+    """
+    sizes, at = each_block(message, blocks)
+    if message.element.plain and message.address:
+        sizes, at = sizes * message.element.size, at * message.element.extent
+        outside = (sizes > 0) & ((at < 0) | (at + sizes > message.nbytes))
+        if outside.any():
+            first = int(np.flatnonzero(outside)[0])
+            got = f"{sizes[first]} bytes at {at[first]} for block {first}, with a buffer of {message.nbytes} bytes"
+            raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, state.rank)
+        return Side(message.address, sizes, at, message.buffer)
+    sizes = sizes * message.element.size
+    data = np.empty(int(sizes.sum()), np.uint8)
+    transfer = Now(partial(copy_data, state.comm, message, blocks, data, outward=argument == "sendbuf"))
+    return Side(MPI.Get_address(data), sizes, np.cumsum(sizes) - sizes, data, (transfer,))
+
+
+class Call(NamedTuple):
+    """An uneven call that is sound."""
+
+    state: State
+    work: Work
+    sent: Side
+    received: Side
+    result: Any
+    limit: int = LIMIT
+
+    def plan(self, *, own: bool = False) -> Plan:
+        """See `State.uneven_plan`."""
+        blocks = Blocks(self.sent.sizes, self.sent.at, self.received.sizes, self.received.at)
+        addresses = (self.sent.address, self.received.address)
+        around = [*self.sent.copying], [*self.received.copying]
+        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, around, own=own)
+        plan.keep_alive(self.sent.owner, self.received.owner)
+        plan.recvbuf = self.result
+        return plan
+
+    def run(self) -> Any:
+        """Once. Returns the receive buffer."""
+        plan = self.plan()
+        self.state.run(plan)
+        plan.free()
+        return self.result
+
+
+def _alltoallv(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int
+) -> Call:
+    """The call, if it is sound."""
+    state = get_state(comm)
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), state.rank)
+    variant = state.select_uneven("alltoallv", algorithm, params, 0, False)
+    into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
+    received = side(state, into, state.size, "recvbuf")
+    if sendbuf is MPI.IN_PLACE:
+        sent = side(state, into._replace(element=into.element._replace(plain=False)), state.size, "sendbuf")
+    else:
+        sent = side(state, _read(state, vector_message, sendbuf, "sendbuf", state.size), state.size, "sendbuf")
+    own = int(sent.sizes[state.rank])
+    if own != received.sizes[state.rank]:
+        expected = f"{own} bytes from rank {state.rank} itself, as sendbuf has"
+        raise BufferSizeError("recvbuf", expected, received.sizes[state.rank], state.rank)
+    work = Work("alltoallv", variant.algorithm, variant.params, 0, False)
+    return Call(state, work, sent, received, into.buffer, limit)
+
+
+def _allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any]) -> Call:
+    """The call, if it is sound."""
+    state = get_state(comm)
+    into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
+    received, inplace = side(state, into, state.size, "recvbuf"), sendbuf is MPI.IN_PLACE
+    mean = -(-int(received.sizes.sum()) // state.size)
+    variant = state.select_uneven("allgatherv", algorithm, params, mean, inplace)
+    own = slice(state.rank, state.rank + 1)
+    if inplace:
+        sent = Side(received.address, received.sizes[own], received.at[own], None)
+        if received.copying:  # brought there before, as well as back after
+            load = Now(partial(copy_data, state.comm, into, state.size, received.owner, outward=True))
+            sent = sent._replace(copying=(load,))
+    else:
+        sent = side(state, _read(state, block_message, sendbuf, "sendbuf", 0), 1, "sendbuf")
+    if int(sent.sizes[0]) != int(received.sizes[state.rank]):
+        expected = f"{sent.sizes[0]} bytes from rank {state.rank} itself, as sendbuf has"
+        raise BufferSizeError("recvbuf", expected, received.sizes[state.rank], state.rank)
+    work = Work("allgatherv", variant.algorithm, variant.params, 0, inplace)
+    return Call(state, work, sent, received, into.buffer)
+
+
+def _read(state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int) -> Message:
+    """The message. Raises BufferTypeError."""
+    try:
+        return reader(spec, blocks, readonly=argument == "sendbuf")
+    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception) as error:
+        expected = "a buffer on the host with mpi4py's counts, displacements and datatype"
+        raise BufferTypeError(argument, expected, str(error), state.rank) from None

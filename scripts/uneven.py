@@ -1,0 +1,127 @@
+"""Alltoallv against the MPI library's own, side by side, for blocks of several distributions.
+
+    mpiexec -n 16 python scripts/uneven.py [--json FILE] [--mean 16,256,4096,16384]
+
+Counts change on every call. Each repetition runs every subject once, interleaved; the time of a
+call is the longest of all ranks. Prints medians in microseconds, and the ratio of native to
+"auto" with its 90 % interval over repetitions; the last column is native against itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.bench import versions
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+KINDS = ("uniform", "power law", "90 % empty")
+
+
+def table(kind: str, mean: int, seed: int) -> Any:
+    """Bytes from each rank (row) to each rank, with this mean."""
+    choice = np.random.default_rng(seed)
+    if kind == "uniform":
+        return choice.integers(0, 2 * mean + 1, (SIZE, SIZE))
+    if kind == "power law":
+        drawn = np.minimum(choice.pareto(1.2, (SIZE, SIZE)) + 1, 100.0)
+        return (drawn * mean / drawn.mean()).astype(int)
+    return np.where(choice.random((SIZE, SIZE)) < 0.1, choice.integers(0, 20 * mean + 1, (SIZE, SIZE)), 0)
+
+
+def subjects(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What is compared."""
+    known: dict[str, dict[str, Any]] = {"native": {"algorithm": "native"}, "auto": {}}
+    for text in options.subjects.split(";") if options.subjects else ():
+        name, *params = text.split(":")
+        values = dict(param.split("=") for param in params)
+        known[text] = {
+            "algorithm": name,
+            **{key: int(value) if value.isdigit() else value for key, value in values.items()},
+        }
+    return {**known, "again": {"algorithm": "native"}}
+
+
+def measure(kind: str, mean: int, cases: dict[str, dict[str, Any]], seconds: float) -> dict[str, list[float]]:
+    """Seconds of each call, by subject."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    begin, repetition = time.perf_counter(), 0
+    most = int(max(table(kind, mean, seed).sum(axis=axis).max() for seed in range(8) for axis in (0, 1)))
+    send, recv = np.zeros(most, np.uint8), np.zeros(most, np.uint8)
+    while True:
+        sizes = table(kind, mean, repetition % 8)
+        given = [[send, sizes[RANK]], [recv, sizes[:, RANK]]]
+        for name, options in cases.items():
+            COMM.Barrier()
+            start = time.perf_counter()
+            if name == "native" or name == "again":
+                COMM.Alltoallv([send, sizes[RANK], MPI.BYTE], [recv, sizes[:, RANK], MPI.BYTE])
+            else:
+                hiercoll.alltoallv(COMM, *given, **options)
+            times[name].append(time.perf_counter() - start)
+        repetition += 1
+        over = np.array([time.perf_counter() - begin > seconds and repetition >= 8])
+        COMM.Bcast(over)
+        if over[0]:
+            break
+    worst = {name: np.empty(repetition) for name in cases}
+    for name, own in times.items():
+        COMM.Allreduce(np.array(own), worst[name], op=MPI.MAX)
+    return {name: values[1:].tolist() for name, values in worst.items()}
+
+
+def ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
+    """Of the medians, with a 90 % interval (bootstrap over repetitions)."""
+    a, b = np.array(above), np.array(below)
+    picks = np.random.default_rng(0).integers(0, len(a), (400, len(a)))
+    spread = np.median(a[picks], axis=1) / np.median(b[picks], axis=1)
+    low, high = np.quantile(spread, [0.05, 0.95])
+    return float(np.median(a) / np.median(b)), float(low), float(high)
+
+
+def main() -> None:
+    """Print, and write, one line per distribution and mean."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--mean", default="16,64,256,1024,4096,16384", help="bytes")
+    parser.add_argument("--seconds", type=float, default=3, help="for each line")
+    parser.add_argument("--subjects", default="", help="more of them: aggregate:window=2;scatter_destination")
+    options = parser.parse_args()
+    cases = subjects(options)
+    gains: list[float] = []
+    for kind in KINDS:
+        for mean in map(int, options.mean.split(",")):
+            times = measure(kind, mean, cases, options.seconds)
+            if RANK:
+                continue
+            medians = {name: float(np.median(values)) * 1e6 for name, values in times.items()}
+            gain, low, high = ratio(times["native"], times["auto"])
+            control = ratio(times["native"], times["again"])
+            gains.append(gain)
+            others = "  ".join(f"{name} {value:.0f}" for name, value in medians.items() if name != "again")
+            print(f"{kind:>11} {mean:>6} B  {others}  ratio {gain:.2f} ({low:.2f}-{high:.2f})  control {control[0]:.2f}", flush=True)
+            if options.json:
+                record = {
+                    "date": date.today().isoformat(), "layout": str(hiercoll.get_topology(MPI.COMM_SELF)), "ranks": SIZE,
+                    "kind": kind, "mean": mean, "microseconds": medians, "repetitions": len(times["native"]),
+                    "ratio": [gain, low, high], "control": control, **versions(),
+                }  # fmt: skip
+                with options.json.open("a") as file:
+                    file.write(json.dumps(record) + os.linesep)
+    if RANK == 0:
+        print(f"geometric mean {math.exp(float(np.mean(np.log(gains)))):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Blocks of uneven sizes: every algorithm on every layout, counts that change, buffers of every spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import BufferSizeError, BufferTypeError, ParameterError
+from hiercoll.algorithms import REGISTRY
+
+RANK, SIZE = WORLD.rank, WORLD.size
+V_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("auto", {}),
+    ("native", {}),
+    *((name, params) for name, entry in REGISTRY["alltoallv"].items() for params in entry.variants()),
+    ("aggregate", {"limit": 0}),
+    ("aggregate", {"limit": 60, "window": 2}),
+    ("aggregate", {"limit": 1 << 20}),
+]
+G_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("auto", {}),
+    ("native", {}),
+    *((name, params) for name, entry in REGISTRY["allgather"].items() for params in entry.variants()),
+]
+KINDS = ["uniform", "skewed", "sparse", "empty", "one"]
+
+
+def counts(kind: str, seed: int) -> np.ndarray[Any, Any]:
+    """Items from each rank (row) to each rank, the same on all ranks."""
+    choice = np.random.default_rng(seed)
+    made = {
+        "uniform": lambda: choice.integers(0, 40, (SIZE, SIZE)),
+        "skewed": lambda: np.minimum(choice.zipf(1.5, (SIZE, SIZE)), 5000),
+        "sparse": lambda: choice.integers(1, 40, (SIZE, SIZE)) * (choice.random((SIZE, SIZE)) < 0.1),
+        "empty": lambda: np.zeros((SIZE, SIZE), int),
+        "one": lambda: np.where(np.arange(SIZE * SIZE).reshape(SIZE, SIZE) == seed % (SIZE * SIZE), 700, 0),
+    }
+    return made[kind]().astype(int)
+
+
+def items(source: int, target: int, number: int, salt: int) -> np.ndarray[Any, Any]:
+    """What a rank sends to another: no two alike."""
+    return (np.arange(number) + 1000 * (source * SIZE + target) + salt).astype("i4")
+
+
+def alltoallv(comm: MPI.Intracomm, table: np.ndarray[Any, Any], salt: int, gap: int = 0, **options: Any) -> None:
+    """One call, checked, the receive buffer poisoned, ``gap`` items between blocks, which stay as they are."""
+    scounts, rcounts = table[RANK], table[:, RANK]
+    sdispls, rdispls = ((np.cumsum(n + gap) - n - gap)[::1] for n in (scounts, rcounts))
+    send = np.full(int((scounts + gap).sum()), -7, "i4")
+    expected = np.full(int((rcounts + gap).sum()), -1, "i4")
+    for peer in range(SIZE):
+        send[sdispls[peer] : sdispls[peer] + scounts[peer]] = items(RANK, peer, scounts[peer], salt)
+        expected[rdispls[peer] : rdispls[peer] + rcounts[peer]] = items(peer, RANK, rcounts[peer], salt)
+    recv = np.full_like(expected, -1)
+    result = hiercoll.alltoallv(comm, [send, (scounts, sdispls)], [recv, (rcounts, rdispls)], **options)
+    assert result is recv
+    np.testing.assert_array_equal(recv, expected)
+
+
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize(("algorithm", "params"), V_CASES)
+def test_alltoallv(
+    on_layout: Callable[[str], MPI.Intracomm], algorithm: str, params: dict[str, Any], layout: str
+) -> None:
+    """Counts that change on every call, with and without gaps."""
+    comm = on_layout(layout)
+    for seed, kind in enumerate(KINDS * 2):
+        alltoallv(comm, counts(kind, seed), seed, gap=seed % 3, algorithm=algorithm, **params)
+
+
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize(("algorithm", "params"), G_CASES)
+def test_allgatherv(
+    on_layout: Callable[[str], MPI.Intracomm], algorithm: str, params: dict[str, Any], layout: str
+) -> None:
+    """The same, in place too."""
+    comm = on_layout(layout)
+    entry = REGISTRY["allgather"].get(algorithm)
+    if entry and entry.refusal(hiercoll.get_topology(comm), params) is not None:
+        pytest.skip("not on this layout")
+    for seed, kind in enumerate(KINDS):
+        numbers, gap = counts(kind, seed)[0], seed % 3
+        displs = np.cumsum(numbers + gap) - numbers - gap
+        expected = np.full(int((numbers + gap).sum()), -1, "i4")
+        for peer in range(SIZE):
+            expected[displs[peer] : displs[peer] + numbers[peer]] = items(peer, 0, numbers[peer], seed)
+        for inplace in (False, True):
+            recv = np.full_like(expected, -1)
+            own = items(RANK, 0, numbers[RANK], seed)
+            if inplace:
+                recv[displs[RANK] : displs[RANK] + numbers[RANK]] = own
+            send: Any = MPI.IN_PLACE if inplace else own
+            hiercoll.allgatherv(comm, send, [recv, (numbers, displs)], algorithm=algorithm, **params)
+            np.testing.assert_array_equal(recv, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "scatter_destination", "aggregate"])
+def test_in_place(on_layout: Callable[[str], MPI.Intracomm], algorithm: str) -> None:
+    """The same sizes both ways, as MPI has it."""
+    comm = on_layout(layouts()[-1])
+    table = counts("uniform", 1)
+    table = table + table.T
+    numbers, at = table[RANK], np.cumsum(table[RANK]) - table[RANK]
+    recv = np.concatenate([items(RANK, peer, table[RANK, peer], 0) for peer in range(SIZE)])
+    expected = np.concatenate([items(peer, RANK, table[RANK, peer], 0) for peer in range(SIZE)])
+    hiercoll.alltoallv(comm, MPI.IN_PLACE, [recv, (numbers, at)], algorithm=algorithm)
+    np.testing.assert_array_equal(recv, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "scatter_destination"])
+def test_other_elements_on_one_side(on_layout: Callable[[str], MPI.Intracomm], algorithm: str) -> None:
+    """A column of a matrix sent, and received as plain items, on some ranks only: legal, and no
+    rank knows of the others'."""
+    comm = on_layout(layouts()[-1])
+    column = MPI.INT.Create_vector(3, 1, 2).Create_resized(0, 24).Commit()
+    plain = items(RANK, 0, 3 * SIZE, 5)
+    matrix = np.full((3 * SIZE, 2), -9, "i4")
+    matrix[:, 0] = plain
+    spread = RANK % 2 == 0
+    send: Any = [matrix, [1] * SIZE, None, column] if spread else [plain, [3] * SIZE, None, MPI.INT]
+    into = np.full((3 * SIZE, 2), -1, "i4")
+    recv: Any = (
+        [into, [1] * SIZE, None, column] if not spread else [into.reshape(-1)[: 3 * SIZE], [3] * SIZE, None, MPI.INT]
+    )
+    hiercoll.alltoallv(comm, send, recv, algorithm=algorithm)
+    expected = np.concatenate([items(peer, 0, 3 * SIZE, 5)[3 * RANK : 3 * RANK + 3] for peer in range(SIZE)])
+    np.testing.assert_array_equal(into[:, 0] if not spread else into.reshape(-1)[: 3 * SIZE], expected)
+    if not spread:
+        assert (into[:, 1] == -1).all()
+    column.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "scatter_destination", "aggregate"])
+def test_plans(on_layout: Callable[[str], MPI.Intracomm], algorithm: str) -> None:
+    """Several, started in turn and overlapping, between blocking calls."""
+    comm = on_layout(layouts()[-1])
+    made = []
+    for seed in (1, 2):
+        table = counts("uniform", seed)
+        send = np.empty(table[RANK].sum(), "i4")
+        recv = np.empty(table[:, RANK].sum(), "i4")
+        plan = hiercoll.alltoallv_init(comm, [send, table[RANK]], [recv, table[:, RANK]], algorithm=algorithm)
+        made.append((plan, table, send, recv))
+    for salt in range(3):
+        for plan, table, send, recv in made:
+            send[:] = np.concatenate([items(RANK, peer, table[RANK, peer], salt) for peer in range(SIZE)])
+            recv[:] = -1
+            plan.start()
+        alltoallv(comm, counts("skewed", salt), salt, algorithm=algorithm)
+        for plan, table, _, recv in made:
+            assert plan.wait() is recv
+            expected = np.concatenate([items(peer, RANK, table[peer, RANK], salt) for peer in range(SIZE)])
+            np.testing.assert_array_equal(recv, expected)
+    for plan, *_ in made:
+        plan.free()
+    numbers = counts("uniform", 3)[0]
+    recv = np.full(numbers.sum(), -1, "i4")
+    with hiercoll.allgatherv_init(comm, items(RANK, 0, numbers[RANK], 0), [recv, numbers]) as plan:
+        plan()
+    np.testing.assert_array_equal(recv, np.concatenate([items(peer, 0, numbers[peer], 0) for peer in range(SIZE)]))
+
+
+def test_bad_arguments(comm: MPI.Intracomm) -> None:
+    """Typed errors before anything moves; the communicator stays usable."""
+    array, ones = np.zeros(SIZE, "i4"), [1] * SIZE
+    other = np.zeros(SIZE, "i4")
+    with pytest.raises(BufferSizeError, match="fit the buffer"):
+        hiercoll.alltoallv(comm, [array, [2] * SIZE], [other, [2] * SIZE])
+    with pytest.raises(BufferTypeError, match="items"):
+        hiercoll.alltoallv(comm, [array, [1] * (SIZE + 1)], [other, ones])
+    with pytest.raises(BufferTypeError, match="sendbuf"):
+        hiercoll.alltoallv(comm, "text", [other, ones])
+    with pytest.raises(BufferSizeError, match="itself"):
+        hiercoll.alltoallv(comm, [array, [0] * SIZE], [other, ones])
+    with pytest.raises(BufferSizeError, match="itself"):
+        hiercoll.allgatherv(comm, array[:0], [other, ones])
+    with pytest.raises(ParameterError, match="limit"):
+        hiercoll.alltoallv(comm, [array, ones], [other, ones], limit=-1)
+    with pytest.raises(ParameterError, match="window"):
+        hiercoll.alltoallv(comm, [array, ones], [other, ones], algorithm="aggregate", window=0)
+    alltoallv(comm, counts("uniform", 1), 1)
