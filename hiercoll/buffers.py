@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -73,15 +73,36 @@ OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "min": np
 
 
 class UnevenLayout:
-    """Bytes of blocks that differ in size, and of their segments.
+    """Bytes of blocks that differ in size, and of their ``segments``, buffer by buffer."""
 
-    ``places``: for each buffer and segment (None: whole blocks), the offset and the length in
-    bytes of every block's part. ``segments``: of each block.
-    """
-
-    def __init__(self, places: dict[tuple[BufferName, int | None], tuple[Array, Array]], segments: int = 1) -> None:
-        self._places = {key: (at.tolist(), size.tolist()) for key, (at, size) in places.items()}
+    def __init__(self, segments: int = 1) -> None:
+        self._places: dict[tuple[BufferName, int | None], tuple[list[int], list[int]]] = {}
         self.segments = segments
+
+    def place(self, buffer: BufferName, part: int | None, at: Array, sizes: Array) -> None:
+        """Say where every block's part (None: all of it) lies: offset and length in bytes."""
+        self._places[buffer, part] = at.tolist(), sizes.tolist()
+
+    def lengths(self, buffer: BufferName, part: int | None) -> list[int]:
+        """The lengths of every block's part."""
+        return self._places[buffer, part][1]
+
+    def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:
+        """(offset, offset, length) of the pieces that are contiguous in both regions."""
+        starts, lengths = self._places[source.buffer, source.part]
+        ends = self._places[target.buffer, target.part][0]
+        at = to = length = 0
+        for block, other in zip(source.blocks, target.blocks, strict=True):
+            if more := lengths[block]:
+                start, end = starts[block], ends[other]
+                if start == at + length and end == to + length:
+                    length += more
+                else:
+                    if length:
+                        yield at, to, length
+                    at, to, length = start, end, more
+        if length:
+            yield at, to, length
 
     def runs(self, region: Region) -> list[tuple[int, int]]:
         """(offset, length) in bytes of the contiguous pieces of ``region``, in order; none are empty."""

@@ -461,7 +461,7 @@ class State:
             key = (*work.key, id(where[0]), where[1])
         plan = self.uneven.plan(work.collective, schedule, key, blocks, addresses, limit, where, work.name, around)
         if own:
-            board = self.uneven.give_away(key)
+            board = self.uneven.give_away(key, limit)
             if board is not None:
                 self._boards_made += 1
                 board.number = self._boards_made

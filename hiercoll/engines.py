@@ -191,6 +191,13 @@ class Rounds:
                 request.Free()
 
 
+class Wake(NamedTuple):
+    """Something to wait for: ``run`` waits, ``ready`` asks whether it has come."""
+
+    run: Callable[[], object]
+    ready: Callable[[], bool]
+
+
 class Step(NamedTuple):
     """A step of a script: ``run`` does it, or waits until it is done; ``ready`` asks whether
     running it would not wait (None: it never waits)."""

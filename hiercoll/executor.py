@@ -263,7 +263,7 @@ def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
         if not runs:  # of blocks without bytes, as its other end knows
             return None
         make = binding.comm.Send_init if isinstance(op, Send) else binding.comm.Recv_init
-        return make(_message(binding.addresses[op.region.buffer], runs, cache), op.peer, op.tag + binding.tag)
+        return make(message(binding.addresses[op.region.buffer], runs, cache), op.peer, op.tag + binding.tag)
     if isinstance(op, Copy):
         if not op.source.blocks:
             return None
@@ -299,7 +299,7 @@ def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:
     return comm.Recv_init(card, op.peer, tag)
 
 
-def _message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
+def message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
     """Pieces of a buffer as an mpi4py message; given by address, so that no array is kept alive."""
     start = min(offset for offset, _ in runs)
     span = max(offset + length for offset, length in runs) - start

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.bench import versions
+from hiercoll.bench import provenance
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -62,13 +61,14 @@ def measure(kind: str, mean: int, cases: dict[str, dict[str, Any]], seconds: flo
     while True:
         sizes = table(kind, mean, repetition % 8)
         given = [[send, sizes[RANK]], [recv, sizes[:, RANK]]]
-        for name, options in cases.items():
+        names = list(cases)
+        for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
             COMM.Barrier()
             start = time.perf_counter()
             if name == "native" or name == "again":
                 COMM.Alltoallv([send, sizes[RANK], MPI.BYTE], [recv, sizes[:, RANK], MPI.BYTE])
             else:
-                hiercoll.alltoallv(COMM, *given, **options)
+                hiercoll.alltoallv(COMM, *given, **cases[name])
             times[name].append(time.perf_counter() - start)
         repetition += 1
         over = np.array([time.perf_counter() - begin > seconds and repetition >= 8])
@@ -100,6 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     cases = subjects(options)
     gains: list[float] = []
+    about = provenance(COMM, hiercoll.get_topology(COMM))
     for kind in KINDS:
         for mean in map(int, options.mean.split(",")):
             times = measure(kind, mean, cases, options.seconds)
@@ -110,13 +111,13 @@ def main() -> None:
             control = ratio(times["native"], times["again"])
             gains.append(gain)
             others = "  ".join(f"{name} {value:.0f}" for name, value in medians.items() if name != "again")
-            print(f"{kind:>11} {mean:>6} B  {others}  ratio {gain:.2f} ({low:.2f}-{high:.2f})  control {control[0]:.2f}", flush=True)
+            print(
+                f"{kind:>11} {mean:>6} B  {others}  ratio {gain:.2f} ({low:.2f}-{high:.2f})  control {control[0]:.2f}",
+                flush=True,
+            )
             if options.json:
-                record = {
-                    "date": date.today().isoformat(), "layout": str(hiercoll.get_topology(MPI.COMM_SELF)), "ranks": SIZE,
-                    "kind": kind, "mean": mean, "microseconds": medians, "repetitions": len(times["native"]),
-                    "ratio": [gain, low, high], "control": control, **versions(),
-                }  # fmt: skip
+                figures = {"ratio": [gain, low, high], "control": control, "repetitions": len(times["native"])}
+                record = {"kind": kind, "mean": mean, "microseconds": medians, **figures, **about}
                 with options.json.open("a") as file:
                     file.write(json.dumps(record) + os.linesep)
     if RANK == 0:
