@@ -84,8 +84,8 @@ class UnevenLayout:
         self._places[buffer, part] = at.tolist(), sizes.tolist()
 
     def lengths(self, buffer: BufferName, part: int | None) -> list[int]:
-        """The lengths of every block's part."""
-        return self._places[buffer, part][1]
+        """The lengths of every block's part, none if none has been said."""
+        return self._places.get((buffer, part), ((), []))[1]
 
     def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:
         """(offset, offset, length) of the pieces that are contiguous in both regions."""

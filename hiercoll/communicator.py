@@ -13,7 +13,7 @@ import warnings
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -38,7 +38,7 @@ from hiercoll.errors import (
 )
 from hiercoll.executor import Binding, Plan, bind, native_message
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
-from hiercoll.online import Trial
+from hiercoll.online import Regime, Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
@@ -181,6 +181,7 @@ class State:
         self.table = Table()
         self.online = False  # whether "auto" tries candidates in the program's own calls
         self._trials: dict[Key, Trial] = {}
+        self.regime = Regime(uneven_choice(self.topology), self.size, self._slowest, self._total)
         self.use_table(None)
 
     def select(
@@ -217,7 +218,7 @@ class State:
         if work_of == "allgatherv":
             return self.select("allgather", algorithm, params, block, inplace)
         if algorithm == "auto" and not params and not self.disabled:
-            return uneven_choice(self.topology)
+            return self.regime.current
         return self.select(work_of, algorithm, params, block, inplace)
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
@@ -272,6 +273,12 @@ class State:
         most = np.empty(1)
         self.comm.Allreduce(np.array([seconds]), most, op=MPI.MAX)
         return float(most[0])
+
+    def _total(self, numbers: Sequence[int]) -> list[int]:
+        """The sums of all ranks. Collective."""
+        total = np.empty(len(numbers), np.int64)
+        self.comm.Allreduce(np.array(numbers, np.int64), total)
+        return [int(number) for number in total]
 
     def schedule(self, work: Work) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""

@@ -105,11 +105,16 @@ def _unpacked(spec: Any, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
 
 def _message(buffer: Any, datatype: Any, readonly: bool) -> Message:
     if buffer is MPI.BOTTOM or buffer is None:
-        named = MPI.BYTE if datatype is None and buffer is None else _datatype(datatype)
+        named = _known(datatype)[0] if isinstance(datatype, str) else MPI.BYTE if datatype is None else datatype
         return Message(buffer, 0, 0, 0, 0, named, element_of(named))
     found = MPI.buffer.frombuffer(buffer, readonly)
-    named = _of_format(_format(buffer)) if datatype is None else _datatype(datatype)
-    return Message(buffer, found.address, found.nbytes, 0, 0, named, element_of(named))
+    if datatype is None or isinstance(datatype, str):
+        named, element = _known(_format(buffer) if datatype is None else datatype)
+    elif datatype is MPI.BYTE:
+        named, element = _known("B")
+    else:
+        named, element = datatype, element_of(datatype)
+    return Message(buffer, found.address, found.nbytes, 0, 0, named, element)
 
 
 def _format(buffer: Any) -> str:
@@ -120,17 +125,14 @@ def _format(buffer: Any) -> str:
         return str(np.dtype(buffer.dtype).char)
 
 
-def _datatype(given: Any) -> MPI.Datatype:
-    return given if isinstance(given, MPI.Datatype) else _of_format(given)
-
-
 @lru_cache(maxsize=256)
-def _of_format(code: Any) -> MPI.Datatype:
-    """The datatype of a character code. Raises KeyError."""
+def _known(code: str) -> tuple[MPI.Datatype, Element]:
+    """The datatype of a type code, and its elements. Raises KeyError."""
     try:
-        return MPI.Datatype.fromcode(code[1:] if code[:1] in "@<" else code)
+        datatype = MPI.Datatype.fromcode(code[1:] if code[:1] in "@<" else code)
     except (ValueError, TypeError):
         raise KeyError(f"cannot map {code!r} to MPI datatype") from None
+    return datatype, element_of(datatype)
 
 
 def element_of(datatype: MPI.Datatype) -> Element:
@@ -163,10 +165,10 @@ def _items(nbytes: int, element: Element) -> int:
 
 def _sequence(given: Any, blocks: int, unit: Any) -> Sizes:
     """A number for each block: as given, or ``unit`` times the one that is given."""
-    try:
+    if type(given) is np.ndarray and given.dtype == np.int64 and given.shape == (blocks,):
+        return given
+    if np.ndim(given) == 0:
         return np.asarray(index(given) * unit, np.int64) + np.zeros(blocks, np.int64)
-    except TypeError:
-        pass
     values: npt.NDArray[Any] = np.asarray(given)
     if values.ndim != 1 or len(values) != blocks:
         raise ValueError(f"expecting {blocks} items, got {np.shape(given)}")

@@ -12,10 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from statistics import median
 from typing import TypeAlias
 
-from hiercoll.tables import Variant
+from hiercoll.tables import NATIVE, Variant
 
 CALLS = 3  # timed calls of each candidate, after a first that makes its plan
 MOST_SEGMENTS = 64
+FIRST_PERIOD, LONGEST_PERIOD = 64, 4096  # calls between two surveys
 
 Explorer: TypeAlias = "Generator[Variant, float, Variant]"
 
@@ -71,3 +72,52 @@ class Trial:
             self.current = self._explorer.send(agreed)
         except StopIteration as end:
             self.winner = self.current = end.value
+
+
+class Regime:
+    """What serves calls of which no rank knows all sizes: native, or ``other`` where it was faster.
+
+    Every so many calls a survey tells what blocks there are; if ``other`` may help, both are
+    tried. The longer that changes nothing, the rarer it becomes. ``total`` adds numbers up over
+    all ranks; like ``agree``, see `Trial`, it is collective.
+    """
+
+    def __init__(
+        self,
+        other: Variant,
+        size: int,
+        agree: Callable[[float], float],
+        total: Callable[[Sequence[int]], Sequence[int]],
+    ) -> None:
+        self._candidates, self._size, self._agree, self._total = [Variant(NATIVE), other], size, agree, total
+        self._period, self._last = FIRST_PERIOD // 2, -1
+        self.left = 0  # calls that ``current`` still serves without a question
+        self.current = self._candidates[0]
+        self.trial: Trial | None = None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the next call is native, without a question."""
+        return self.left > 0 and self.current is self._candidates[0]
+
+    def survey(self, nonempty: int, small: int) -> None:
+        """Of how many blocks this rank sends, and how many are small. Collective."""
+        blocks, less = self._total([nonempty, small])
+        if 2 * blocks > self._size**2 and 10 * less > 9 * blocks:
+            self.trial = Trial(self._candidates, self._agree)
+            self.current = self.trial.current
+        else:
+            self._settle(self._candidates[0])
+
+    def note(self, seconds: float) -> None:
+        """A call has been served while both are tried. Collective."""
+        assert self.trial is not None
+        self.trial.note(seconds)
+        self.current = self.trial.current
+        if self.trial.winner is not None:
+            self._settle(self.trial.winner)
+
+    def _settle(self, choice: Variant) -> None:
+        known = self._candidates.index(choice)
+        self._period = min(2 * self._period, LONGEST_PERIOD) if known == self._last else FIRST_PERIOD
+        self._last, self.current, self.trial, self.left = known, choice, None, self._period

@@ -163,8 +163,8 @@ def decide(
 
 
 def uneven_choice(topology: Topology) -> Variant:
-    """What ``algorithm="auto"`` of an alltoallv runs. No rank knows all sizes, and what would
-    tell them costs as much as small blocks do; "aggregate" itself decides for each block."""
+    """What ``algorithm="auto"`` of an alltoallv tries besides native: no rank knows all sizes, and
+    to ask for them on each call would cost as much as small blocks do."""
     return Variant(NATIVE) if topology.size == 1 else Variant("aggregate", {"form": "share", "window": 4})
 
 

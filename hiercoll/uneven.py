@@ -74,7 +74,7 @@ class Slots:
         by_lane, by_end, by_peer = np.array(told, dtype=np.intp).reshape(-1, 3).T
         area = np.where(by_end == 0, by_lane, lanes)
         self._order = np.argsort(area, kind="stable")  # blocks, area by area
-        self._told = (by_lane[self._order], by_end[self._order], by_peer[self._order])
+        self._told = ((by_lane * 2 + by_end) * size + by_peer)[self._order]
         self._area = area[self._order]
         self._first = np.searchsorted(self._area, np.arange(lanes + 1))
         self._bases = 16 * lanes * size + np.arange(lanes + 1) * size * most
@@ -82,18 +82,26 @@ class Slots:
         self._own, self._own_peers = own, by_peer[own]
         self.count = len(told)
 
-    def own(self, sizes: Sizes) -> tuple[Sizes, Sizes]:
+    def told(self, shared: Any) -> Sizes:
+        """What each lane sends to, and receives from, each rank, in bytes."""
+        return np.frombuffer(shared, np.int64, 2 * self.shape[0] * self.shape[2]).reshape(self.shape)
+
+    def own(self, sizes: Sizes, limit: int) -> tuple[Sizes, Sizes]:
         """Offsets and sizes of all blocks, of which those that this lane writes are right."""
         at, length = np.zeros((2, self.count), np.int64)
         taken = sizes[self._own_peers]
+        if taken.max() >= limit:
+            taken = taken * (taken < limit)
         at[self._own] = self._bases[self.lane] + np.cumsum(taken) - taken
         length[self._own] = taken
         return at, length
 
-    def all(self, sizes: Sizes) -> tuple[Sizes, Sizes]:
+    def all(self, told: Sizes, limit: int) -> tuple[Sizes, Sizes]:
         """The same of all, from what the lanes have said."""
         at, length = np.empty((2, self.count), np.int64)
-        taken = sizes[self._told]
+        taken = told.reshape(-1)[self._told]
+        if taken.max() >= limit:
+            taken = taken * (taken < limit)
         before = np.cumsum(taken) - taken
         first = np.append(before, 0)[self._first]
         at[self._order] = before + (self._bases - first)[self._area]
@@ -129,7 +137,8 @@ class Program:
         """Operations that have something to do, given the sizes of large blocks."""
         if not any(sent) and not any(received):
             return self._small
-        large = [index for index, incoming, peer in self._large if (received if incoming else sent)[peer]]
+        ends = {True: received, False: sent}
+        large = [index for index, incoming, peer in self._large if ends[incoming] and ends[incoming][peer]]
         return sorted(self._small + large)
 
 
@@ -163,6 +172,8 @@ class Interpreter:
             self._views[name] = _view(address, int((at + sizes).max()))
             if slots is None:
                 layout.place(name, None, at, sizes)
+            elif sizes.max() < limit:
+                layout.place(name, TOGETHER, at, sizes)
             else:
                 small = sizes < limit
                 layout.place(name, TOGETHER, at, sizes * small)
@@ -171,10 +182,7 @@ class Interpreter:
         self._live = program.live(layout.lengths("send", part), layout.lengths("recv", part))
         if slots is not None and board is not None:
             self._views["shared"] = _view(board.address, slots.nbytes)
-            self._told = np.frombuffer(self._views["shared"], np.int64, 2 * np.prod(slots.shape[::2])).reshape(
-                slots.shape
-            )
-            self._own_place = slots.own(blocks.sent * (blocks.sent < limit))
+            self._told = slots.told(self._views["shared"])
         self._steps: Iterator[Wake] = iter(())
         self._current: Wake | None = None
 
@@ -244,12 +252,12 @@ class Interpreter:
         assert self._slots is not None
         mine = self._told[self._slots.lane]
         mine[0], mine[1] = self._blocks.sent, self._blocks.received
-        self._layout.place("shared", TOGETHER, *self._own_place)
+        self._layout.place("shared", TOGETHER, *self._slots.own(self._blocks.sent, self._limit))
 
     def _learn(self) -> None:
         """Place the mates' blocks."""
         assert self._slots is not None
-        self._layout.place("shared", TOGETHER, *self._slots.all(self._told * (self._told < self._limit)))
+        self._layout.place("shared", TOGETHER, *self._slots.all(self._told, self._limit))
 
     def _copy(self, source: Region, target: Region) -> None:
         """Block by block, those that lie together at both ends at once."""
