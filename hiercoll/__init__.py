@@ -35,11 +35,13 @@ from hiercoll.errors import (
 
 if TYPE_CHECKING:
     from hiercoll.api import Plan, allgather, allgather_init, alltoall, alltoall_init, configure, get_topology
+    from hiercoll.dropin import Intracomm
     from hiercoll.vectors import allgatherv, allgatherv_init, alltoallv, alltoallv_init
 
 __version__ = "0.1.0"
 _MODULES = {  # of what needs mpi4py
     "hiercoll.api": ("Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"),
+    "hiercoll.dropin": ("Intracomm",),
     "hiercoll.vectors": ("allgatherv", "allgatherv_init", "alltoallv", "alltoallv_init"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -54,6 +56,7 @@ __all__ = [
     "DeviceError",
     "DeviceMemoryError",
     "HiercollError",
+    "Intracomm",
     "LayoutError",
     "ParameterError",
     "Plan",

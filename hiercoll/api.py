@@ -62,7 +62,7 @@ def alltoall(
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
     if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        state, plan = _known(comm, "alltoall", sendbuf, recvbuf, algorithm)
+        state, plan = known_plan(comm, "alltoall", sendbuf, recvbuf, algorithm)
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
@@ -87,7 +87,7 @@ def allgather(
     (MPI 4.1, 6.7).
     """
     if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        state, plan = _known(comm, "allgather", sendbuf, recvbuf, algorithm)
+        state, plan = known_plan(comm, "allgather", sendbuf, recvbuf, algorithm)
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
@@ -147,7 +147,7 @@ def configure(
     state.online = tune == "online"
 
 
-def _known(
+def known_plan(
     comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str
 ) -> tuple[State, Plan] | tuple[None, None]:
     """The state, and the cached plan, of a call seen before with arrays at these addresses.
@@ -232,7 +232,7 @@ class Call(NamedTuple):
         return self.sent.dtype if self.sent else None, self.received.dtype
 
     def key(self, algorithm: str, params: dict[str, Any]) -> tuple[Any, ...]:
-        """What the plan of a blocking call is kept under; see `_known`."""
+        """What the plan of a blocking call is kept under; see `known_plan`."""
         name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
         given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
         sizes = (self.sent.nbytes if self.sent else 0, self.received.nbytes)
@@ -274,10 +274,14 @@ def _call(
     way: Way,
 ) -> Any:
     """A blocking call, with all checks."""
-    call = _checked(comm, collective, send, recv, way)
+    return serve(_checked(comm, collective, send, recv, way), algorithm, params)
+
+
+def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
+    """Run a call that is sound, by a plan that is kept. Returns the receive array."""
     state, key = call.state, call.key(algorithm, params)
     if state.online and algorithm == "auto" and call.block and not state.disabled:
-        trial = state.trial(collective, call.block, call.inplace, state.memories[call.received.place].kind)
+        trial = state.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
         if trial.winner is None:
             return _try(call, trial)
     plan = state.plans.get(key)

@@ -164,6 +164,7 @@ class State:
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
+        self.last = ""  # what the last blocking call ran
         self._votes: list[object] = []
         self.memories = Memories(self.comm, lambda: self.node)
         self.uneven = Uneven(self.comm, self.topology, lambda: self.node)
@@ -566,6 +567,7 @@ class State:
     def run(self, plan: Plan) -> None:
         """Run a cached plan. If it is interrupted, its messages may be under way and be taken
         for those of later calls: the communicator is broken."""
+        self.last = plan.name
         try:
             plan()
         except BaseException:

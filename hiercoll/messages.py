@@ -88,9 +88,16 @@ def vector_message(spec: Any, blocks: int, *, readonly: bool) -> Message:
     return message._replace(counts=numbers, displs=places)
 
 
+def is_in_place(spec: Any) -> bool:
+    """Whether a send specification says that the data are in the receive buffer: MPI.IN_PLACE, or None."""
+    return spec is None or spec is MPI.IN_PLACE
+
+
 def _unpacked(spec: Any, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
     """Buffer, counts, displacements and datatype as given, None where not."""
     if not isinstance(spec, list | tuple):
+        if spec is None:
+            raise TypeError("message: expecting buffer or list/tuple")
         return spec, None, None, None
     if len(spec) not in (2, 3, 4):
         raise ValueError("message: expecting 2 to 4 items")
@@ -105,7 +112,9 @@ def _unpacked(spec: Any, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
 
 def _message(buffer: Any, datatype: Any, readonly: bool) -> Message:
     if buffer is MPI.BOTTOM or buffer is None:
-        named = _known(datatype)[0] if isinstance(datatype, str) else MPI.BYTE if datatype is None else datatype
+        if datatype is None:
+            raise KeyError("cannot map None to MPI datatype")
+        named = _known(datatype)[0] if isinstance(datatype, str) else datatype
         return Message(buffer, 0, 0, 0, 0, named, element_of(named))
     found = MPI.buffer.frombuffer(buffer, readonly)
     if datatype is None or isinstance(datatype, str):
@@ -121,8 +130,11 @@ def _format(buffer: Any) -> str:
     """The type code of a buffer's elements."""
     try:
         return memoryview(buffer).format
-    except (TypeError, ValueError):  # device arrays, and what NumPy does not export
-        return str(np.dtype(buffer.dtype).char)
+    except TypeError:  # an array of the host that only DLPack knows
+        try:
+            return str(np.from_dlpack(buffer).dtype.char)
+        except Exception:  # whatever the array's own library raises
+            raise KeyError(f"cannot tell the elements of {type(buffer).__name__}") from None
 
 
 @lru_cache(maxsize=256)
@@ -198,7 +210,7 @@ def copy_data(
         plain: list[Any] = [data[at : at + nbytes], nbytes, MPI.BYTE]
         start = message.address + displ * message.element.extent
         buffer = MPI.buffer.fromaddress(start, max(message.address + message.nbytes - start, 0))
-        place: list[Any] = [buffer if message.address else MPI.BOTTOM, count, message.datatype]
+        place: list[Any] = [buffer, count, message.datatype]  # MPI.BOTTOM is at address 0
         send, recv = (place, plain) if outward else (plain, place)
         comm.Sendrecv(send, comm.rank, 0, recv, comm.rank, 0)
         at += nbytes

@@ -15,7 +15,7 @@ from hiercoll.communicator import State, Work
 from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state
-from hiercoll.messages import Message, block_message, copy_data, each_block, vector_message
+from hiercoll.messages import Message, block_message, copy_data, each_block, is_in_place, vector_message
 from hiercoll.tables import NATIVE
 from hiercoll.uneven import LIMIT, Blocks, Sizes
 
@@ -53,7 +53,7 @@ def alltoallv(
         return _native(known, sendbuf, recvbuf)
     state = get_state(comm)
     if plain and not state.disabled:
-        return _in_regime(state, sendbuf, recvbuf)
+        return in_regime(state, sendbuf, recvbuf, partial(_native, state))
     return _alltoallv(state, sendbuf, recvbuf, algorithm, params, limit).run()
 
 
@@ -64,7 +64,7 @@ def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: st
     array, ``[array, count, MPI datatype]``, or ``MPI.IN_PLACE``. Algorithms are those of
     `allgather`; "auto" chooses by the mean size. Collective (MPI 4.1, 6.7).
     """
-    return _allgatherv(comm, sendbuf, recvbuf, algorithm, params).run()
+    return allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params).run()
 
 
 def alltoallv_init(
@@ -82,7 +82,7 @@ def alltoallv_init(
 
 def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
     """A plan for `allgatherv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
-    return _allgatherv(comm, sendbuf, recvbuf, algorithm, params).plan(own=True)
+    return allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params).plan(own=True)
 
 
 class Side(NamedTuple):
@@ -96,8 +96,9 @@ class Side(NamedTuple):
     copying: tuple[Transfer, ...] = ()
 
 
-def side(state: State, message: Message, blocks: int, argument: str) -> Side:
-    """The blocks of a message: in place, or by way of a copy where elements are not just bytes in order.
+def side(state: State, message: Message, blocks: int, argument: str, into: Any = None) -> Side:
+    """The blocks of a message: in place, or by way of a copy (``into`` an array, if given) where
+    elements are not just bytes in order.
 
     Raises BufferSizeError if they do not fit the buffer.
     """
@@ -116,7 +117,7 @@ def side(state: State, message: Message, blocks: int, argument: str) -> Side:
             raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, state.rank)
         return Side(message.address, sizes, at, message.buffer)
     sizes = sizes * message.element.size
-    data = np.empty(int(sizes.sum()), np.uint8)
+    data = np.empty(int(sizes.sum()), np.uint8) if into is None else into
     transfer = Now(partial(copy_data, state.comm, message, blocks, data, outward=argument == "sendbuf"))
     return Side(MPI.Get_address(data), sizes, np.cumsum(sizes) - sizes, data, (transfer,))
 
@@ -149,16 +150,16 @@ class Call(NamedTuple):
         return self.result
 
 
-def _in_regime(state: State, sendbuf: Any, recvbuf: Any) -> Any:
-    """A call that is looked at, or whose time is; see `online.Regime`."""
+def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, Any], Any]) -> Any:
+    """A call that may be looked at, or timed; see `online.Regime`. ``native`` is the MPI library's."""
     regime = state.regime
     if not regime.left and regime.trial is None:
         sent = _alltoallv(state, sendbuf, recvbuf, NATIVE, {}, LIMIT).sent.sizes
         nonempty = int(np.count_nonzero(sent))
         regime.survey(nonempty, nonempty - int(np.count_nonzero(sent >= LIMIT)))
-    begin = perf_counter()
-    if regime.trial is not None and regime.current.algorithm == NATIVE:
-        result = _native(state, sendbuf, recvbuf)
+    begin, current = perf_counter(), regime.current.algorithm
+    if current == NATIVE:
+        result = native(sendbuf, recvbuf)
     else:
         result = _alltoallv(state, sendbuf, recvbuf, "auto", {}, LIMIT).run()
     if regime.trial is not None:
@@ -193,7 +194,7 @@ def _alltoallv(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params:
     variant = state.select_uneven("alltoallv", algorithm, params, 0, False)
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
     received = side(state, into, state.size, "recvbuf")
-    if sendbuf is MPI.IN_PLACE:
+    if is_in_place(sendbuf):
         sent = side(state, into._replace(element=into.element._replace(plain=False)), state.size, "sendbuf")
     else:
         sent = side(state, _read(state, vector_message, sendbuf, "sendbuf", state.size), state.size, "sendbuf")
@@ -205,11 +206,10 @@ def _alltoallv(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params:
     return Call(state, work, sent, received, into.buffer, limit)
 
 
-def _allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any]) -> Call:
+def allgatherv_call(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any]) -> Call:
     """The call, if it is sound."""
-    state = get_state(comm)
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
-    received, inplace = side(state, into, state.size, "recvbuf"), sendbuf is MPI.IN_PLACE
+    received, inplace = side(state, into, state.size, "recvbuf"), is_in_place(sendbuf)
     mean = -(-int(received.sizes.sum()) // state.size)
     variant = state.select_uneven("allgatherv", algorithm, params, mean, inplace)
     own = slice(state.rank, state.rank + 1)

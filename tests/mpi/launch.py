@@ -95,7 +95,7 @@ def run_program(library: str, program: Path) -> bool:
     begin = time.monotonic()
     text = program.read_text()
     expect_failure = "Expect: failure" in text
-    runner = ["-m", "mpi4py"] if "Run by: python -m mpi4py" in text else []
+    runner = next(re.finditer(r"Run by: python (.*)", text), ["", ""])[1].split()
     code, noise = mpiexec(library, 4, 60, [*runner, str(program)])
     good = code > 0 if expect_failure else code == 0 and not noise
     verdict = "as expected" if good else f"WRONG: exit status {code}, printed:\n{noise}\n"

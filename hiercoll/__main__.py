@@ -1,0 +1,132 @@
+"""Run a program with its collectives through hiercoll: ``python -m hiercoll [options] program.py [arguments]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hiercoll.cli.common import known_algorithm
+from hiercoll.errors import ArgumentError
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    help="""Run PROGRAM (a script, or -m MODULE, or -c CODE) with MPI.COMM_WORLD, and what is made from it,
+    replaced by communicators whose Alltoall(v) and Allgather(v) go through hiercoll.
+
+    An exception that nobody catches aborts the job, as with python -m mpi4py.""",
+)
+@click.option("--report", is_flag=True, help="Print at exit what each collective did, and write it as JSON.")
+@click.option("--sync", is_flag=True, help="With --report: measure the wait for late ranks too (--report=sync).")
+@click.option(
+    "--report-file", default="hiercoll-report.json", type=click.Path(dir_okay=False, path_type=Path), show_default=True
+)
+@click.option("--table", type=click.Path(exists=True, dir_okay=False), help="A tuning table.")
+@click.option(
+    "--algorithm",
+    multiple=True,
+    metavar="COLLECTIVE=NAME[:PARAMETER=VALUE]",
+    help="Instead of what would be chosen; may be given for several collectives.",
+)
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome/Perfetto trace.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def main(
+    report: bool,
+    sync: bool,
+    report_file: Path,
+    table: str | None,
+    algorithm: tuple[str, ...],
+    trace: Path | None,
+    program: tuple[str, ...],
+) -> Callable[[], None]:
+    """What runs the program; not run here, since click treats exceptions of its own in its own way."""
+    if program[0].startswith("-") and program[0] not in ("-m", "-c"):
+        raise click.UsageError(f"no such option: {program[0]}")
+    if program[0] in ("-m", "-c") and len(program) == 1:
+        raise click.UsageError(f"{program[0]} needs an argument")
+    if program[0] not in ("-m", "-c") and not Path(program[0]).exists():
+        raise click.UsageError(f"there is no file {program[0]}")
+    if table is not None:
+        os.environ["HIERCOLL_TABLE"] = table
+    return partial(_run, list(program), _forced(algorithm), report_file if report or sync else None, sync, trace)
+
+
+def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What ``--algorithm`` says, by collective."""
+    forced: dict[str, tuple[str, dict[str, Any]]] = {}
+    for text in given:
+        collective, found, name = text.partition("=")
+        family = {"allgatherv": "allgather"}.get(collective, collective)
+        if not found or family not in ("alltoall", "alltoallv", "allgather"):
+            raise click.BadParameter(f"expected COLLECTIVE=NAME, got {text!r}", param_hint="--algorithm")
+        try:
+            entry, params = known_algorithm(family, name)
+        except ArgumentError as error:
+            raise click.BadParameter(str(error), param_hint="--algorithm") from None
+        forced[collective] = (entry.name, {**params})
+    return forced
+
+
+def _run(
+    program: list[str],
+    forced: dict[str, tuple[str, dict[str, Any]]],
+    report: Path | None,
+    sync: bool,
+    trace: Path | None,
+) -> None:
+    """Replace the communicator and run."""
+    from mpi4py import MPI
+    from mpi4py.run import run_command_line, set_abort_status
+
+    from hiercoll import dropin
+
+    recorder = None
+    plain = MPI.COMM_WORLD
+    MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
+    dropin.forced.update(forced)
+    if report or trace:
+        from hiercoll.report import Recorder
+
+        recorder = Recorder(sync=sync, trace=trace is not None)
+        recorder.install()
+    try:
+        try:
+            run_command_line(program)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        if recorder is not None and not MPI.Is_finalized():
+            recorder.finish(plain, report, trace)
+    except SystemExit as error:
+        set_abort_status(error)
+        raise
+    except KeyboardInterrupt as error:
+        set_abort_status(error)
+        raise
+    except BaseException:
+        set_abort_status(1)
+        raise
+
+
+def start(words: list[str]) -> None:
+    """Parse the command line and run."""
+    # click has no options with an optional value before a program's name.
+    end = next((i for i, word in enumerate(words) if not word.startswith("--")), len(words))
+    own = [part for word in words[:end] for part in (("--report", "--sync") if word == "--report=sync" else (word,))]
+    try:
+        run = main.main([*own, *words[end:]], prog_name="python -m hiercoll", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    if callable(run):  # else help was asked for
+        run()
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:])

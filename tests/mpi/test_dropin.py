@@ -1,0 +1,240 @@
+"""The drop-in communicator: mpi4py's semantics, whatever ranks do differently."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import dropin
+from hiercoll.report import SERVED, Recorder
+
+RANK, SIZE = WORLD.rank, WORLD.size
+ITEMS = 6
+
+
+@pytest.fixture(params=layouts())
+def ours(request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm]) -> hiercoll.Intracomm:
+    return hiercoll.Intracomm(on_layout(request.param))
+
+
+class Strided:
+    """Items with gaps between them: a column of a matrix."""
+
+    def __init__(self, items: int) -> None:
+        self.matrix = np.full((items, 2), -9, "i4")
+        self.values = self.matrix[:, 0]
+        self.type = MPI.INT.Create_resized(0, 8).Commit()
+
+
+def spelled(kind: int, values: np.ndarray[Any, Any], count: int) -> tuple[Any, np.ndarray[Any, Any], Any]:
+    """A buffer specification of one of many kinds, the array behind it, and what keeps it."""
+    if kind == 0:
+        return values, values, None
+    if kind == 1:
+        return [values, MPI.INT], values, None
+    if kind == 2:
+        return (values, count, "i"), values, None
+    if kind == 3:
+        room = np.full(len(values) + 5, -9, "i4")
+        room[5:] = values
+        return [room, count, 5, MPI.INT32_T], room[5:], None
+    if kind == 4:
+        pair = MPI.INT.Create_contiguous(2).Commit()
+        return [values, count // 2, pair], values, pair
+    if kind == 5:
+        strided = Strided(len(values))
+        strided.values[:] = values
+        return [strided.matrix, count, strided.type], strided.values, strided.type
+    if kind == 6:
+        address = MPI.INT.Create_hindexed([count], [MPI.Get_address(values)])
+        extent = address.Create_resized(0, count * 4).Commit()
+        address.Free()
+        return [MPI.BOTTOM, 1, extent], values, extent
+    return [memoryview(values).cast("B"), count * 4, MPI.BYTE], values, None
+
+
+KINDS = 8
+
+
+@pytest.mark.parametrize("turn", range(KINDS))
+def test_ranks_spell_differently(ours: hiercoll.Intracomm, turn: int) -> None:
+    """Every rank in its own way, legally: all are served, none natively."""
+    before = dropin.calls.copy()
+    send = (np.arange(SIZE * ITEMS) + 1000 * RANK).astype("i4")
+    expected = np.concatenate([np.arange(ITEMS) + RANK * ITEMS + 1000 * peer for peer in range(SIZE)])
+    out, _, a = spelled((RANK + turn) % KINDS, send, ITEMS)
+    into, recv, b = spelled((RANK * 3 + turn) % KINDS, np.full(SIZE * ITEMS, -1, "i4"), ITEMS)
+    ours.Alltoall(out, into)
+    np.testing.assert_array_equal(recv, expected)
+    own, _, c = spelled((RANK + turn + 1) % KINDS, send[:ITEMS], ITEMS)
+    into, recv, d = spelled((RANK + turn) % KINDS, np.full(SIZE * ITEMS, -1, "i4"), ITEMS)
+    ours.Allgather(own, into)
+    np.testing.assert_array_equal(recv, np.concatenate([np.arange(ITEMS) + 1000 * peer for peer in range(SIZE)]))
+    for datatype in (a, b, c, d):
+        if datatype is not None:
+            datatype.Free()
+    if SIZE > 1:
+        assert (
+            dropin.calls["alltoall"] == before["alltoall"] + 1 and dropin.calls["allgather"] == before["allgather"] + 1
+        )
+
+
+@pytest.mark.parametrize("kind", [0, 3, 4, 5])
+def test_in_place(ours: hiercoll.Intracomm, kind: int) -> None:
+    """MPI.IN_PLACE, and None, which is the same to mpi4py; ranks spell the buffer differently."""
+    start = (np.arange(SIZE * ITEMS) + 1000 * RANK).astype("i4")
+    into, recv, a = spelled(kind if RANK % 2 else 0, start.copy(), ITEMS)
+    ours.Alltoall(MPI.IN_PLACE, into)
+    np.testing.assert_array_equal(
+        recv, np.concatenate([np.arange(ITEMS) + RANK * ITEMS + 1000 * peer for peer in range(SIZE)])
+    )
+    own = np.where(np.arange(SIZE * ITEMS) // ITEMS == RANK, start, -1).astype("i4")
+    into, recv, b = spelled(kind if RANK % 2 else 0, own, ITEMS)
+    ours.Allgather(None, into)
+    np.testing.assert_array_equal(
+        recv, np.concatenate([start[peer * ITEMS : (peer + 1) * ITEMS] + 1000 * (peer - RANK) for peer in range(SIZE)])
+    )
+    for datatype in (a, b):
+        if datatype is not None:
+            datatype.Free()
+
+
+def test_uneven(ours: hiercoll.Intracomm) -> None:
+    """Counts that change on every call, long enough for surveys and trials."""
+    for call in range(30):
+        table = np.random.default_rng(call).integers(0, 9, (SIZE, SIZE))
+        send = np.concatenate([np.full(table[RANK, peer], 100 * RANK + peer + call) for peer in range(SIZE)])
+        recv = np.full(table[:, RANK].sum(), -1)
+        ours.Alltoallv([send, table[RANK]], [recv, table[:, RANK]])
+        expected = np.concatenate([np.full(table[peer, RANK], 100 * peer + RANK + call) for peer in range(SIZE)])
+        np.testing.assert_array_equal(recv, expected)
+        recv = np.full(table[0].sum(), -1)
+        ours.Allgatherv(np.full(table[0, RANK], RANK), [recv, table[0]])
+        np.testing.assert_array_equal(recv, np.repeat(np.arange(SIZE), table[0]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: c.Dup(),
+        lambda c: c.Clone(),
+        lambda c: c.Split(0, -RANK),
+        lambda c: c.Split_type(MPI.COMM_TYPE_SHARED),
+        lambda c: c.Create(c.Get_group()),
+        lambda c: c.Create_group(c.Get_group()),
+        lambda c: c.Create_cart([SIZE]),
+        lambda c: c.Create_cart([SIZE, 1]).Sub([True, False]),
+        lambda c: c.Create_graph(list(range(1, SIZE + 1)), [(r + 1) % SIZE for r in range(SIZE)]),
+        lambda c: c.Create_dist_graph_adjacent([(RANK - 1) % SIZE], [(RANK + 1) % SIZE]),
+        lambda c: c.Create_dist_graph([RANK], [1], [(RANK + 1) % SIZE]),
+        lambda c: c.Idup()[0] if False else c.Dup_with_info(MPI.INFO_NULL),
+    ],
+)
+def test_what_is_made_of_it(comm: MPI.Intracomm, make: Callable[[Any], Any]) -> None:
+    """Communicators made from a drop-in one are drop-in ones, of mpi4py's kind."""
+    made = make(hiercoll.Intracomm(comm))
+    plain = make(comm)
+    assert isinstance(made, dropin.Collectives) and isinstance(made, type(plain))
+    assert not isinstance(plain, dropin.Collectives)
+    recv = np.empty(made.size, int)
+    made.Allgather(np.array([made.rank]), recv)
+    np.testing.assert_array_equal(recv, np.arange(made.size))
+    for each in (made, plain):
+        each.Free()
+
+
+def test_identity(comm: MPI.Intracomm) -> None:
+    """It is the communicator: attributes, name, handle, equality, pickling of predefined ones."""
+    ours = hiercoll.Intracomm(comm)
+    assert ours == comm and ours.handle == comm.handle and hiercoll.Intracomm.fromhandle(comm.handle) == comm
+    key = MPI.Comm.Create_keyval()
+    ours.Set_attr(key, "value")
+    ours.Set_name("mine")
+    assert comm.Get_attr(key) == "value" and comm.Get_name() == "mine"
+    comm.Delete_attr(key)
+    MPI.Comm.Free_keyval(key)
+    world = pickle.loads(pickle.dumps(hiercoll.Intracomm(MPI.COMM_WORLD)))
+    assert world == MPI.COMM_WORLD and isinstance(world, hiercoll.Intracomm)
+    with pytest.raises(ValueError, match="serialize"):
+        pickle.dumps(ours)
+    assert hiercoll.Intracomm(comm).Split(MPI.UNDEFINED) == MPI.COMM_NULL
+
+
+ARRAY = np.zeros(2 * SIZE, "i4")
+FIXED = np.zeros(2 * SIZE, "i4")
+FIXED.flags.writeable = False
+BAD: list[tuple[str, Any, Any]] = [
+    ("Alltoall", ARRAY, None),
+    ("Alltoall", ARRAY, "text"),
+    ("Alltoall", ARRAY, FIXED),
+    ("Alltoall", 3, ARRAY.copy()),
+    ("Alltoall", [ARRAY, "no type"], ARRAY.copy()),
+    ("Alltoall", [ARRAY], ARRAY.copy()),
+    ("Alltoall", [ARRAY, -1, MPI.INT], ARRAY.copy()),
+    ("Alltoall", [ARRAY, 1, 99 * SIZE, MPI.INT], ARRAY.copy()),
+    ("Alltoall", np.zeros((2, SIZE, 2))[:, :, 0], ARRAY.copy()),
+    ("Alltoall", np.array([None] * SIZE), ARRAY.copy()),
+    ("Allgather", ARRAY, [ARRAY.copy(), 1, 2, 3, 4]),
+    ("Allgather", [None, 3, MPI.INT], ARRAY.copy()),
+    ("Allgatherv", ARRAY[:2], [ARRAY.copy(), [1] * (SIZE + 1)]),
+    ("Alltoallv", [ARRAY, [2] * (SIZE + 2)], [ARRAY.copy(), [2] * SIZE]),
+    ("Alltoallv", [ARRAY, [1.5] * SIZE], [ARRAY.copy(), [2] * SIZE]),
+]
+
+
+@pytest.mark.parametrize(("name", "send", "recv"), BAD)
+def test_errors_are_mpi4pys(comm: MPI.Intracomm, name: str, send: Any, recv: Any) -> None:
+    """The same kind of error as without hiercoll, and the communicator works on."""
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        getattr(comm, name)(send, recv)
+    with pytest.raises(Exception) as ours:  # noqa: PT011
+        getattr(hiercoll.Intracomm(comm), name)(send, recv)
+    assert type(ours.value) is type(theirs.value) and str(ours.value) == str(theirs.value)
+    recv = np.empty(SIZE, int)
+    hiercoll.Intracomm(comm).Allgather(np.array([RANK]), recv)
+    np.testing.assert_array_equal(recv, np.arange(SIZE))
+
+
+def test_forced(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``--algorithm`` says is what runs."""
+    monkeypatch.setitem(dropin.forced, "alltoall", ("bruck", {"radix": 3}))
+    monkeypatch.setitem(dropin.forced, "alltoallv", ("aggregate", {"form": "leader", "window": 2}))
+    recv = np.empty(SIZE)
+    ours.Alltoall(np.full(SIZE, float(RANK)), recv)
+    np.testing.assert_array_equal(recv, np.arange(SIZE))
+    if SIZE > 1:
+        assert hiercoll.lifetime.get_state(ours).last == "alltoall bruck radix=3"
+    ours.Alltoallv([np.full(SIZE, float(RANK)), [1] * SIZE], [recv, [1] * SIZE])
+    np.testing.assert_array_equal(recv, np.arange(SIZE))
+    if SIZE > 1:
+        assert hiercoll.lifetime.get_state(ours).last == "alltoallv aggregate form=leader window=2"
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+    """Calls, bytes and what ran, by call site."""
+    for name in SERVED:
+        monkeypatch.setattr(dropin.Collectives, name, getattr(dropin.Collectives, name))
+    recorder = Recorder(sync=sync, trace=True)
+    recorder.install()
+    recv = np.empty(2 * SIZE)
+    for _ in range(3):
+        ours.Alltoall(np.arange(2.0 * SIZE), recv)
+    ours.Allgather(np.arange(2.0), recv)
+    records = recorder.gather(ours)
+    assert (records is None) == (RANK > 0)
+    if records is None:
+        return
+    by_name = {record["collective"]: record for record in records}
+    assert by_name["alltoall"]["calls"] == 3 and by_name["allgather"]["calls"] == 1
+    assert by_name["alltoall"]["bytes_per_call"] == [16 * SIZE] * 2
+    assert by_name["alltoall"]["bytes"] == 3 * 16 * SIZE * SIZE and len(recorder.events) == 4
+    assert all(__file__ in record["site"] and record["seconds"]["most"] > 0 for record in records)
+    assert (by_name["alltoall"]["waited"]["most"] > 0) == sync
