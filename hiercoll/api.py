@@ -127,7 +127,11 @@ def allgather_init(
 
 
 def configure(
-    comm: MPI.Intracomm, *, table: Table | str | Path | None = None, tune: Literal["online"] | None = None
+    comm: MPI.Intracomm,
+    *,
+    table: Table | str | Path | None = None,
+    tune: Literal["online"] | None = None,
+    timeout: float | None = None,
 ) -> None:
     """How ``algorithm="auto"`` decides on ``comm`` from now on. Collective.
 
@@ -135,16 +139,22 @@ def configure(
     ``HIERCOLL_TABLE`` names or that lies in the user's configuration folder, if any; where
     there is none, the cost model decides. ``tune="online"``: the first calls of each size
     try candidates, and the fastest serves the later ones; for long jobs. `alltoall_init`
-    and `allgather_init` use what was found, but try nothing.
+    and `allgather_init` use what was found, but try nothing. ``timeout``: seconds that a call
+    may wait before it raises CollectiveTimeout, 0 for ever; None leaves it as it is
+    (at first ``HIERCOLL_TIMEOUT``).
 
     Raises TableError (on all ranks) for a table that cannot be used, ParameterError for
-    another ``tune``.
+    another ``tune`` or ``timeout``.
     """
     state = get_state(comm)
     if tune not in (None, "online"):
         raise ParameterError("tune", "'online' or None", repr(tune), state.rank)
+    if timeout is not None and not 0 <= timeout < float("inf"):
+        raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), state.rank)
     state.use_table(table)
     state.online = tune == "online"
+    if timeout is not None:
+        state.set_timeout(timeout)
 
 
 def known_plan(
@@ -162,6 +172,8 @@ def known_plan(
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return None, None
     if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype or not recv.flags.writeable:
+        return None, None
+    if state.check:
         return None, None
     state.touch(key, plan)
     return state, plan
@@ -280,6 +292,12 @@ def _call(
 def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
     """Run a call that is sound, by a plan that is kept. Returns the receive array."""
     state, key = call.state, call.key(algorithm, params)
+    if state.check:
+        given = " ".join([str(algorithm), *(f"{name}={value}" for name, value in params.items())])
+        place = "in place" if call.inplace else "not in place"
+        state.same_call(
+            f"{call.collective} {given}, {place}, {call.block} bytes per block of {call.received.type_name}"
+        )
     if state.online and algorithm == "auto" and call.block and not state.disabled:
         trial = state.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
         if trial.winner is None:

@@ -25,9 +25,10 @@ from mpi4py import MPI
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
 from hiercoll.cuda import DeviceMemory
-from hiercoll.engines import Between, Board, Engine, Native
+from hiercoll.engines import Between, Board, Engine, Native, Requested
 from hiercoll.errors import (
     BufferSizeError,
+    CollectiveMismatch,
     ConstraintError,
     DeviceError,
     DeviceMemoryError,
@@ -44,9 +45,11 @@ from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.transports import AUTO, DIRECT, Transport
 from hiercoll.tuner import Decision, decide, uneven_choice
-from hiercoll.uneven import Around, Blocks, Uneven
+from hiercoll.uneven import Around, Blocks, Sizes, Uneven
+from hiercoll.watch import Watch
 
 ONLINE = 6  # candidates besides native that online tuning tries
+COLLECTIVES = ("alltoall", "allgather", "alltoallv", "allgatherv")
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
 MAX_BOARDS = 32  # shared windows per communicator
@@ -81,6 +84,21 @@ class Cache(OrderedDict[Key, Any]):
         """Remove and free all entries, oldest first."""
         while self:
             self.drop(next(iter(self)))
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds as the environment has it; 0 for none. Raises ParameterError."""
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ParameterError("HIERCOLL_TIMEOUT", "a number of seconds, 0 for no deadline", repr(text))
+    return seconds
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 class _Scratch:
@@ -155,12 +173,12 @@ class State:
         except BaseException:
             self.comm.Free()
             raise
-        disabled = os.environ.get("HIERCOLL_DISABLE", "") not in ("", "0")
-        anywhere = np.empty(2, dtype=bool)  # set on one rank is set for all
+        disabled, check = (os.environ.get(name, "") not in ("", "0") for name in ("HIERCOLL_DISABLE", "HIERCOLL_CHECK"))
+        anywhere = np.empty(3, dtype=bool)  # set on one rank is set for all
         # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
         # threads on different communicators could wait for each other across ranks.
-        self.comm.Allreduce(np.array([disabled, not takes_device_memory(self.comm)]), anywhere, op=MPI.LOR)
-        self.disabled, self.stages = map(bool, anywhere)
+        self.comm.Allreduce(np.array([disabled, not takes_device_memory(self.comm), check]), anywhere, op=MPI.LOR)
+        self.disabled, self.stages, self.check = map(bool, anywhere)
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
@@ -179,6 +197,8 @@ class State:
         self._own_comms: list[MPI.Intracomm] = []
         self._next_tag = 0
         self._boards_made = 0
+        self.watch: Watch | None = None
+        self.set_timeout(_seconds(os.environ.get("HIERCOLL_TIMEOUT", "")))
         self.table = Table()
         self.online = False  # whether "auto" tries candidates in the program's own calls
         self._trials: dict[Key, Trial] = {}
@@ -253,6 +273,70 @@ class State:
         self.table = from_root(self.comm, read)
         self.forget_choices()
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether a call may go to the MPI library without another look."""
+        return self.watch is None and not self.check and self.broken is None
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
+        seconds = self._slowest(seconds)
+        world, own = MPI.COMM_WORLD.Get_group(), self.comm.Get_group()
+        ranks = own.Translate_ranks(list(range(self.size)), world)
+        world.Free()
+        own.Free()
+        known = (self.name, self.rank, self.topology.node_of, list(ranks))
+        self.watch = Watch(seconds, *known, self._expired) if seconds else None
+        self.plans.drop_all()
+
+    def _expired(self, call: str) -> None:
+        self.broken = call
+
+    def same_call(self, what: str, sizes: tuple[Sizes, Sizes] | None = None) -> None:
+        """Make sure that all ranks make the same call, ``what``; ``sizes``: the bytes of each block
+        that is sent, and that is to be received. Collective. Raises CollectiveMismatch on all ranks."""
+        expected = np.empty(self.size, np.int64)
+        key = zlib.crc32(what.encode())
+        most = np.empty(2, np.int64)
+        self._patiently(self.comm.Iallreduce(np.array([key, -key]), most, op=MPI.MAX), f"{what} (checking)")
+        if most[0] != -most[1]:
+            texts = np.zeros((self.size, 256), np.uint8)
+            mine = np.zeros(256, np.uint8)
+            data = np.frombuffer(what.encode()[:256], np.uint8)
+            mine[: len(data)] = data
+            self._patiently(self.comm.Iallgather(mine, texts), f"{what} (checking)")
+            sides: dict[str, list[int]] = {}
+            for rank, text in enumerate(texts):
+                sides.setdefault(text.tobytes().rstrip(b"\0").decode(), []).append(rank)
+            listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in sides.items())
+            raise CollectiveMismatch(f"rank {self.rank}: ranks make different calls: {listed}")
+        if sizes is not None:
+            self._patiently(self.comm.Ialltoall(sizes[0].astype(np.int64), expected), f"{what} (checking)")
+            wrong = np.flatnonzero(expected != sizes[1])
+            first = int(wrong[0]) if len(wrong) else -1
+            found = np.array(
+                [first, expected[first] if len(wrong) else 0, sizes[1][first] if len(wrong) else 0], np.int64
+            )
+            everyone = np.empty((self.size, 3), np.int64)
+            self._patiently(self.comm.Iallgather(found, everyone), f"{what} (checking)")
+            listed = "; ".join(
+                f"rank {source} sends {sent} bytes to rank {rank}, which receives {due}"
+                for rank, (source, sent, due) in enumerate(everyone.tolist())
+                if source >= 0
+            )
+            if listed:
+                raise CollectiveMismatch(f"rank {self.rank}: {what}: sizes differ: {listed}")
+
+    def _patiently(self, request: MPI.Request, name: str) -> None:
+        """Wait for a request; not for longer than the deadline."""
+        plan = Plan(Requested(request), name, None, None)
+        plan.active = True
+        if self.watch is None:
+            request.Wait()
+        else:
+            self.watch.begin(plan)
+            self.watch.complete(plan)
+
     def forget_choices(self) -> None:
         """Let "auto" decide anew for every size."""
         self.plans.drop_all()
@@ -318,7 +402,7 @@ class State:
                 self.boards.keep(work.key, self._board(work, schedule, memory))
                 self._forget_plans_without_board()
             board = self.boards[work.key]
-        plan = self._bind(work, memory, (self.comm, 0), room, board)
+        plan = self._bind(work, memory, (self.comm, self._tag(work)), room, board)
         plan.board_key = work.key if board else None
         return plan
 
@@ -416,7 +500,7 @@ class State:
                 raise
             self._own[plan] = board
         self._free_retired()
-        plan.on_free = self._release
+        plan.on_free, plan.watch = self._release, self.watch
         return plan
 
     @property
@@ -463,7 +547,7 @@ class State:
             return plan
         schedule = self.schedule(work)
         if not own:
-            where, key = (self.comm, 0), work.key
+            where, key = (self.comm, self._tag(work)), work.key
         else:
             where = self._reserve_tags(self._agree(work, schedule.tags)[0])
             key = (*work.key, id(where[0]), where[1])
@@ -540,6 +624,11 @@ class State:
             raise ConstraintError(f"algorithm {work.algorithm!r}", "room in /dev/shm", got, self.rank)
         return [int(value) for value in most[5:]]
 
+    def _tag(self, work: Work) -> int:
+        """The first tag of blocking calls: different collectives never match each other's messages."""
+        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        return COLLECTIVES.index(work.collective) * int(limit // len(COLLECTIVES))
+
     def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
         """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
@@ -567,13 +656,15 @@ class State:
     def run(self, plan: Plan) -> None:
         """Run a cached plan. If it is interrupted, its messages may be under way and be taken
         for those of later calls: the communicator is broken."""
-        self.last = plan.name
+        self.last, plan.watch = plan.name, self.watch
         try:
             plan()
-        except BaseException:
+        except BaseException as error:
             self.broken = plan.name
             self._votes += self.plans.values()  # MPI may still use what they hold
             self.plans.clear()
+            if self.watch is not None and isinstance(error, MPI.Exception):
+                raise self.watch.failed(plan, error) from error
             raise
 
     def vote(self, sound: bool) -> Callable[[float], bool]:

@@ -47,7 +47,7 @@ class Collectives:
         """As mpi4py's."""
         native = super().Alltoallv  # type: ignore[misc]
         known = by_handle.get(self.handle)
-        if known is not None and known.regime.is_native and not known.broken and not forced:
+        if known is not None and known.unwatched and known.regime.is_native and not forced:
             known.regime.left -= 1
             calls["alltoallv, native"] += 1
             native(sendbuf, recvbuf)

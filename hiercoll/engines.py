@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from mpi4py import MPI
 
 from hiercoll.buffers import Action, Memory, Transfer
-from hiercoll.schedule import Join, Op, Signal, Wait
+from hiercoll.schedule import Join, Op, Recv, Send, Signal, Wait
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
@@ -115,8 +115,44 @@ class Traced(NamedTuple):
     end: float
 
 
+class Pending(NamedTuple):
+    """What a rank waits for: an operation of its schedule, in words, and the other rank."""
+
+    step: int
+    verb: str
+    peer: int
+
+
+def pending(ops: Sequence[Op], bound: Sequence[object], board: Board | None, lane_of: Sequence[int]) -> list[Pending]:
+    """Messages that have been started and are not complete, and the flags of the waits that are
+    given as None in ``bound``. Only for an engine that is not to go on."""
+    found = []
+    for index, (op, each) in enumerate(zip(ops, bound, strict=True)):
+        if isinstance(each, MPI.Request) and isinstance(op, (Send, Recv)) and not _is_complete(each):
+            found.append(Pending(index, "a send to" if isinstance(op, Send) else "a receive from", op.peer))
+        elif isinstance(op, Wait) and each is None and board is not None:
+            lacking = [
+                peer
+                for peer in op.peers
+                if not board.all_raised([board.slot(lane_of[peer], op.flag)], int(op.previous))
+            ]
+            found += [Pending(index, "the flag of", peer) for peer in lacking]
+    return found
+
+
+def _is_complete(request: MPI.Request) -> bool:
+    """Whether a request is complete; one that has failed is not."""
+    try:
+        return bool(request.Test())
+    except MPI.Exception:
+        return False
+
+
 class Engine(Protocol):
     """Runs a bound schedule."""
+
+    def pending(self) -> list[Pending]:
+        """What it waits for; it cannot go on after that."""
 
     def start(self) -> None:
         """Begin a start."""
@@ -134,7 +170,8 @@ class Engine(Protocol):
 class Rounds:
     """Round by round: start all requests and transfers, do the copies, wait for all."""
 
-    def __init__(self, rounds: list[list[Bound]]) -> None:
+    def __init__(self, rounds: list[list[Bound]], ops: Sequence[Op] = (), bound: Sequence[Bound] = ()) -> None:
+        self._ops, self._bound = ops, bound
         self._rounds: list[tuple[list[MPI.Prequest], list[Action], list[Transfer]]] = []
         for members in rounds:
             requests = [bound for bound in members if isinstance(bound, MPI.Prequest)]
@@ -185,6 +222,9 @@ class Rounds:
         self._current = current
         return True
 
+    def pending(self) -> list[Pending]:
+        return pending(self._ops, self._bound, None, ())
+
     def free(self) -> None:
         for requests, _, _ in self._rounds:
             for request in requests:
@@ -192,10 +232,12 @@ class Rounds:
 
 
 class Wake(NamedTuple):
-    """Something to wait for: ``run`` waits, ``ready`` asks whether it has come."""
+    """Something to wait for: ``run`` waits, ``ready`` asks whether it has come; ``step``: of flags,
+    the operation that waits for them."""
 
     run: Callable[[], object]
     ready: Callable[[], bool]
+    step: int = -1
 
 
 class Step(NamedTuple):
@@ -213,6 +255,7 @@ class Script:
 
     def __init__(self, ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequence[int]) -> None:
         self._board = board
+        self._ops, self._bound, self._lane_of = ops, bound, lane_of
         self._requests = [each for each in bound if isinstance(each, MPI.Prequest)]
         self._steps = [*_steps(ops, bound, board, lane_of)]
         self._calls = [step.run for step in self._steps]
@@ -248,6 +291,11 @@ class Script:
             step.run()
             self._current += 1
         return True
+
+    def pending(self) -> list[Pending]:
+        now = self._steps[self._current].ends if self._current < len(self._steps) else ()
+        bound = [each if isinstance(each, MPI.Prequest) or i in now else 0 for i, each in enumerate(self._bound)]
+        return pending(self._ops, bound, self._board, self._lane_of)
 
     def free(self) -> None:
         for request in self._requests:
@@ -297,6 +345,7 @@ class Dataflow:
     """Completion-driven: an operation starts when all that it waits for have completed."""
 
     def __init__(self, ops: Sequence[Op], bound: list[Bound]) -> None:
+        self._ops, self._bound = ops, bound
         self._requests = [b if isinstance(b, MPI.Prequest) else None for b in bound]
         self._actions = [None if isinstance(b, (MPI.Prequest, Transfer)) else b for b in bound]
         self._transfers = [b if isinstance(b, Transfer) else None for b in bound]
@@ -390,6 +439,9 @@ class Dataflow:
                     action()
             ready = self._released(done)
 
+    def pending(self) -> list[Pending]:
+        return pending(self._ops, self._bound, None, ())
+
     def free(self) -> None:
         for request in self._requests:
             if request is not None:
@@ -425,6 +477,9 @@ class Between:
                 transfer.wait()
         return all(transfer.done() for transfer in self._after)
 
+    def pending(self) -> list[Pending]:
+        return self._engine.pending()
+
     def free(self) -> None:
         self._engine.free()
 
@@ -434,6 +489,28 @@ def _do(transfers: Sequence[Transfer]) -> None:
         transfer.start()
     for transfer in transfers:
         transfer.wait()
+
+
+class Requested:
+    """A request under way as an engine that has been started."""
+
+    def __init__(self, request: MPI.Request) -> None:
+        self._request = request
+
+    def start(self) -> None:
+        """It has been."""
+
+    def progress(self, block: bool) -> bool:
+        return bool(self._request.Test())
+
+    def run(self) -> None:
+        self._request.Wait()
+
+    def pending(self) -> list[Pending]:
+        return []
+
+    def free(self) -> None:
+        """Nothing is kept."""
 
 
 class Native:
@@ -459,6 +536,9 @@ class Native:
             self._request.Wait()
             return True
         return bool(self._request.Test())
+
+    def pending(self) -> list[Pending]:
+        return []
 
     def free(self) -> None:
         for datatype in self._datatypes:

@@ -92,6 +92,23 @@ class PlanError(HiercollError, RuntimeError):
     """A plan was used in a state that does not allow it (started twice, freed)."""
 
 
+class CollectiveTimeout(HiercollError, TimeoutError):  # noqa: N818
+    """A call has waited for longer than its deadline; the communicator cannot be used any more."""
+
+
+class CollectiveFailed(HiercollError, RuntimeError):  # noqa: N818
+    """The MPI library has reported an error in the middle of a call that is watched: a rank may
+    have died. The communicator cannot be used any more."""
+
+
+class CollectiveMismatch(HiercollError, RuntimeError):  # noqa: N818
+    """Ranks of a communicator have made different calls (``HIERCOLL_CHECK=1``)."""
+
+
+class DiagnosisError(HiercollError, ValueError):
+    """There are no flight records to diagnose, or they cannot be read."""
+
+
 class ThreadError(HiercollError, RuntimeError):
     """A call from a thread that the MPI library's thread level does not allow."""
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction, Transfer
-from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Rounds, Script, Traced
+from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Pending, Rounds, Script, Traced
 from hiercoll.errors import PlanError
 from hiercoll.schedule import (
     NOTICE,
@@ -34,6 +34,9 @@ from hiercoll.schedule import (
     Signal,
     Wait,
 )
+
+if TYPE_CHECKING:
+    from hiercoll.watch import Watch
 
 INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
@@ -94,6 +97,7 @@ class Plan:
         self.dtypes: tuple[Any, Any] = (None, None)  # of the buffers it was made for, if cached
         self.board_key: tuple[Hashable, ...] | None = None  # of the shared window that it uses, if cached
         self.on_free: Callable[[Plan], None] | None = None
+        self.watch: Watch | None = None  # deadlines, if they are wanted
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
         # Host memory needs no synchronisation: leave the call out of the hot path.
@@ -110,6 +114,8 @@ class Plan:
     def start(self) -> None:
         """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
         engine = self._checked()
+        if self.watch is not None:
+            self.watch.begin(self)
         if self._memory:
             self._prepare(self._memory)
         self.active = True
@@ -131,11 +137,19 @@ class Plan:
     def wait(self) -> Any:
         """Complete the current start. Returns the receive array."""
         if self.active:
-            self._progress(True)
+            if self.watch is None:
+                self._progress(True)
+            else:
+                self.watch.complete(self)
             self.active = False
         elif self.broken:
             self._checked()
         return self.recvbuf
+
+    def pending(self) -> list[Pending]:
+        """What the current start waits for. It cannot go on after that."""
+        self.active, self.broken = False, True
+        return self._engine.pending() if self._engine is not None else []
 
     def _progress(self, block: bool) -> bool:
         """Let the active start go on; an exception on the way breaks the plan for good."""
@@ -149,6 +163,9 @@ class Plan:
 
     def __call__(self) -> Any:
         """Run once: start and wait. Returns the receive array."""
+        if self.watch is not None:
+            self.start()
+            return self.wait()
         run = self._run
         if run is None or self.active or self.broken:
             self._checked()
@@ -228,7 +245,7 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
     if binding.board is not None:
         engine = Script(schedule.ops, bound, binding.board, binding.lane_of)
     elif rounds is not None:
-        engine = Rounds([[bound[index] for index in members] for members in rounds])
+        engine = Rounds([[bound[index] for index in members] for members in rounds], schedule.ops, bound)
     else:
         engine = Dataflow(schedule.ops, bound)
     if any(binding.around):

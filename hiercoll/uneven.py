@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
 from hiercoll.buffers import HostMemory, Transfer, UnevenLayout
-from hiercoll.engines import Between, Board, Engine, Wake
+from hiercoll.engines import Between, Board, Engine, Pending, Wake, pending
 from hiercoll.executor import Binding, Plan, bind, message
 from hiercoll.schedule import BufferName, Copy, Join, Recv, Region, Schedule, Send, Signal, Wait, reads, writes
 from hiercoll.topology import Topology
@@ -183,6 +183,7 @@ class Interpreter:
         if slots is not None and board is not None:
             self._views["shared"] = _view(board.address, slots.nbytes)
             self._told = slots.told(self._views["shared"])
+        self._under_way: dict[int, MPI.Request] = {}
         self._steps: Iterator[Wake] = iter(())
         self._current: Wake | None = None
 
@@ -204,6 +205,14 @@ class Interpreter:
             self._current = next(self._steps, None)
         return True
 
+    def pending(self) -> list[Pending]:
+        now = [
+            0 if self._current is None or i != self._current.step else None
+            for i in range(len(self._program.schedule.ops))
+        ]
+        bound = [self._under_way.get(i, each) for i, each in enumerate(now)]
+        return pending(self._program.schedule.ops, bound, self._board, self._lane_of)
+
     def free(self) -> None:
         """Nothing is kept."""
 
@@ -211,7 +220,7 @@ class Interpreter:
         """One start; yields what has to be waited for."""
         program, board, (comm, tag) = self._program, self._board, self._where
         ops, lane_of, views, runs = program.schedule.ops, self._lane_of, self._views, self._layout.runs
-        under_way: dict[int, MPI.Request] = {}
+        self._under_way = under_way = dict[int, MPI.Request]()
         datatypes: dict[object, MPI.Datatype] = {}
         learned = told = self._slots is None
         if board is not None:
@@ -231,16 +240,18 @@ class Interpreter:
                     told = True
                 self._copy(op.source, op.target)
             elif isinstance(op, Join):
-                waited = [under_way.pop(dep) for dep in op.deps if dep in under_way]
+                waited = [under_way[dep] for dep in op.deps if dep in under_way]
                 if waited:
                     yield Wake(partial(MPI.Request.Waitall, waited), partial(MPI.Request.Testall, waited))
+                    for dep in op.deps:
+                        under_way.pop(dep, None)
             elif isinstance(op, (Signal, Wait)):
                 assert board is not None
                 if isinstance(op, Signal):
                     board.raise_flag(board.slot(board.lane, op.flag))
                 else:
                     flags, back = [board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous)
-                    yield Wake(partial(board.wait, flags, back), partial(board.all_raised, flags, back))
+                    yield Wake(partial(board.wait, flags, back), partial(board.all_raised, flags, back), index)
         if under_way:
             waited = list(under_way.values())
             yield Wake(partial(MPI.Request.Waitall, waited), partial(MPI.Request.Testall, waited))

@@ -48,7 +48,7 @@ def alltoallv(
     """
     plain = algorithm == "auto" and not params and limit == LIMIT
     known = by_handle.get(comm.handle) if plain and isinstance(comm, MPI.Comm) else None
-    if known is not None and known.regime.is_native and not known.broken and _fits(sendbuf) and _fits(recvbuf):
+    if known is not None and known.unwatched and known.regime.is_native and _fits(sendbuf) and _fits(recvbuf):
         known.regime.left -= 1
         return _native(known, sendbuf, recvbuf)
     state = get_state(comm)
@@ -144,6 +144,9 @@ class Call(NamedTuple):
 
     def run(self) -> Any:
         """Once. Returns the receive buffer."""
+        if self.state.check:
+            even = (self.sent.sizes, self.received.sizes) if self.work.collective == "alltoallv" else None
+            self.state.same_call(self.work.name, even)
         plan = self.plan()
         self.state.run(plan)
         plan.free()
@@ -158,7 +161,7 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
         nonempty = int(np.count_nonzero(sent))
         regime.survey(nonempty, nonempty - int(np.count_nonzero(sent >= LIMIT)))
     begin, current = perf_counter(), regime.current.algorithm
-    if current == NATIVE:
+    if current == NATIVE and state.unwatched:
         result = native(sendbuf, recvbuf)
     else:
         result = _alltoallv(state, sendbuf, recvbuf, "auto", {}, LIMIT).run()
@@ -183,7 +186,7 @@ def _fits(spec: Any) -> bool:
     """Whether a specification is of the common kind, an array and one count per rank, and the array
     holds them. (MPI itself notices negative counts.)"""
     if type(spec) is list and len(spec) == 2 and type(spec[0]) is np.ndarray and type(spec[1]) is np.ndarray:
-        return int(spec[1].sum()) <= spec[0].size
+        return bool(np.add.reduce(spec[1]) <= spec[0].size)  # in a third of the time of sum()
     return False
 
 

@@ -1,9 +1,9 @@
 """The command line, one module per family of commands."""
 
-from hiercoll.cli import measure, plot, prove, tune
+from hiercoll.cli import diagnose, measure, plot, prove, tune
 from hiercoll.cli.common import main
 
-__all__ = ["main", "measure", "plot", "prove", "tune"]
+__all__ = ["diagnose", "main", "measure", "plot", "prove", "tune"]
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,77 @@
+"""Four ranks, of which rank 2 does something wrong in its third call; started by test_faults.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import hiercoll
+
+CULPRIT = 2
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # with which MPICH's launcher tells survivors, and ends them
+fault, algorithm, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+
+
+def call(items: int = 4) -> None:
+    """One alltoall(v), checked."""
+    send = np.arange(size * items) + 100 * rank
+    recv = np.full(size * items, -1)
+    if algorithm == "alltoallv":
+        counts = np.full(size, items)
+        hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="aggregate")
+    else:
+        hiercoll.alltoall(comm, send, recv, algorithm=algorithm)
+    expected = np.concatenate([np.arange(items) + rank * items + 100 * peer for peer in range(size)])
+    assert (recv == expected).all(), "wrong data returned as right"
+
+
+def misbehave() -> None:
+    """What the culprit does instead of calling on time."""
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raising":
+        raise RuntimeError("on purpose")
+    if fault == "late":
+        time.sleep(8)
+    if fault == "other call":
+        hiercoll.allgather(comm, np.arange(4), algorithm="direct")
+    if fault == "other size":
+        call(5)
+
+
+for _ in range(2):
+    call()
+comm.Barrier()
+begin = time.monotonic()
+problem = ""
+try:
+    if rank == CULPRIT:
+        misbehave()
+    call()
+except hiercoll.HiercollError as error:
+    problem = f"{type(error).__name__}: {error}"
+seconds = time.monotonic() - begin
+again = ""
+try:
+    call()
+except hiercoll.HiercollError as error:
+    again = type(error).__name__
+partial = folder / f"{rank}.part"
+partial.write_text(json.dumps({"problem": problem, "seconds": seconds, "again": again}))
+partial.rename(folder / f"{rank}.json")
+others = [peer for peer in range(size) if peer != CULPRIT or fault.startswith("other")]
+patience = time.monotonic() + 5
+while time.monotonic() < patience and not all((folder / f"{peer}.json").exists() for peer in others):
+    time.sleep(0.05)  # a launcher ends all ranks when one ends without success
+os._exit(3 if problem else 0)  # after a fault MPI cannot be finalized together
