@@ -39,12 +39,14 @@ from hiercoll.errors import (
 if TYPE_CHECKING:
     from hiercoll.api import Plan, allgather, allgather_init, alltoall, alltoall_init, configure, get_topology
     from hiercoll.dropin import Intracomm
+    from hiercoll.nonblocking import Request, iallgather, iallgatherv, ialltoall, ialltoallv, waitall
     from hiercoll.vectors import allgatherv, allgatherv_init, alltoallv, alltoallv_init
 
 __version__ = "0.1.0"
 _MODULES = {  # of what needs mpi4py
     "hiercoll.api": ("Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"),
     "hiercoll.dropin": ("Intracomm",),
+    "hiercoll.nonblocking": ("Request", "iallgather", "iallgatherv", "ialltoall", "ialltoallv", "waitall"),
     "hiercoll.vectors": ("allgatherv", "allgatherv_init", "alltoallv", "alltoallv_init"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -67,6 +69,7 @@ __all__ = [
     "ParameterError",
     "Plan",
     "PlanError",
+    "Request",
     "ScheduleError",
     "TableError",
     "TableWarning",
@@ -84,6 +87,11 @@ __all__ = [
     "alltoallv_init",
     "configure",
     "get_topology",
+    "iallgather",
+    "iallgatherv",
+    "ialltoall",
+    "ialltoallv",
+    "waitall",
 ]
 
 

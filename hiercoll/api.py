@@ -286,7 +286,7 @@ def _call(
     way: Way,
 ) -> Any:
     """A blocking call, with all checks."""
-    return serve(_checked(comm, collective, send, recv, way), algorithm, params)
+    return serve(checked(comm, collective, send, recv, way), algorithm, params)
 
 
 def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
@@ -335,14 +335,14 @@ def _plan(
     params: dict[str, Any],
     way: Way,
 ) -> Plan:
-    call = _checked(comm, collective, send, recv, way)
+    call = checked(comm, collective, send, recv, way)
     plan = call.state.own_plan(call.chosen(algorithm, params), call.received.place, *call.addresses)
     plan.recvbuf, plan.stream = call.received.array, call.stream
     plan.keep_alive(call.sent, call.received)
     return plan
 
 
-def _checked(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, way: Way) -> Call:
+def checked(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, way: Way) -> Call:
     """The call, if it is sound."""
     state = get_state(comm)
     rank, size = state.rank, state.size

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
 from hiercoll.cuda import DeviceMemory
@@ -183,6 +184,7 @@ class State:
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.last = ""  # what the last blocking call ran
+        self.background = 0  # calls under way in the background
         self._votes: list[object] = []
         self.memories = Memories(self.comm, lambda: self.node)
         self.uneven = Uneven(self.comm, self.topology, lambda: self.node)
@@ -196,6 +198,10 @@ class State:
         self._retired: list[Board] = []  # boards of freed plans, until all ranks have freed theirs
         self._own_comms: list[MPI.Intracomm] = []
         self._next_tag = 0
+        self._tagged: MPI.Intracomm | None = None  # where plans of users have their tags
+        self._background_comm: MPI.Intracomm | None = None
+        self._background_tags: dict[Key, int] = {}
+        self._background_next = 0
         self._boards_made = 0
         self.watch: Watch | None = None
         self.set_timeout(_seconds(os.environ.get("HIERCOLL_TIMEOUT", "")))
@@ -334,7 +340,7 @@ class State:
         if self.watch is None:
             request.Wait()
         else:
-            self.watch.begin(plan)
+            plan.entry = self.watch.begin(plan)
             self.watch.complete(plan)
 
     def forget_choices(self) -> None:
@@ -534,19 +540,30 @@ class State:
         return plan
 
     def uneven_plan(
-        self, work: Work, blocks: Blocks, addresses: tuple[int, int], limit: int, around: Around, *, own: bool = False
+        self,
+        work: Work,
+        blocks: Blocks,
+        addresses: tuple[int, int],
+        limit: int,
+        around: Around,
+        *,
+        own: bool = False,
+        background: bool = False,
     ) -> Plan:
-        """A plan for blocks of uneven sizes, for one call, or (``own``; collective) for a user to
-        hold; ``around``: what is done before and after each start."""
+        """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, or
+        (``own``; collective) for a user to hold; ``around``: what is done before and after each start."""
         if work.algorithm == NATIVE:
-            engine = Between(around[0], self._native_uneven(work, blocks, addresses), around[1])
+            comm = self._background(work, 0)[0] if background else self.comm
+            engine = Between(around[0], self._native_uneven(work, blocks, addresses, comm), around[1])
             plan = Plan(engine, work.name, None, None)
             if own:
                 self._own[plan] = None
                 plan.on_free = self._release
             return plan
         schedule = self.schedule(work)
-        if not own:
+        if background:
+            where, key = self._background(work, schedule.tags), work.key
+        elif not own:
             where, key = (self.comm, self._tag(work)), work.key
         else:
             where = self._reserve_tags(self._agree(work, schedule.tags)[0])
@@ -562,7 +579,7 @@ class State:
             plan.on_free = self._release
         return plan
 
-    def _native_uneven(self, work: Work, blocks: Blocks, addresses: tuple[int, int]) -> Engine:
+    def _native_uneven(self, work: Work, blocks: Blocks, addresses: tuple[int, int], comm: MPI.Intracomm) -> Engine:
         """The MPI library's collective."""
         ends = ((addresses[0], blocks.sent, blocks.sent_at), (addresses[1], blocks.received, blocks.received_at))
         sendbuf, recvbuf = (
@@ -570,13 +587,62 @@ class State:
             for at, sizes, places in ends
         )
         if work.collective == "alltoallv":
-            return Native(self.comm.Alltoallv, self.comm.Ialltoallv, (sendbuf, recvbuf), [])
+            return Native(comm.Alltoallv, comm.Ialltoallv, (sendbuf, recvbuf), [])
         own: Any = MPI.IN_PLACE if work.inplace else [sendbuf[0], int(blocks.sent[0]), MPI.BYTE]
-        return Native(self.comm.Allgatherv, self.comm.Iallgatherv, (own, recvbuf), [])
+        return Native(comm.Allgatherv, comm.Iallgatherv, (own, recvbuf), [])
 
-    def _native(self, work: Work, send: int, recv: int) -> Engine:
+    def without_shared(self, work: Work, free: bool) -> Work:
+        """The call without shared memory: as it is, or (``free``) by the next algorithm that has
+        none. Raises ConstraintError."""
+        if work.algorithm == NATIVE or not self.schedule(work).shared:
+            return work
+        if not free:
+            got = f"{work.name}, which uses shared memory"
+            raise ConstraintError(
+                f"algorithm {work.algorithm!r}", "private memory for calls in the background", got, self.rank
+            )
+        for candidate in self.decide(work.family, max(work.block, 1), work.inplace).ranking:
+            if candidate.algorithm == NATIVE:
+                break
+            params = get_algorithm(work.family, candidate.algorithm).resolve(candidate.params)
+            other = Work(work.collective, candidate.algorithm, params, work.block, work.inplace)
+            if not self.schedule(other).shared:
+                return other
+        return Work(work.collective, NATIVE, {}, work.block, work.inplace)
+
+    def background_plan(self, work: Work, place: str, send: int, recv: int) -> Plan:
+        """A plan for one call in the background, with tags and scratch of its own. Collective at
+        the first one of a kind."""
+        if work.block == 0:
+            return self._plain(work, place, send, recv)
+        if work.algorithm == NATIVE:
+            comm, _ = self._background(work, 0)
+            return Plan(self._native(work, send, recv, comm), work.name, None, None)
+        schedule, memory = self.schedule(work), self.memories[place]
+        scratch = partial(memory.allocate, schedule.scratch * work.block)
+        room = self.memories.reserve(schedule, work.block, place, scratch, self._user(work, send, recv), together=False)
+        return self._bind(work, memory, self._background(work, schedule.tags), room, None)
+
+    def _background(self, work: Work, tags: int) -> tuple[MPI.Intracomm, int]:
+        """A communicator for calls in the background, and the first of as many tags as the ranks
+        need, next to those of the call before. Collective at the first call of a kind."""
+        if self._background_comm is None:
+            self._background_comm = split(self.comm, 0)
+            self._own_comms.append(self._background_comm)
+        key = (work.collective, work.algorithm, *work.params.items())
+        if key not in self._background_tags:
+            most = np.empty(1, np.int64)
+            self.comm.Allreduce(np.array([tags]), most, op=MPI.MAX)
+            self._background_tags[key] = int(most[0])
+        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        count = self._background_tags[key]
+        first = self._background_next if self._background_next + count <= limit else 0
+        self._background_next = first + count
+        return self._background_comm, first
+
+    def _native(self, work: Work, send: int, recv: int, comm: MPI.Intracomm | None = None) -> Engine:
         """The MPI library's collective on buffers at these addresses."""
-        comm, alltoall = self.comm, work.collective == "alltoall"
+        comm, alltoall = comm or self.comm, work.collective == "alltoall"
         sendbuf: Any = MPI.IN_PLACE
         datatypes = []
         if not work.inplace:
@@ -632,11 +698,11 @@ class State:
     def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
         """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        if not self._own_comms or self._next_tag + count > limit:
+        if self._tagged is None or self._next_tag + count > limit:
             self._own_comms.append(split(self.comm, 0))
-            self._next_tag = 0
+            self._tagged, self._next_tag = self._own_comms[-1], 0
         self._next_tag += count
-        return self._own_comms[-1], self._next_tag - count
+        return self._tagged, self._next_tag - count
 
     def _release(self, plan: Plan) -> None:
         """The user has freed a plan on this rank; its window must wait for the others."""
@@ -674,6 +740,8 @@ class State:
         time (of `monotonic`), and says whether all are of one mind: where an exception
         has separated the ranks, nothing collective can be freed.
         """
+        while self.background and sound and self.broken is None:
+            progress.wait_politely()
         mine, total = np.array([sound and self.broken is None], dtype=int), np.zeros(1, dtype=int)
         request = self.comm.Iallreduce(mine, total)
         self._votes += [mine, total, request]  # never to be collected while MPI may write to them

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction, Transfer
 from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Pending, Rounds, Script, Traced
 from hiercoll.errors import PlanError
@@ -36,7 +37,7 @@ from hiercoll.schedule import (
 )
 
 if TYPE_CHECKING:
-    from hiercoll.watch import Watch
+    from hiercoll.watch import Entry, Watch
 
 INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
@@ -98,6 +99,7 @@ class Plan:
         self.board_key: tuple[Hashable, ...] | None = None  # of the shared window that it uses, if cached
         self.on_free: Callable[[Plan], None] | None = None
         self.watch: Watch | None = None  # deadlines, if they are wanted
+        self.entry: Entry | None = None  # of the current start, in the watch's record
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
         # Host memory needs no synchronisation: leave the call out of the hot path.
@@ -115,7 +117,7 @@ class Plan:
         """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
         engine = self._checked()
         if self.watch is not None:
-            self.watch.begin(self)
+            self.entry = self.watch.begin(self)
         if self._memory:
             self._prepare(self._memory)
         self.active = True
@@ -137,10 +139,13 @@ class Plan:
     def wait(self) -> Any:
         """Complete the current start. Returns the receive array."""
         if self.active:
-            if self.watch is None:
-                self._progress(True)
-            else:
+            if self.watch is not None:
                 self.watch.complete(self)
+            elif not progress.active:
+                self._progress(True)
+            else:  # others may wait for what is under way here before they come to this call
+                while not self._progress(False):
+                    progress.wait_politely()
             self.active = False
         elif self.broken:
             self._checked()
@@ -163,7 +168,7 @@ class Plan:
 
     def __call__(self) -> Any:
         """Run once: start and wait. Returns the receive array."""
-        if self.watch is not None:
+        if self.watch is not None or progress.active:
             self.start()
             return self.wait()
         run = self._run

@@ -54,7 +54,7 @@ def alltoallv(
     state = get_state(comm)
     if plain and not state.disabled:
         return in_regime(state, sendbuf, recvbuf, partial(_native, state))
-    return _alltoallv(state, sendbuf, recvbuf, algorithm, params, limit).run()
+    return alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit).run()
 
 
 def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
@@ -77,7 +77,7 @@ def alltoallv_init(
     **params: Any,
 ) -> Plan:
     """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
-    return _alltoallv(get_state(comm), sendbuf, recvbuf, algorithm, params, limit).plan(own=True)
+    return alltoallv_call(get_state(comm), sendbuf, recvbuf, algorithm, params, limit).plan(own=True)
 
 
 def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
@@ -132,12 +132,12 @@ class Call(NamedTuple):
     result: Any
     limit: int = LIMIT
 
-    def plan(self, *, own: bool = False) -> Plan:
+    def plan(self, *, own: bool = False, background: bool = False) -> Plan:
         """See `State.uneven_plan`."""
         blocks = Blocks(self.sent.sizes, self.sent.at, self.received.sizes, self.received.at)
         addresses = (self.sent.address, self.received.address)
         around = [*self.sent.copying], [*self.received.copying]
-        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, around, own=own)
+        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, around, own=own, background=background)
         plan.keep_alive(self.sent.owner, self.received.owner)
         plan.recvbuf = self.result
         return plan
@@ -157,14 +157,14 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     """A call that may be looked at, or timed; see `online.Regime`. ``native`` is the MPI library's."""
     regime = state.regime
     if not regime.left and regime.trial is None:
-        sent = _alltoallv(state, sendbuf, recvbuf, NATIVE, {}, LIMIT).sent.sizes
+        sent = alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT).sent.sizes
         nonempty = int(np.count_nonzero(sent))
         regime.survey(nonempty, nonempty - int(np.count_nonzero(sent >= LIMIT)))
     begin, current = perf_counter(), regime.current.algorithm
     if current == NATIVE and state.unwatched:
         result = native(sendbuf, recvbuf)
     else:
-        result = _alltoallv(state, sendbuf, recvbuf, "auto", {}, LIMIT).run()
+        result = alltoallv_call(state, sendbuf, recvbuf, "auto", {}, LIMIT).run()
     if regime.trial is not None:
         regime.note(perf_counter() - begin)
     else:
@@ -177,7 +177,7 @@ def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
     try:
         state.comm.Alltoallv(sendbuf, recvbuf)
     except (TypeError, ValueError, KeyError, BufferError) as error:
-        _alltoallv(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong
+        alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong
         raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), state.rank) from None
     return recvbuf[0] if isinstance(recvbuf, list | tuple) else recvbuf
 
@@ -190,7 +190,9 @@ def _fits(spec: Any) -> bool:
     return False
 
 
-def _alltoallv(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int) -> Call:
+def alltoallv_call(
+    state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int
+) -> Call:
     """The call, if it is sound."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), state.rank)

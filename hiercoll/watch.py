@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from hiercoll.engines import Pending
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, DiagnosisError
+from hiercoll.progress import wait_politely
 
 RECORDED = 100  # calls that a rank remembers
 LOOKS = 32  # at an operation that is not complete, between looks at the clock
@@ -28,9 +29,7 @@ class Running(Protocol):
     """A plan, as far as a watch looks at it."""
 
     name: str
-
-    def start(self) -> None:
-        """Begin."""
+    entry: Entry | None
 
     def test(self) -> bool:
         """Whether it is complete; makes progress."""
@@ -63,20 +62,22 @@ class Watch:
     record: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECORDED))
     number: int = 0
 
-    def begin(self, plan: Running) -> None:
+    def begin(self, plan: Running) -> Entry:
         """Note that a plan is started."""
         self.number += 1
         self.record.append(Entry(self.number, plan.name, time.time()))
+        return self.record[-1]
 
     def complete(self, plan: Running) -> None:
         """Wait for a plan that has been started. Raises CollectiveTimeout."""
         begin, looks = time.monotonic(), 0
         while not plan.test():
-            os.sched_yield()
+            wait_politely()
             looks += 1
             if looks % LOOKS == 0 and time.monotonic() - begin > self.timeout:
                 self._expire(plan, time.monotonic() - begin)
-        self.record[-1].seconds = time.monotonic() - begin
+        if plan.entry is not None:
+            plan.entry.seconds = time.time() - plan.entry.began
 
     def _expire(self, plan: Running, waited: float) -> None:
         text, file = self._describe(plan, waited)
@@ -84,19 +85,19 @@ class Watch:
 
     def failed(self, plan: Running, problem: Exception) -> CollectiveFailed:
         """What to raise when the MPI library reports an error in the middle of a call."""
-        text, _ = self._describe(plan, time.time() - self.record[-1].began)
+        text, _ = self._describe(plan, time.time() - (plan.entry.began if plan.entry else time.time()))
         return CollectiveFailed(f"{text}: {problem}")
 
     def _describe(self, plan: Running, waited: float) -> tuple[str, Path | None]:
         """What this rank waits for, and the file where it is written."""
-        pending = plan.pending()
+        pending, number = plan.pending(), plan.entry.number if plan.entry else 0
         self.expired(plan.name)
         what = "; ".join(f"{each.verb} rank {each.peer} (node {self.node_of[each.peer]})" for each in pending[:3])
         more = f" and {len(pending) - 3} more" if len(pending) > 3 else ""
         step = f" step {pending[0].step}" if pending else ""
         collective, _, algorithm = plan.name.partition(" ")
         text = (
-            f"rank {self.rank} waits in {collective} #{self.number} {algorithm}{step}"
+            f"rank {self.rank} waits in {collective} #{number} {algorithm}{step}"
             f" for {what or 'the MPI library'}{more}, for {waited:.1f} s"
         )
         return text, self._write(plan, pending, waited)
@@ -109,7 +110,8 @@ class Watch:
         file = Path(folder) / f"hiercoll-{self.name[:8]}-{self.world[self.rank]}.json"
         about = {
             "communicator": self.name, "rank": self.rank, "world": list(self.world), "node_of": list(self.node_of),
-            "host": platform.node(), "process": os.getpid(), "call": plan.name, "number": self.number,
+            "host": platform.node(), "process": os.getpid(), "call": plan.name,
+            "number": plan.entry.number if plan.entry else 0,
             "waited": waited, "timeout": self.timeout, "pending": [each._asdict() for each in pending],
             "record": [entry.__dict__ for entry in self.record],
         }  # fmt: skip

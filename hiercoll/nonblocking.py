@@ -1,0 +1,131 @@
+"""Calls that return before they are done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from mpi4py import MPI
+
+from hiercoll import progress
+from hiercoll.api import Way, checked
+from hiercoll.communicator import State
+from hiercoll.engines import Pending
+from hiercoll.errors import ThreadError
+from hiercoll.executor import Plan
+from hiercoll.lifetime import get_state
+from hiercoll.uneven import LIMIT
+from hiercoll.vectors import Call, allgatherv_call, alltoallv_call
+
+
+class Request:
+    """A call under way. It goes on whenever hiercoll is called (this rank's other calls, `test`,
+    `wait`), and in a thread if ``HIERCOLL_PROGRESS=thread`` is set where the first one is made
+    and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
+
+    def __init__(self, state: State, plan: Plan, result: Any) -> None:
+        self.name = plan.name
+        self._state, self._plan, self._result = state, plan, result
+        self._error: BaseException | None = None
+        self.done = False
+        self.entry = state.watch.begin(self) if state.watch is not None else None
+        with progress.lock:
+            plan.start()
+            progress.active.append(self)
+            state.background += 1
+        if os.environ.get("HIERCOLL_PROGRESS", "") == "thread":
+            if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+                raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
+            progress.start_thread()
+
+    def advance(self) -> None:
+        """See `progress.Background`."""
+        try:
+            self.done = self._plan.test()
+        except BaseException as error:
+            self._error, self._state.broken = error, self.name
+        if self.done or self._error is not None:
+            self._leave()
+            self._plan.free()
+
+    def _leave(self) -> None:
+        progress.active.remove(self)
+        self._state.background -= 1
+
+    def pending(self) -> list[Pending]:
+        """What it waits for; it cannot go on after that."""
+        with progress.lock:
+            if self in progress.active:
+                self._leave()
+            return self._plan.pending()
+
+    def test(self) -> bool:
+        """Whether it is complete. Raises what went wrong."""
+        progress.advance_all()
+        if self._error is not None:
+            raise self._error
+        return self.done
+
+    def wait(self) -> Any:
+        """Until it is complete. Returns the receive array. Raises what went wrong, CollectiveTimeout too."""
+        if self._state.watch is not None and not self.test():
+            self._state.watch.complete(self)
+        while not self.test():
+            progress.wait_politely()
+        return self._result
+
+
+def waitall(requests: Iterable[Request]) -> list[Any]:
+    """Wait for all of them. Returns their receive arrays."""
+    return [request.wait() for request in requests]
+
+
+def ialltoall(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
+) -> Request:
+    """`hiercoll.alltoall` that returns at once; buffers must be left alone until it is complete.
+
+    Arrays on the host. "auto" takes algorithms without shared memory only. Several may be
+    under way; all ranks start them in the same order. The first of a kind on a
+    communicator agrees with the others, and so waits for them. Errors as `alltoall`,
+    and ConstraintError for algorithms with shared memory. Collective (MPI 4.1, 6.12.6).
+    """
+    return _even(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
+
+
+def iallgather(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
+) -> Request:
+    """`hiercoll.allgather` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.5)."""
+    return _even(comm, "allgather", sendbuf, recvbuf, algorithm, params)
+
+
+def ialltoallv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Request:
+    """`hiercoll.alltoallv` that returns at once; see `ialltoall`. "auto" is native."""
+    state = get_state(comm)
+    return _uneven(
+        alltoallv_call(state, sendbuf, recvbuf, "native" if algorithm == "auto" else algorithm, params, LIMIT)
+    )
+
+
+def iallgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Request:
+    """`hiercoll.allgatherv` that returns at once; see `ialltoall`."""
+    return _uneven(allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params))
+
+
+def _even(
+    comm: MPI.Intracomm, collective: str, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any]
+) -> Request:
+    call = checked(comm, collective, sendbuf, recvbuf, Way("auto", None))
+    state = call.state
+    work = state.without_shared(call.chosen(algorithm, params), algorithm == "auto")
+    plan = state.background_plan(work, call.received.place, *call.addresses)
+    plan.keep_alive(call.sent, call.received)
+    return Request(state, plan, call.received.array)
+
+
+def _uneven(call: Call) -> Request:
+    work = call.state.without_shared(call.work, True)
+    plan = call._replace(work=work).plan(background=True)
+    return Request(call.state, plan, call.result)

@@ -1,0 +1,118 @@
+"""Calls in the background: several at once, completed in any order, among others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import ConstraintError, progress
+
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+def started(comm: MPI.Intracomm, kind: str, salt: int, **options: Any) -> tuple[hiercoll.Request, Any, Any]:
+    """A call under way, what it must give, and its buffers."""
+    table = np.random.default_rng(salt).integers(0, 9, (SIZE, SIZE))
+    if kind == "alltoall":
+        send = (np.arange(3 * SIZE) + 1000 * RANK + salt).reshape(SIZE, 3)
+        expected = np.stack([np.arange(3) + 3 * RANK + 1000 * peer + salt for peer in range(SIZE)])
+        return hiercoll.ialltoall(comm, send, **options), expected, send
+    if kind == "allgather":
+        send = np.arange(5) + 1000 * RANK + salt
+        expected = np.stack([np.arange(5) + 1000 * peer + salt for peer in range(SIZE)])
+        return hiercoll.iallgather(comm, send, **options), expected, send
+    if kind == "allgatherv":
+        send, recv = np.full(table[0, RANK], RANK + salt), np.full(table[0].sum(), -1)
+        return (
+            hiercoll.iallgatherv(comm, send, [recv, table[0]], **options),
+            np.repeat(np.arange(SIZE) + salt, table[0]),
+            send,
+        )
+    send = np.concatenate([np.full(table[RANK, peer], 100 * RANK + peer + salt) for peer in range(SIZE)])
+    recv = np.full(table[:, RANK].sum(), -1)
+    expected = np.concatenate([np.full(table[peer, RANK], 100 * peer + RANK + salt) for peer in range(SIZE)])
+    return hiercoll.ialltoallv(comm, [send, table[RANK]], [recv, table[:, RANK]], **options), expected, send
+
+
+KINDS = ["alltoall", "allgather", "alltoallv", "allgatherv"]
+
+
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_at_once(on_layout: Callable[[str], MPI.Intracomm], kind: str, layout: str) -> None:
+    """Started in one order, completed in another one on each rank."""
+    comm = on_layout(layout)
+    under_way = [started(comm, kind, salt) for salt in range(7)]
+    for index in np.random.default_rng(RANK).permutation(7):
+        request, expected, _ = under_way[index]
+        np.testing.assert_array_equal(request.wait(), expected)
+        assert request.done and request.test()
+    assert not progress.active
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        ("alltoall", "bruck"), ("alltoall", "hierarchical"), ("alltoall", "native"), ("alltoall", "eager"),
+        ("allgather", "ring"), ("allgather", "native"), ("alltoallv", "scatter_destination"), ("allgatherv", "direct"),
+        ("allgatherv", "native"),
+    ],
+)  # fmt: skip
+def test_algorithms(on_layout: Callable[[str], MPI.Intracomm], kind: str, algorithm: str) -> None:
+    comm = on_layout(layouts()[-1])
+    under_way = [started(comm, kind, salt, algorithm=algorithm) for salt in range(3)]
+    for (_, expected, _), result in zip(under_way, hiercoll.waitall([r for r, *_ in under_way]), strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_among_blocking_calls(on_layout: Callable[[str], MPI.Intracomm], layout: str) -> None:
+    """Half of the ranks complete a call before a blocking one, the others after it: MPI allows
+    that, so a blocking call must let others go on."""
+    comm = on_layout(layout)
+    for salt, algorithm in enumerate(["hierarchical", "bruck", "scatter_destination"] * 2):
+        request, expected, _ = started(comm, "alltoall", salt, algorithm=algorithm)
+        plan = hiercoll.allgather_init(comm, np.array([RANK]))
+        if RANK % 2:
+            request.wait()
+        gathered = hiercoll.allgather(comm, np.array([RANK + salt]), algorithm="ring" if salt % 2 else "auto")
+        np.testing.assert_array_equal(gathered.ravel(), np.arange(SIZE) + salt)
+        np.testing.assert_array_equal(plan().ravel(), np.arange(SIZE))
+        np.testing.assert_array_equal(request.wait(), expected)
+        plan.free()
+
+
+def test_thread(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a progress thread a call of several rounds completes while this rank does something else."""
+    monkeypatch.setenv("HIERCOLL_PROGRESS", "thread")
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        pytest.skip("the MPI library gives no MPI_THREAD_MULTIPLE")
+    request, expected, _ = started(comm, "alltoall", 1, algorithm="bruck")
+    patience = time.monotonic() + 30
+    while not request.done and time.monotonic() < patience:
+        time.sleep(0.01)  # no call of hiercoll
+    assert request.done
+    np.testing.assert_array_equal(request.wait(), expected)
+
+
+def test_freed_with_calls_under_way(comm: MPI.Intracomm) -> None:
+    """They are completed first, as MPI_Comm_free has it."""
+    duplicate = comm.Dup()
+    request, expected, _ = started(duplicate, "alltoall", 3, algorithm="bruck")
+    duplicate.Free()
+    np.testing.assert_array_equal(request.wait(), expected)
+
+
+def test_shared_memory_is_refused(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    comm = on_layout(layouts()[-1])
+    with pytest.raises(ConstraintError, match="private memory"):
+        hiercoll.ialltoall(comm, np.arange(SIZE), algorithm="grouped", memory="shared")
+    with pytest.raises(ConstraintError, match="private memory"):
+        hiercoll.iallgather(comm, np.arange(2), algorithm="shared")
