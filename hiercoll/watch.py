@@ -15,11 +15,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hiercoll.engines import Pending
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, DiagnosisError
 from hiercoll.progress import wait_politely
+
+if TYPE_CHECKING:
+    from hiercoll.engines import Pending
 
 RECORDED = 100  # calls that a rank remembers
 LOOKS = 32  # at an operation that is not complete, between looks at the clock
