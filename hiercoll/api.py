@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import Array, UserBuffer, check_disjoint, counted_buffer, host_buffer
-from hiercoll.communicator import State, Work
+from hiercoll.communicator import State
 from hiercoll.cuda import device_at, is_device_array
 from hiercoll.cuda.arrays import LEGACY, device_array, new_like
 from hiercoll.errors import BufferSizeError, BufferTypeError, ConstraintError, ParameterError
@@ -21,6 +21,7 @@ from hiercoll.lifetime import by_handle, get_state, get_topology
 from hiercoll.online import Trial
 from hiercoll.tables import Table, Variant
 from hiercoll.transports import AUTO, DIRECT, Transport, parse_transport
+from hiercoll.work import Work
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 

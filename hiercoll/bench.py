@@ -26,7 +26,7 @@ import hiercoll
 from hiercoll import cuda
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.api import Plan, allgather_init, alltoall_init, place_of
-from hiercoll.communicator import Work, mpi_library
+from hiercoll.communicator import mpi_library
 from hiercoll.cost import Link, Links
 from hiercoll.errors import ConstraintError, HiercollError
 from hiercoll.lifetime import get_state
@@ -36,6 +36,7 @@ from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES
 from hiercoll.tuning import interval
+from hiercoll.work import Work
 
 Bytes = npt.NDArray[np.uint8]
 POISON = 0xA5

@@ -12,24 +12,22 @@ import uuid
 import warnings
 import weakref
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll import progress
-from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll import checking, native, progress
+from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
 from hiercoll.cuda import DeviceMemory
-from hiercoll.engines import Between, Board, Engine, Native, Requested
+from hiercoll.engines import Between, Board
 from hiercoll.errors import (
     BufferSizeError,
-    CollectiveMismatch,
     ConstraintError,
     DeviceError,
     DeviceMemoryError,
@@ -38,16 +36,17 @@ from hiercoll.errors import (
     TableWarning,
     UnknownAlgorithmError,
 )
-from hiercoll.executor import Binding, Plan, bind, native_message
+from hiercoll.executor import Binding, Plan, bind
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.online import Regime, Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
-from hiercoll.transports import AUTO, DIRECT, Transport
+from hiercoll.transports import AUTO
 from hiercoll.tuner import Decision, decide, uneven_choice
 from hiercoll.uneven import Around, Blocks, Sizes, Uneven
 from hiercoll.watch import Watch
+from hiercoll.work import Cache, Key, Work
 
 ONLINE = 6  # candidates besides native that online tuning tries
 COLLECTIVES = ("alltoall", "allgather", "alltoallv", "allgatherv")
@@ -55,36 +54,6 @@ MAX_PLANS = 128  # cached plans per communicator
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
 MAX_BOARDS = 32  # shared windows per communicator
 MAX_SHARED = 256 << 20  # bytes of shared windows of cached plans per communicator and node
-
-Key: TypeAlias = "tuple[Hashable, ...]"
-
-
-class Cache(OrderedDict[Key, Any]):
-    """Entries with ``nbytes`` and ``free()``; the least recently used go when limits are met."""
-
-    def __init__(self, entries: int, nbytes: int) -> None:
-        super().__init__()
-        self._entries, self._limit, self.nbytes = entries, nbytes, 0
-
-    def keep(self, key: Key, entry: Any) -> None:
-        """Add (or replace) an entry, which itself never goes, however large."""
-        if key in self:
-            self.drop(key)
-        self[key] = entry
-        self.nbytes += entry.nbytes
-        while len(self) > 1 and (len(self) > self._entries or self.nbytes > self._limit):
-            self.drop(next(iter(self)))
-
-    def drop(self, key: Key) -> None:
-        """Remove and free an entry."""
-        entry = self.pop(key)
-        self.nbytes -= entry.nbytes
-        entry.free()
-
-    def drop_all(self) -> None:
-        """Remove and free all entries, oldest first."""
-        while self:
-            self.drop(next(iter(self)))
 
 
 def _seconds(text: str) -> float:
@@ -98,43 +67,11 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 class _Scratch:
     """Bytes that the cached plans of one size class share: only one of them runs at a time."""
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.address, self.owner = memory.allocate(nbytes)
-
-
-class Work:
-    """One call, apart from its buffers: equal on all ranks."""
-
-    def __init__(
-        self,
-        collective: str,
-        algorithm: str,
-        params: Params,
-        block: int,
-        inplace: bool,
-        kind: str = "host",
-        transport: Transport = DIRECT,
-    ) -> None:
-        self.collective, self.algorithm, self.params = collective, algorithm, params
-        self.block, self.inplace, self.kind, self.transport = block, inplace, kind, transport
-        self.key: Key = (collective, algorithm, tuple(params.items()), kind, transport, block, inplace)
-
-    @property
-    def family(self) -> str:
-        """The collective whose algorithms serve this one."""
-        return "allgather" if self.collective == "allgatherv" else self.collective
-
-    @property
-    def name(self) -> str:
-        """Collective and algorithm in words."""
-        return " ".join([self.collective, self.algorithm, *(f"{k}={v}" for k, v in self.params.items())])
 
 
 def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
@@ -299,49 +236,8 @@ class State:
         self.broken = call
 
     def same_call(self, what: str, sizes: tuple[Sizes, Sizes] | None = None) -> None:
-        """Make sure that all ranks make the same call, ``what``; ``sizes``: the bytes of each block
-        that is sent, and that is to be received. Collective. Raises CollectiveMismatch on all ranks."""
-        expected = np.empty(self.size, np.int64)
-        key = zlib.crc32(what.encode())
-        most = np.empty(2, np.int64)
-        self._patiently(self.comm.Iallreduce(np.array([key, -key]), most, op=MPI.MAX), f"{what} (checking)")
-        if most[0] != -most[1]:
-            texts = np.zeros((self.size, 256), np.uint8)
-            mine = np.zeros(256, np.uint8)
-            data = np.frombuffer(what.encode()[:256], np.uint8)
-            mine[: len(data)] = data
-            self._patiently(self.comm.Iallgather(mine, texts), f"{what} (checking)")
-            sides: dict[str, list[int]] = {}
-            for rank, text in enumerate(texts):
-                sides.setdefault(text.tobytes().rstrip(b"\0").decode(), []).append(rank)
-            listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in sides.items())
-            raise CollectiveMismatch(f"rank {self.rank}: ranks make different calls: {listed}")
-        if sizes is not None:
-            self._patiently(self.comm.Ialltoall(sizes[0].astype(np.int64), expected), f"{what} (checking)")
-            wrong = np.flatnonzero(expected != sizes[1])
-            first = int(wrong[0]) if len(wrong) else -1
-            found = np.array(
-                [first, expected[first] if len(wrong) else 0, sizes[1][first] if len(wrong) else 0], np.int64
-            )
-            everyone = np.empty((self.size, 3), np.int64)
-            self._patiently(self.comm.Iallgather(found, everyone), f"{what} (checking)")
-            listed = "; ".join(
-                f"rank {source} sends {sent} bytes to rank {rank}, which receives {due}"
-                for rank, (source, sent, due) in enumerate(everyone.tolist())
-                if source >= 0
-            )
-            if listed:
-                raise CollectiveMismatch(f"rank {self.rank}: {what}: sizes differ: {listed}")
-
-    def _patiently(self, request: MPI.Request, name: str) -> None:
-        """Wait for a request; not for longer than the deadline."""
-        plan = Plan(Requested(request), name, None, None)
-        plan.active = True
-        if self.watch is None:
-            request.Wait()
-        else:
-            plan.entry = self.watch.begin(plan)
-            self.watch.complete(plan)
+        """See `checking.same_call`."""
+        checking.same_call(self.comm, what, sizes, self.watch)
 
     def forget_choices(self) -> None:
         """Let "auto" decide anew for every size."""
@@ -523,7 +419,7 @@ class State:
             return bind(Schedule(self.rank, ()), Binding(self.comm, (), self.memories[place], layout, {}, 0), work.name)
         memory = self.memories[place]
         if not work.transport.segments:
-            return Plan(self._native(work, send, recv), work.name, None, memory, direct=True)
+            return Plan(native.even(self.comm, work, send, recv), work.name, None, memory, direct=True)
         blocks = self.size if work.collective == "alltoall" else 1
         sent = range(self.rank, self.rank + 1) if work.inplace and blocks == 1 else range(blocks)
         layout = BlockLayout(work.block)
@@ -534,7 +430,7 @@ class State:
         before = memory.copy(layout, source, (host, out))
         after = memory.copy(layout, (host, HOST[0 : self.size]), (recv, RECV[0 : self.size]))
         assert isinstance(before, Transfer) and isinstance(after, Transfer)
-        engine = Between([before], self._native(work, host + apart * work.block, host), [after])
+        engine = Between([before], native.even(self.comm, work, host + apart * work.block, host), [after])
         plan = Plan(engine, work.name, None, memory)
         plan.keep_alive(owner)
         return plan
@@ -554,7 +450,7 @@ class State:
         (``own``; collective) for a user to hold; ``around``: what is done before and after each start."""
         if work.algorithm == NATIVE:
             comm = self._background(work, 0)[0] if background else self.comm
-            engine = Between(around[0], self._native_uneven(work, blocks, addresses, comm), around[1])
+            engine = Between(around[0], native.uneven(comm, work, blocks, addresses), around[1])
             plan = Plan(engine, work.name, None, None)
             if own:
                 self._own[plan] = None
@@ -578,18 +474,6 @@ class State:
             self._free_retired()
             plan.on_free = self._release
         return plan
-
-    def _native_uneven(self, work: Work, blocks: Blocks, addresses: tuple[int, int], comm: MPI.Intracomm) -> Engine:
-        """The MPI library's collective."""
-        ends = ((addresses[0], blocks.sent, blocks.sent_at), (addresses[1], blocks.received, blocks.received_at))
-        sendbuf, recvbuf = (
-            [MPI.buffer.fromaddress(at, int((sizes + places).max(initial=0)) if at else 0), sizes, places, MPI.BYTE]
-            for at, sizes, places in ends
-        )
-        if work.collective == "alltoallv":
-            return Native(comm.Alltoallv, comm.Ialltoallv, (sendbuf, recvbuf), [])
-        own: Any = MPI.IN_PLACE if work.inplace else [sendbuf[0], int(blocks.sent[0]), MPI.BYTE]
-        return Native(comm.Allgatherv, comm.Iallgatherv, (own, recvbuf), [])
 
     def without_shared(self, work: Work, free: bool) -> Work:
         """The call without shared memory: as it is, or (``free``) by the next algorithm that has
@@ -617,7 +501,7 @@ class State:
             return self._plain(work, place, send, recv)
         if work.algorithm == NATIVE:
             comm, _ = self._background(work, 0)
-            return Plan(self._native(work, send, recv, comm), work.name, None, None)
+            return Plan(native.even(comm, work, send, recv), work.name, None, None)
         schedule, memory = self.schedule(work), self.memories[place]
         scratch = partial(memory.allocate, schedule.scratch * work.block)
         room = self.memories.reserve(schedule, work.block, place, scratch, self._user(work, send, recv), together=False)
@@ -639,19 +523,6 @@ class State:
         first = self._background_next if self._background_next + count <= limit else 0
         self._background_next = first + count
         return self._background_comm, first
-
-    def _native(self, work: Work, send: int, recv: int, comm: MPI.Intracomm | None = None) -> Engine:
-        """The MPI library's collective on buffers at these addresses."""
-        comm, alltoall = comm or self.comm, work.collective == "alltoall"
-        sendbuf: Any = MPI.IN_PLACE
-        datatypes = []
-        if not work.inplace:
-            sendbuf, datatype = native_message(send, work.block, self.size if alltoall else 1)
-            datatypes.append(datatype)
-        recvbuf, datatype = native_message(recv, work.block, self.size)
-        datatypes.append(datatype)
-        calls = (comm.Alltoall, comm.Ialltoall) if alltoall else (comm.Allgather, comm.Iallgather)
-        return Native(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
 
     def _bind(
         self,

@@ -16,13 +16,14 @@ from mpi4py import MPI
 
 from hiercoll.api import Call, allgather, alltoall, known_plan, serve
 from hiercoll.buffers import UserBuffer
-from hiercoll.communicator import State, Work
+from hiercoll.communicator import State
 from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
 from hiercoll.lifetime import by_handle, get_state
 from hiercoll.messages import Message, block_message, is_in_place
 from hiercoll.transports import DIRECT
 from hiercoll.vectors import allgatherv_call, alltoallv, in_regime, side
+from hiercoll.work import Work
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 calls: Counter[str] = Counter()  # by collective, of this process: those that hiercoll served

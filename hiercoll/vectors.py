@@ -11,13 +11,14 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import Now, Transfer
-from hiercoll.communicator import State, Work
+from hiercoll.communicator import State
 from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state
 from hiercoll.messages import Message, block_message, copy_data, each_block, is_in_place, vector_message
 from hiercoll.tables import NATIVE
 from hiercoll.uneven import LIMIT, Blocks, Sizes
+from hiercoll.work import Work
 
 
 def alltoallv(

@@ -157,7 +157,7 @@ def _one_communicator(ranks: dict[int, dict[str, Any]]) -> list[str]:
     silent = [rank for rank in range(size) if rank not in ranks]
     for rank in silent:
         waiting = [other for other, about in sorted(ranks.items()) if any(p["peer"] == rank for p in about["pending"])]
-        told = f"; waited for by {_ranks(waiting)}" if waiting else ""
+        told = f"; waited for by {ranks_in_words(waiting)}" if waiting else ""
         lines.append(f"  rank {rank} ({_who(some, rank)}): SILENT: dead, stopped, or not in a call of hiercoll{told}")
     if len(calls) > 1:
         usual = max(calls, key=lambda call: len(calls[call]))
@@ -165,7 +165,7 @@ def _one_communicator(ranks: dict[int, dict[str, Any]]) -> list[str]:
             if (number, name) != usual:
                 kind = "BEHIND" if number < usual[0] else "AHEAD" if number > usual[0] else "IN ANOTHER CALL"
                 lines.append(
-                    f"  {_ranks(members)}: {kind}: #{number} {name}, where others are in #{usual[0]} {usual[1]}"
+                    f"  {ranks_in_words(members)}: {kind}: #{number} {name}, where others are in #{usual[0]} {usual[1]}"
                 )
     if not silent and len(calls) == 1:
         lines.append(
@@ -178,5 +178,6 @@ def _who(about: dict[str, Any], rank: int) -> str:
     return f"world rank {about['world'][rank]}, node {about['node_of'][rank]}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Such as "ranks 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import ConstraintError, progress
+from hiercoll.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -108,6 +109,15 @@ def test_freed_with_calls_under_way(comm: MPI.Intracomm) -> None:
     request, expected, _ = started(duplicate, "alltoall", 3, algorithm="bruck")
     duplicate.Free()
     np.testing.assert_array_equal(request.wait(), expected)
+
+
+def test_tags_differ(comm: MPI.Intracomm) -> None:
+    """Calls that are under way together never share tags: what arrives cannot be mistaken."""
+    state = get_state(comm)
+    calls = [started(comm, "allgather", salt, algorithm="ring") for salt in range(3)]
+    tags = max(SIZE - 1, 1)
+    assert state._background_next == 3 * tags
+    hiercoll.waitall([request for request, *_ in calls])
 
 
 def test_shared_memory_is_refused(on_layout: Callable[[str], MPI.Intracomm]) -> None:

@@ -162,6 +162,15 @@ def test_plans(on_layout: Callable[[str], MPI.Intracomm], algorithm: str) -> Non
         plan.free()
     numbers = counts("uniform", 3)[0]
     recv = np.full(numbers.sum(), -1, "i4")
+    displaced = np.concatenate([np.full(3, -5, "i4"), items(RANK, 0, numbers[RANK], 0)])
+    hiercoll.allgatherv(
+        comm,
+        [displaced, numbers[RANK], 3, MPI.INT],
+        [recv, numbers],
+        algorithm=algorithm if algorithm == "native" else "auto",
+    )
+    np.testing.assert_array_equal(recv, np.concatenate([items(peer, 0, numbers[peer], 0) for peer in range(SIZE)]))
+    recv[:] = -1
     with hiercoll.allgatherv_init(comm, items(RANK, 0, numbers[RANK], 0), [recv, numbers]) as plan:
         plan()
     np.testing.assert_array_equal(recv, np.concatenate([items(peer, 0, numbers[peer], 0) for peer in range(SIZE)]))
