@@ -158,9 +158,7 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     """A call that may be looked at, or timed; see `online.Regime`. ``native`` is the MPI library's."""
     regime = state.regime
     if not regime.left and regime.trial is None:
-        sent = alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT).sent.sizes
-        nonempty = int(np.count_nonzero(sent))
-        regime.survey(nonempty, nonempty - int(np.count_nonzero(sent >= LIMIT)))
+        regime.survey(*_looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf))
     begin, current = perf_counter(), regime.current.algorithm
     if current == NATIVE and state.unwatched:
         result = native(sendbuf, recvbuf)
@@ -171,6 +169,17 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     else:
         regime.left -= 1
     return result
+
+
+def _looked_at(state: State, spec: Any) -> tuple[int, int]:
+    """How many blocks are not empty, and how many of these are small; of none for what cannot be
+    understood: whatever its arguments, every rank takes part in a survey."""
+    try:
+        message = vector_message(spec, state.size, readonly=True)
+        sizes = np.asarray(message.counts) * message.element.size
+    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception):
+        return 0, 0
+    return int(np.count_nonzero(sizes)), int(np.count_nonzero((sizes > 0) & (sizes < LIMIT)))
 
 
 def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -13,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.buffers import BlockLayout, HostMemory, UserBuffer, check_disjoint, counted_buffer, host_buffer
+from hiercoll.buffers import (
+    BlockLayout,
+    HostMemory,
+    UnevenLayout,
+    UserBuffer,
+    check_disjoint,
+    counted_buffer,
+    host_buffer,
+)
 from hiercoll.errors import ArgumentError, BufferOverlapError, BufferSizeError, BufferTypeError
 from hiercoll.schedule import RECV, SCRATCH, SEND, Buffer, Region
 
@@ -408,3 +417,39 @@ def test_overlap_of_arrays() -> None:
     for other in halves[:2]:
         with pytest.raises(BufferOverlapError, match=r"8 shared bytes|32 shared bytes"):
             check_disjoint(other, halves[2], 0)
+
+
+def test_uneven_layout() -> None:
+    """Pieces that lie together are one; empty ones are none."""
+    layout = UnevenLayout()
+    at, sizes = np.array([0, 4, 4, 9, 12]), np.array([4, 0, 5, 3, 1])
+    layout.place("send", None, at, sizes)
+    layout.place("recv", None, np.array([0, 4, 4, 20, 23]), sizes)
+    assert layout.runs(SEND[0:5]) == [(0, 13)] and layout.runs(SEND[[3, 0]]) == [(9, 3), (0, 4)]
+    assert layout.runs(SEND[1]) == []
+    assert list(layout.pairs(SEND[0:5], RECV[0:5])) == [(0, 0, 9), (9, 20, 4)]
+    assert layout.lengths("send", None) == sizes.tolist() and layout.lengths("shared", 1) == []
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_uneven_copies(sizes: list[int], choice: random.Random) -> None:
+    """Any order of blocks, at both ends: each block arrives, and nothing else is touched."""
+    lengths = np.array(sizes)
+    order = list(range(len(sizes)))
+    choice.shuffle(order)
+    at = np.zeros(len(sizes), int)
+    at[order] = np.cumsum(lengths[order]) - lengths[order]
+    layout = UnevenLayout()
+    layout.place("send", None, np.cumsum(lengths) - lengths, lengths)
+    layout.place("recv", None, at + 1, lengths)
+    source = np.arange(1, lengths.sum() + 1, dtype=np.uint8)
+    target, expected = (np.zeros(lengths.sum() + 2, np.uint8) for _ in range(2))
+    for block, length in enumerate(sizes):
+        start = int(lengths[:block].sum())
+        expected[at[block] + 1 : at[block] + 1 + length] = source[start : start + length]
+    blocks = range(len(sizes))
+    copy = HostMemory().copy(layout, (source.ctypes.data, SEND[blocks]), (target.ctypes.data, RECV[blocks]))
+    assert (copy is None) == (not lengths.any())
+    if copy is not None:
+        copy()
+    np.testing.assert_array_equal(target, expected)

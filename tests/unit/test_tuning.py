@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.online import CALLS, Trial, explore
+from hiercoll.online import CALLS, Regime, Trial, explore
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuning import Search, SizeResult, _steadier, choices, interval, variants
@@ -249,3 +249,25 @@ def test_online_explorer_needs_no_segments() -> None:
     with pytest.raises(StopIteration) as stop:
         explorer.send(1.0)
     assert stop.value.value == Variant(NATIVE)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_regime(faster: bool) -> None:
+    """Tries both where small blocks abound, keeps what is faster, and asks more and more seldom."""
+    other = Variant("aggregate", {})
+    regime = Regime(other, 4, lambda seconds: seconds, lambda numbers: numbers)
+    periods = []
+    for _ in range(4):
+        assert not regime.left
+        regime.survey(16, 16)
+        while regime.trial is not None:
+            regime.note(1.0 if (regime.current is other) == faster else 2.0)
+        assert (regime.current == other) == faster and regime.is_native == (not faster)
+        periods.append(regime.left)
+        regime.left = 0
+    assert periods == [64, 128, 256, 512]
+    regime.survey(3, 3)  # sparse: the library's own, without a trial
+    assert regime.trial is None and regime.current.algorithm == "native"
+    regime.left = 0
+    regime.survey(16, 2)  # large
+    assert regime.trial is None and regime.current.algorithm == "native"

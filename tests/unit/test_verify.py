@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from hiercoll.algorithms import get_algorithm
 from hiercoll.collectives import SHAPES, Contract
 from hiercoll.errors import HiercollError, VerificationError
 from hiercoll.schedule import RECV, SCRATCH, SEND, SHARED, Buffer, Builder, Copy, Join, Op, Region, Schedule, in_place
@@ -1184,3 +1185,21 @@ def test_operations_in_words(fill: Fill, words: str) -> None:
     [schedule] = system(fill)
     assert describe(schedule.ops[0]) == words
     assert not isinstance(schedule.ops[0], Copy) or words.startswith("copy")
+
+
+def test_what_shared_blocks_are_said_to_hold() -> None:
+    """Blocks of uneven sizes lie where their sizes say: what is said must be what is written."""
+    topology = parse_layout("2x2")
+    entry = get_algorithm("alltoallv", "aggregate")
+    right = [entry.schedule(topology, rank) for rank in range(4)]
+    contract = Contract("alltoall", 4, right[0].segments)
+    assert verify(right, contract, topology).ok and right[0].holds
+    turned = right[0].holds[1:] + right[0].holds[:1]
+    wrong = [
+        replace(schedule, holds=turned) if topology.node_of[schedule.rank] == 0 else schedule for schedule in right
+    ]
+    finding = refuted(wrong, contract, "holds", "which is said to hold", topology=topology)
+    assert finding.rank in topology.nodes[0]
+    refuted([replace(right[0], holds=turned), *right[1:]], contract, "malformed", "different shared", topology=topology)
+    short = [replace(schedule, holds=schedule.holds[:-1]) for schedule in right]
+    refuted(short, contract, "malformed", f"{right[0].shared - 1} of {right[0].shared}", topology=topology)
