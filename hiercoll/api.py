@@ -155,7 +155,7 @@ def configure(
     state.use_table(table)
     state.online = tune == "online"
     if timeout is not None:
-        state.set_timeout(timeout)
+        state.set_timeout(float(timeout))
 
 
 def known_plan(

@@ -104,6 +104,7 @@ class State:
     """hiercoll's side of one communicator. Made and freed collectively."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        timeout = _seconds(os.environ.get("HIERCOLL_TIMEOUT", ""))
         self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
         self.rank, self.size = self.comm.rank, self.comm.size
         try:
@@ -141,7 +142,7 @@ class State:
         self._background_next = 0
         self._boards_made = 0
         self.watch: Watch | None = None
-        self.set_timeout(_seconds(os.environ.get("HIERCOLL_TIMEOUT", "")))
+        self.set_timeout(timeout)
         self.table = Table()
         self.online = False  # whether "auto" tries candidates in the program's own calls
         self._trials: dict[Key, Trial] = {}
@@ -598,7 +599,7 @@ class State:
             plan()
         except BaseException as error:
             self.broken = plan.name
-            self._votes += self.plans.values()  # MPI may still use what they hold
+            self._votes += [*self.plans.values(), plan]  # MPI may still use what they hold
             self.plans.clear()
             if self.watch is not None and isinstance(error, MPI.Exception):
                 raise self.watch.failed(plan, error) from error

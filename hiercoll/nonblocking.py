@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from time import time
 from typing import Any
 
 from mpi4py import MPI
@@ -12,7 +13,7 @@ from hiercoll import progress
 from hiercoll.api import Way, checked
 from hiercoll.communicator import State
 from hiercoll.engines import Pending
-from hiercoll.errors import ThreadError
+from hiercoll.errors import BufferTypeError, ThreadError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import get_state
 from hiercoll.uneven import LIMIT
@@ -46,6 +47,8 @@ class Request:
         except BaseException as error:
             self._error, self._state.broken = error, self.name
         if self.done or self._error is not None:
+            if self.entry is not None:
+                self.entry.seconds = time() - self.entry.began
             self._leave()
             self._plan.free()
 
@@ -103,15 +106,13 @@ def iallgather(
 
 def ialltoallv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Request:
     """`hiercoll.alltoallv` that returns at once; see `ialltoall`. "auto" is native."""
-    state = get_state(comm)
-    return _uneven(
-        alltoallv_call(state, sendbuf, recvbuf, "native" if algorithm == "auto" else algorithm, params, LIMIT)
-    )
+    chosen = "native" if algorithm == "auto" else algorithm
+    return _uneven(alltoallv_call(get_state(comm), sendbuf, recvbuf, chosen, params, LIMIT), algorithm)
 
 
 def iallgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Request:
     """`hiercoll.allgatherv` that returns at once; see `ialltoall`."""
-    return _uneven(allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params))
+    return _uneven(allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params), algorithm)
 
 
 def _even(
@@ -119,13 +120,16 @@ def _even(
 ) -> Request:
     call = checked(comm, collective, sendbuf, recvbuf, Way("auto", None))
     state = call.state
+    if call.received.place != "host":
+        expected = "memory of the host, for calls in the background"
+        raise BufferTypeError("recvbuf", expected, call.received.place, state.rank)
     work = state.without_shared(call.chosen(algorithm, params), algorithm == "auto")
     plan = state.background_plan(work, call.received.place, *call.addresses)
     plan.keep_alive(call.sent, call.received)
     return Request(state, plan, call.received.array)
 
 
-def _uneven(call: Call) -> Request:
-    work = call.state.without_shared(call.work, True)
+def _uneven(call: Call, algorithm: str) -> Request:
+    work = call.state.without_shared(call.work, algorithm == "auto")
     plan = call._replace(work=work).plan(background=True)
     return Request(call.state, plan, call.result)

@@ -54,6 +54,7 @@ def alltoallv(
         return _native(known, sendbuf, recvbuf)
     state = get_state(comm)
     if plain and not state.disabled:
+        alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong, if anything
         return in_regime(state, sendbuf, recvbuf, partial(_native, state))
     return alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit).run()
 

@@ -22,6 +22,7 @@ from hiercoll import (
     UnknownAlgorithmError,
     communicator,
 )
+from hiercoll.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
 GOOD = np.zeros(4 * SIZE)
@@ -191,3 +192,25 @@ def test_too_little_shared_memory_on_one_host(
     with pytest.raises(ConstraintError, match="room in /dev/shm"):
         call(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)
+
+
+@pytest.mark.parametrize("timeout", [30, 30.5])
+def test_deadlines_do_not_disturb(comm: MPI.Intracomm, timeout: float) -> None:
+    """With a deadline set, everything works as before; 0 takes it away."""
+    hiercoll.configure(comm, timeout=timeout)
+    send = np.arange(comm.size) + 10 * comm.rank
+    counts = np.ones(comm.size, int)
+    for algorithm in ("auto", "native", "bruck", "eager"):
+        result = hiercoll.alltoall(comm, send, algorithm=algorithm)
+        np.testing.assert_array_equal(result, np.arange(comm.size) * 10 + comm.rank)
+        hiercoll.alltoallv(comm, [send, counts], [result, counts])
+    with hiercoll.allgather_init(comm, send) as plan:
+        assert plan()[-1, 0] == 10 * (comm.size - 1)
+    np.testing.assert_array_equal(hiercoll.ialltoall(comm, send).wait(), np.arange(comm.size) * 10 + comm.rank)
+    watch = get_state(comm).watch
+    assert watch is not None and watch.number >= 10 and all(entry.seconds is not None for entry in watch.record)
+    hiercoll.configure(comm, timeout=0)
+    assert get_state(comm).watch is None
+    for wrong in (-1, float("inf")):
+        with pytest.raises(ParameterError, match="timeout"):
+            hiercoll.configure(comm, timeout=wrong)

@@ -126,3 +126,6 @@ def test_shared_memory_is_refused(on_layout: Callable[[str], MPI.Intracomm]) -> 
         hiercoll.ialltoall(comm, np.arange(SIZE), algorithm="grouped", memory="shared")
     with pytest.raises(ConstraintError, match="private memory"):
         hiercoll.iallgather(comm, np.arange(2), algorithm="shared")
+    counts = np.ones(SIZE, int)
+    with pytest.raises(ConstraintError, match="private memory"):
+        hiercoll.ialltoallv(comm, [np.arange(SIZE), counts], [np.empty(SIZE, int), counts], algorithm="aggregate")
