@@ -516,6 +516,7 @@ class State:
             self._own_comms.append(self._background_comm)
         key = (work.collective, work.algorithm, *work.params.items())
         if key not in self._background_tags:
+            self._meet()
             most = np.empty(1, np.int64)
             self.comm.Allreduce(np.array([tags]), most, op=MPI.MAX)
             self._background_tags[key] = int(most[0])
@@ -548,6 +549,7 @@ class State:
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not
         make the same call or bytes are ``lacking`` on one. Collective."""
+        self._meet()
         key = zlib.crc32(repr(work.key[:-2]).encode())
         mine = np.array([work.block, -work.block, key, -key, lacking, *values], dtype=np.int64)
         most = np.empty_like(mine)
@@ -561,6 +563,13 @@ class State:
             got = f"a window that needs {most[4]} bytes more than there are"
             raise ConstraintError(f"algorithm {work.algorithm!r}", "room in /dev/shm", got, self.rank)
         return [int(value) for value in most[5:]]
+
+    def _meet(self) -> None:
+        """Wait until all ranks have come here, while calls in the background go on: some ranks may
+        complete those first. Collective."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            progress.wait_politely()
 
     def _tag(self, work: Work) -> int:
         """The first tag of blocking calls: different collectives never match each other's messages."""

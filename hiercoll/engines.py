@@ -68,6 +68,7 @@ class Board:
         flags, goal = self.flags, self.epoch - back
         for slot in slots:
             if flags[slot] < goal:
+                self._make_progress()  # as in `wait`
                 return False
         if NEEDS_FENCE:
             self.window.Sync()  # what is read next is read after the flags
