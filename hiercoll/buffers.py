@@ -420,7 +420,7 @@ def counted_buffer(
     if isinstance(datatype, str):
         item = _item_size(datatype, argument, rank)
     elif hasattr(datatype, "Get_extent"):
-        if not _is_plain(datatype):
+        if not is_plain(datatype):
             raise BufferTypeError(argument, "a predefined datatype, or contiguous ones of it", "another one", rank)
         item = datatype.Get_size()
     else:
@@ -440,7 +440,7 @@ def counted_buffer(
     return replace(buffer, nbytes=nbytes, item=item, typed=False)
 
 
-def _is_plain(datatype: Any) -> bool:
+def is_plain(datatype: Any) -> bool:
     """Whether an MPI datatype is just consecutive bytes in their order: predefined without
     gaps, or a contiguous one or a duplicate of such."""
     try:

@@ -151,7 +151,7 @@ def _keep(owner: type, *names: str) -> None:
         def method(self: Any, *args: Any, _name: str = name, **options: Any) -> Any:
             return drop_in(getattr(super(owner, self), _name)(*args, **options))
 
-        method.__name__, method.__doc__ = name, f"As mpi4py's, of the kind of `{Intracomm.__name__}`."
+        method.__name__, method.__doc__ = name, "As mpi4py's, of this kind."
         setattr(owner, name, method)
 
 

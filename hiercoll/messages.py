@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from hiercoll.buffers import is_plain
+
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
 
 
@@ -151,17 +153,7 @@ def element_of(datatype: MPI.Datatype) -> Element:
     """What an element of a datatype is. Raises MPI.Exception for the null datatype."""
     lower, extent = datatype.Get_extent()
     size = datatype.Get_size()
-    return Element(size, lower, extent, lower == 0 and extent == size and _is_in_order(datatype))
-
-
-def _is_in_order(datatype: MPI.Datatype) -> bool:
-    """Whether it is one of MPI's own, or contiguous ones or a duplicate of such."""
-    while not datatype.is_predefined:
-        datatype, combiner, _ = datatype.decode()
-        if combiner not in ("CONTIGUOUS", "DUP"):
-            return False
-    lower, extent = datatype.Get_extent()
-    return bool(lower == 0 and extent == datatype.Get_size())
+    return Element(size, lower, extent, lower == 0 and extent == size and is_plain(datatype))
 
 
 def _items(nbytes: int, element: Element) -> int:

@@ -26,6 +26,9 @@ class Request:
     and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
 
     def __init__(self, state: State, plan: Plan, result: Any) -> None:
+        in_thread = os.environ.get("HIERCOLL_PROGRESS", "") == "thread"
+        if in_thread and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
         self.name = plan.name
         self._state, self._plan, self._result = state, plan, result
         self._error: BaseException | None = None
@@ -35,9 +38,7 @@ class Request:
             plan.start()
             progress.active.append(self)
             state.background += 1
-        if os.environ.get("HIERCOLL_PROGRESS", "") == "thread":
-            if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-                raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
+        if in_thread:
             progress.start_thread()
 
     def advance(self) -> None:

@@ -124,7 +124,7 @@ class Program:
             held = [schedule.holds[block] for region in regions if region.buffer == "shared" for block in region.blocks]
             if any(source != schedule.rank for source, _ in held):
                 self.needs_mates.add(index)
-        self._small, self._joins = small, [i for i, op in enumerate(schedule.ops) if isinstance(op, Join)]
+        self._small = small
         self._large = [(index, *self._end(index)) for index in large]
 
     def _end(self, index: int) -> tuple[bool, int]:
