@@ -39,12 +39,12 @@ from hiercoll.errors import (
 from hiercoll.executor import Binding, Plan, bind
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.online import Regime, Trial
-from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule
+from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
 from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.transports import AUTO
 from hiercoll.tuner import Decision, decide, uneven_choice
-from hiercoll.uneven import Around, Blocks, Sizes, Uneven
+from hiercoll.uneven import Blocks, Sizes, Uneven
 from hiercoll.watch import Watch
 from hiercoll.work import Cache, Key, Work
 
@@ -113,11 +113,13 @@ class State:
             self.comm.Free()
             raise
         disabled, check = (os.environ.get(name, "") not in ("", "0") for name in ("HIERCOLL_DISABLE", "HIERCOLL_CHECK"))
-        anywhere = np.empty(3, dtype=bool)  # set on one rank is set for all
+        threadless = MPI.Query_thread() != MPI.THREAD_MULTIPLE
+        mine = np.array([disabled, not takes_device_memory(self.comm), check, threadless])
+        anywhere = np.empty_like(mine)  # set on one rank is set for all
         # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
         # threads on different communicators could wait for each other across ranks.
-        self.comm.Allreduce(np.array([disabled, not takes_device_memory(self.comm), check]), anywhere, op=MPI.LOR)
-        self.disabled, self.stages, self.check = map(bool, anywhere)
+        self.comm.Allreduce(mine, anywhere, op=MPI.LOR)
+        self.disabled, self.stages, self.check, self.threadless = map(bool, anywhere)
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
@@ -137,8 +139,6 @@ class State:
         self._own_comms: list[MPI.Intracomm] = []
         self._next_tag = 0
         self._tagged: MPI.Intracomm | None = None  # where plans of users have their tags
-        self._background_comm: MPI.Intracomm | None = None
-        self._background_tags: dict[Key, int] = {}
         self._background_next = 0
         self._boards_made = 0
         self.watch: Watch | None = None
@@ -394,7 +394,7 @@ class State:
             scratch = partial(memory.allocate, schedule.scratch * work.block)
             user = self._user(work, send, recv)
             room = self.memories.reserve(schedule, work.block, place, scratch, user, together=True)
-            where = self._reserve_tags(*self._agree(work, schedule.tags))
+            where = self._reserve_tags(work, schedule)
             board = self._board(work, schedule, memory) if schedule.shared else None
             try:
                 plan = self._bind(work, memory, where, room, board, traced)
@@ -402,7 +402,6 @@ class State:
                 self._retired += [board] if board else []
                 raise
             self._own[plan] = board
-        self._free_retired()
         plan.on_free, plan.watch = self._release, self.watch
         return plan
 
@@ -442,37 +441,33 @@ class State:
         blocks: Blocks,
         addresses: tuple[int, int],
         limit: int,
-        around: Around,
         *,
         own: bool = False,
         background: bool = False,
     ) -> Plan:
         """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, or
-        (``own``; collective) for a user to hold; ``around``: what is done before and after each start."""
+        (``own``; collective) for a user to hold."""
         if work.algorithm == NATIVE:
-            comm = self._background(work, 0)[0] if background else self.comm
-            engine = Between(around[0], native.uneven(comm, work, blocks, addresses), around[1])
-            plan = Plan(engine, work.name, None, None)
+            plan = Plan(native.uneven(self.comm, work, blocks, addresses), work.name, None, None)
             if own:
                 self._own[plan] = None
                 plan.on_free = self._release
             return plan
         schedule = self.schedule(work)
         if background:
-            where, key = self._background(work, schedule.tags), work.key
+            where, key = (self.comm, self._background_tag(schedule)), work.key
         elif not own:
             where, key = (self.comm, self._tag(work)), work.key
         else:
-            where = self._reserve_tags(self._agree(work, schedule.tags)[0])
+            where = self._reserve_tags(work, schedule)
             key = (*work.key, id(where[0]), where[1])
-        plan = self.uneven.plan(work.collective, schedule, key, blocks, addresses, limit, where, work.name, around)
+        plan = self.uneven.plan(work.collective, schedule, key, blocks, addresses, limit, where, work.name)
         if own:
             board = self.uneven.give_away(key, limit)
             if board is not None:
                 self._boards_made += 1
                 board.number = self._boards_made
             self._own[plan] = board
-            self._free_retired()
             plan.on_free = self._release
         return plan
 
@@ -496,35 +491,26 @@ class State:
         return Work(work.collective, NATIVE, {}, work.block, work.inplace)
 
     def background_plan(self, work: Work, place: str, send: int, recv: int) -> Plan:
-        """A plan for one call in the background, with tags and scratch of its own. Collective at
-        the first one of a kind."""
-        if work.block == 0:
+        """A plan for one call in the background, with tags and scratch of its own. Local."""
+        if work.block == 0 or work.algorithm == NATIVE:
             return self._plain(work, place, send, recv)
-        if work.algorithm == NATIVE:
-            comm, _ = self._background(work, 0)
-            return Plan(native.even(comm, work, send, recv), work.name, None, None)
         schedule, memory = self.schedule(work), self.memories[place]
         scratch = partial(memory.allocate, schedule.scratch * work.block)
         room = self.memories.reserve(schedule, work.block, place, scratch, self._user(work, send, recv), together=False)
-        return self._bind(work, memory, self._background(work, schedule.tags), room, None)
+        return self._bind(work, memory, (self.comm, self._background_tag(schedule)), room, None)
 
-    def _background(self, work: Work, tags: int) -> tuple[MPI.Intracomm, int]:
-        """A communicator for calls in the background, and the first of as many tags as the ranks
-        need, next to those of the call before. Collective at the first call of a kind."""
-        if self._background_comm is None:
-            self._background_comm = split(self.comm, 0)
-            self._own_comms.append(self._background_comm)
-        key = (work.collective, work.algorithm, *work.params.items())
-        if key not in self._background_tags:
-            self._meet()
-            most = np.empty(1, np.int64)
-            self.comm.Allreduce(np.array([tags]), most, op=MPI.MAX)
-            self._background_tags[key] = int(most[0])
-        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        count = self._background_tags[key]
-        first = self._background_next if self._background_next + count <= limit else 0
-        self._background_next = first + count
-        return self._background_comm, first
+    def _background_tag(self, schedule: Schedule) -> int:
+        """The first of as many tags as any rank's part of a schedule has, next to those of the call
+        in the background before. Local: MPI lets no such call wait for others."""
+        first, limit = self._tag_range(len(COLLECTIVES))
+        count = most_tags(self.size, schedule.segments)
+        if count > limit:
+            expected = f"at most {limit} tags, which {self.library} has for calls in the background"
+            raise ConstraintError("segments", expected, f"{count} for {schedule.segments}", self.rank)
+        if self._background_next + count > limit:
+            self._background_next = 0
+        self._background_next += count
+        return first + self._background_next - count
 
     def _bind(
         self,
@@ -541,8 +527,9 @@ class State:
             places["shared"] = board.address
         layout = BlockLayout(work.block, 1, schedule.segments)  # nothing but bytes is moved
         comm, tag = where
-        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board, (room.before, room.after))
+        binding = Binding(comm, self.topology.lane_of, memory, layout, places, tag, board)
         plan = bind(schedule, binding, work.name, traced=traced)
+        plan.surround(room.before, room.after)
         plan.keep_alive(*room.owners, nbytes=(schedule.scratch + schedule.host) * work.block)
         return plan
 
@@ -573,11 +560,21 @@ class State:
 
     def _tag(self, work: Work) -> int:
         """The first tag of blocking calls: different collectives never match each other's messages."""
-        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        return COLLECTIVES.index(work.collective) * int(limit // len(COLLECTIVES))
+        return self._tag_range(COLLECTIVES.index(work.collective))[0]
 
-    def _reserve_tags(self, count: int) -> tuple[MPI.Intracomm, int]:
-        """A communicator and the first of ``count`` tags that nobody else uses on it. Collective."""
+    @staticmethod
+    def _tag_range(which: int) -> tuple[int, int]:
+        """The first tag of a collective's, and their number; after all collectives come those in the background."""
+        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        count = int(limit // (len(COLLECTIVES) + 1))
+        return which * count, count
+
+    def _reserve_tags(self, work: Work, schedule: Schedule) -> tuple[MPI.Intracomm, int]:
+        """A communicator, and the first of as many tags on it as the ranks need, which nobody else
+        uses; and the windows of plans that are no more are freed. Collective."""
+        count, retired = self._agree(work, schedule.tags, len(self._retired))
+        if retired:
+            self._free_retired()
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         if self._tagged is None or self._next_tag + count > limit:
             self._own_comms.append(split(self.comm, 0))

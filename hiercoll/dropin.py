@@ -9,20 +9,25 @@ shape for itself. Arguments that mpi4py refuses are mpi4py's to refuse.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import requests
 from hiercoll.api import Call, allgather, alltoall, known_plan, serve
 from hiercoll.buffers import UserBuffer
 from hiercoll.communicator import State
 from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
-from hiercoll.lifetime import by_handle, get_state
+from hiercoll.executor import Plan
+from hiercoll.lifetime import by_handle, get_state, known_state
 from hiercoll.messages import Message, block_message, is_in_place
+from hiercoll.tables import NATIVE
 from hiercoll.transports import DIRECT
-from hiercoll.vectors import allgatherv_call, alltoallv, in_regime, side
+from hiercoll.vectors import Call as VectorCall
+from hiercoll.vectors import Side, allgatherv_call, alltoallv, alltoallv_call, in_regime, side
 from hiercoll.work import Work
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
@@ -72,14 +77,7 @@ class Collectives:
     def Allgatherv(self: Any, sendbuf: Any, recvbuf: Any) -> None:  # noqa: N802
         """As mpi4py's."""
         state = _state(self)
-        try:
-            call = (
-                None
-                if state is None or _on_device(recvbuf)
-                else allgatherv_call(state, sendbuf, recvbuf, *forced.get("allgatherv", AUTO))
-            )
-        except ArgumentError:
-            call = None
+        call = None if state is None or _on_device(recvbuf) else _uneven(state, "allgatherv", sendbuf, recvbuf)
         if call is None:
             super().Allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
         else:
@@ -155,6 +153,18 @@ def _keep(owner: type, *names: str) -> None:
         setattr(owner, name, method)
 
 
+def _serve(name: str, collective: str, serve_by: Callable[[Any, str, Any, Any], MPI.Request | None]) -> None:
+    """Let a method that returns a request be served by hiercoll."""
+
+    def method(self: Any, sendbuf: Any, recvbuf: Any, *args: Any, **options: Any) -> MPI.Request:
+        request = serve_by(self, collective, sendbuf, recvbuf)
+        native = getattr(super(Collectives, self), name)
+        return native(sendbuf, recvbuf, *args, **options) if request is None else request
+
+    method.__name__, method.__doc__ = name, "As mpi4py's."
+    setattr(Collectives, name, method)
+
+
 _keep(Collectives, "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph")
 _keep(Collectives, "Create_group", "Create_intercomm", "Split", "Split_type")
 _keep(Cartcomm, "Sub")
@@ -179,6 +189,67 @@ def _state(comm: Any) -> State | None:
     return None if state.size == 1 or state.disabled else state
 
 
+class Blocks(NamedTuple):
+    """A sound call with equal blocks of ``block`` bytes: what is sent (None: in place), and where it is received."""
+
+    state: State
+    collective: str
+    out: Message | None
+    into: Message
+    block: int
+
+    @property
+    def sent(self) -> int:
+        """How many blocks this rank sends."""
+        return self.state.size if self.collective == "alltoall" else 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether blocks are just bytes in their order, in both buffers."""
+        return all(message.element.plain and message.address for message in (self.out, self.into) if message)
+
+    def work(self) -> Work:
+        """What runs."""
+        name, params = forced.get(self.collective, AUTO)
+        variant = self.state.select(self.collective, name, params, self.block, self.out is None)
+        return Work(self.collective, variant.algorithm, variant.params, self.block, self.out is None)
+
+    def sides(self) -> tuple[Side, Side]:
+        """Where data lie to be sent and received: in the user's buffers, or in copies of them."""
+        received = side(self.state, self.into, self.state.size, "recvbuf")
+        if self.out is not None:
+            return side(self.state, self.out, self.sent, "sendbuf"), received
+        if not received.copying:
+            return received, received
+        return side(self.state, self.into, self.state.size, "sendbuf", into=received.owner), received
+
+    def plan(self, make: Callable[[Work, str, int, int], Plan], work: Work) -> Plan:
+        """A plan that the state makes."""
+        sent, received = self.sides()
+        plan = make(work, "host", sent.address + int(sent.at[0]), received.address + int(received.at[0]))
+        plan.surround(sent.copying, received.copying)
+        plan.keep_alive(sent.owner, received.owner)
+        return plan
+
+
+def _blocks(state: State, collective: str, sendbuf: Any, recvbuf: Any) -> Blocks | None:
+    """The call, if it is sound; else mpi4py, or the MPI library, says what is wrong."""
+    size = state.size
+    try:
+        into = block_message(recvbuf, size, readonly=False)
+        out = (
+            None
+            if is_in_place(sendbuf)
+            else block_message(sendbuf, size if collective == "alltoall" else 0, readonly=True)
+        )
+    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception):
+        return None
+    block = into.counts * into.element.size
+    if out is not None and out.counts * out.element.size != block:
+        return None
+    return Blocks(state, collective, out, into, block)
+
+
 def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     """Serve a call with equal blocks; False leaves it to MPI, with nothing done."""
     known = by_handle.get(comm.handle)
@@ -193,29 +264,94 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     state = _state(comm)
     if state is None or _on_device(recvbuf):
         return state is not None and _on_devices(comm, collective, sendbuf, recvbuf)
-    size = state.size
-    try:
-        into = block_message(recvbuf, size, readonly=False)
-        out = (
-            None
-            if is_in_place(sendbuf)
-            else block_message(sendbuf, size if collective == "alltoall" else 0, readonly=True)
-        )
-    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception):
-        return False  # for mpi4py to say
-    block = into.counts * into.element.size
-    if out is not None and out.counts * out.element.size != block:
-        return False  # an error that the MPI library may report
+    call = _blocks(state, collective, sendbuf, recvbuf)
+    if call is None:
+        return False
     calls[collective] += 1
-    if not block:
+    if not call.block:
         return True
-    if _is_plain(into) and (out is None or _is_plain(out)):
-        sent = None if out is None else _user_buffer(out, block * (size if collective == "alltoall" else 1))
-        received = _user_buffer(into, block * size)
-        serve(Call(state, collective, sent, received, block, DIRECT, False, 0), *forced.get(collective, AUTO))
+    if call.is_plain:
+        sent = None if call.out is None else _user_buffer(call.out, call.block * call.sent)
+        received = _user_buffer(call.into, call.block * state.size)
+        serve(Call(state, collective, sent, received, call.block, DIRECT, False, 0), *forced.get(collective, AUTO))
     else:
-        _by_copies(state, collective, out, into, block)
+        plan = call.plan(state.cached_plan, call.work())
+        state.run(plan)
+        plan.free()
     return True
+
+
+def _even_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Request | None:
+    """Start a call with equal blocks; None leaves it to MPI, with nothing done."""
+    state = _state_for_background(comm, recvbuf)
+    call = state and _blocks(state, collective, sendbuf, recvbuf)
+    if not state or not call or not call.block:
+        return None
+    work = state.without_shared(call.work(), free=collective not in forced)
+    if work.algorithm == NATIVE:
+        return None
+    calls[f"i{collective}"] += 1
+    return requests.nonblocking(state, call.plan(state.background_plan, work))
+
+
+def _even_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:
+    """A persistent call with equal blocks; None leaves it to MPI, with nothing done."""
+    state = _state(comm)
+    if state is None or state.threadless or _on_device(recvbuf):
+        return None
+    call = _blocks(state, collective, sendbuf, recvbuf)
+    if call is None or not call.block:
+        return None
+    work = call.work()
+    if work.algorithm == NATIVE:
+        return None
+    calls[f"{collective}_init"] += 1
+    return requests.persistent(state, call.plan(state.own_plan, work))
+
+
+def _uneven_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Request | None:
+    """Start a call with uneven blocks; None leaves it to MPI, with nothing done."""
+    state = _state_for_background(comm, recvbuf)
+    call = state and _uneven(state, collective, sendbuf, recvbuf)
+    if not state or not call:
+        return None
+    work = state.without_shared(call.work, free=collective not in forced)
+    if work.algorithm == NATIVE:
+        return None
+    calls[f"i{collective}"] += 1
+    return requests.nonblocking(state, call._replace(work=work).plan(background=True))
+
+
+def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:
+    """A persistent call with uneven blocks; None leaves it to MPI, with nothing done."""
+    state = _state(comm)
+    if state is None or state.threadless or _on_device(recvbuf):
+        return None
+    call = _uneven(state, collective, sendbuf, recvbuf)
+    if call is None or call.work.algorithm == NATIVE:
+        return None
+    calls[f"{collective}_init"] += 1
+    return requests.persistent(state, call.plan(own=True))
+
+
+def _uneven(state: State, collective: str, sendbuf: Any, recvbuf: Any) -> VectorCall | None:
+    """The call, if it is sound."""
+    make = alltoallv_call if collective == "alltoallv" else allgatherv_call
+    try:
+        return make(state, sendbuf, recvbuf, *forced.get(collective, AUTO))
+    except CommunicatorError:
+        raise
+    except ArgumentError:
+        return None
+
+
+def _state_for_background(comm: Any, recvbuf: Any) -> State | None:
+    """The state, if a call has made one (MPI lets no nonblocking call wait for other ranks), and there
+    can be a thread."""
+    state = None if comm == MPI.COMM_NULL else known_state(comm)
+    if state is None or state.size == 1 or state.disabled or state.threadless or _on_device(recvbuf):
+        return None
+    return state
 
 
 def _on_device(spec: Any) -> bool:
@@ -237,10 +373,6 @@ def _on_devices(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     return True
 
 
-def _is_plain(message: Message) -> bool:
-    return message.element.plain and bool(message.address)
-
-
 def _user_buffer(message: Message, nbytes: int) -> UserBuffer:
     """The blocks of a message, which are just bytes in their order."""
     address = message.address + message.displs * message.element.extent
@@ -248,23 +380,9 @@ def _user_buffer(message: Message, nbytes: int) -> UserBuffer:
     return UserBuffer(address, nbytes, 1, message.buffer, dtype)
 
 
-def _by_copies(state: State, collective: str, out: Message | None, into: Message, block: int) -> None:
-    """A call on copies, where elements are not just bytes in their order."""
-    size = state.size
-    received = side(state, into, size, "recvbuf")
-    blocks = size if collective == "alltoall" else 1
-    sent = None if out is None else side(state, out, blocks, "sendbuf")
-    loads = [*sent.copying] if sent else []
-    if sent is None and received.copying:
-        loads = [*side(state, into, size, "sendbuf", into=received.owner).copying]
-    variant = state.select(collective, *forced.get(collective, AUTO), block, out is None)
-    work = Work(collective, variant.algorithm, variant.params, block, out is None)
-    plan = state.cached_plan(
-        work, "host", sent.address + int(sent.at[0]) if sent else 0, received.address + int(received.at[0])
-    )
-    for transfer in loads:
-        transfer.start()
-    state.run(plan)
-    plan.free()
-    for transfer in received.copying:
-        transfer.start()
+for _collective in ("alltoall", "allgather"):
+    _serve(f"I{_collective}", _collective, _even_nonblocking)
+    _serve(f"{_collective.capitalize()}_init", _collective, _even_persistent)
+for _collective in ("alltoallv", "allgatherv"):
+    _serve(f"I{_collective}", _collective, _uneven_nonblocking)
+    _serve(f"{_collective.capitalize()}_init", _collective, _uneven_persistent)

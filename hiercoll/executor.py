@@ -49,9 +49,9 @@ class Binding:
     """Everything that turns a schedule into calls.
 
     ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags.
-    ``around``: transfers that come before and after everything else. ``cards`` are filled by
-    messages from mates, by rank and tag, with what tells of their buffers; ``offers`` are what
-    this rank tells of its own, with the buffers' addresses. ``reduction``: what reductions do.
+    ``cards`` are filled by messages from mates, by rank and tag, with what tells of their
+    buffers; ``offers`` are what this rank tells of its own, with the buffers' addresses.
+    ``reduction``: what reductions do.
     """
 
     comm: MPI.Intracomm
@@ -61,7 +61,6 @@ class Binding:
     addresses: dict[BufferName, int]
     tag: int
     board: Board | None = None
-    around: tuple[list[Transfer], list[Transfer]] = ([], [])
     cards: dict[tuple[int, int], Array] = field(default_factory=dict)
     offers: list[tuple[Array, int]] = field(default_factory=list)
     reduction: Reduction | None = None
@@ -112,6 +111,12 @@ class Plan:
         """Hold on to ``owners``, with ``nbytes`` of scratch, until the plan is freed."""
         self._owners += owners
         self.nbytes += nbytes
+
+    def surround(self, before: Sequence[Transfer], after: Sequence[Transfer]) -> None:
+        """Let transfers come before, and after, each start."""
+        if self._engine is not None and (before or after):
+            self._engine = Between(before, self._engine, after)
+            self._run = self._run_ordered if self._memory else self._engine.run
 
     def start(self) -> None:
         """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
@@ -253,8 +258,6 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
         engine = Rounds([[bound[index] for index in members] for members in rounds], schedule.ops, bound)
     else:
         engine = Dataflow(schedule.ops, bound)
-    if any(binding.around):
-        engine = Between(binding.around[0], engine, binding.around[1])
     messages = [op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))]
     direct = not {"host", "shared"}.issuperset(messages)
     plan = Plan(engine, name, schedule, binding.memory, direct, binding.offers)

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.communicator import State
 from hiercoll.errors import CommunicatorError, ThreadError
 from hiercoll.topology import Topology
@@ -71,6 +72,7 @@ def _free_all(*_: object) -> None:
         if agreed(deadline):
             state.free()
         _torn.append(state)
+    progress.stop()
 
 
 _torn: list[State] = []  # kept from the garbage collector: MPI may still use what they hold
@@ -107,6 +109,11 @@ def get_state(comm: MPI.Intracomm) -> State:
     if state.name not in _live:
         raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", state.rank)
     return cast(State, state)
+
+
+def known_state(comm: MPI.Intracomm) -> State | None:
+    """The state of ``comm`` if a call has made one. Local. Raises as `get_state`."""
+    return None if comm.Get_attr(_keyval()) is None else get_state(comm)
 
 
 def _check_thread() -> None:

@@ -25,13 +25,13 @@ class Request:
     `wait`), and in a thread if ``HIERCOLL_PROGRESS=thread`` is set where the first one is made
     and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
 
-    def __init__(self, state: State, plan: Plan, result: Any) -> None:
-        in_thread = os.environ.get("HIERCOLL_PROGRESS", "") == "thread"
+    def __init__(self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False) -> None:
+        in_thread = in_thread or os.environ.get("HIERCOLL_PROGRESS", "") == "thread"
         if in_thread and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
         self.name = plan.name
         self._state, self._plan, self._result = state, plan, result
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.done = False
         self.entry = state.watch.begin(self) if state.watch is not None else None
         with progress.lock:
@@ -39,19 +39,20 @@ class Request:
             progress.active.append(self)
             state.background += 1
         if in_thread:
-            progress.start_thread()
+            progress.want_thread()
 
     def advance(self) -> None:
         """See `progress.Background`."""
         try:
             self.done = self._plan.test()
         except BaseException as error:
-            self._error, self._state.broken = error, self.name
-        if self.done or self._error is not None:
+            self.error, self._state.broken = error, self.name
+        if self.done or self.error is not None:
             if self.entry is not None:
                 self.entry.seconds = time() - self.entry.began
             self._leave()
-            self._plan.free()
+            if self._plan.on_free is None:  # else it is somebody's, for more starts
+                self._plan.free()
 
     def _leave(self) -> None:
         progress.active.remove(self)
@@ -67,8 +68,8 @@ class Request:
     def test(self) -> bool:
         """Whether it is complete. Raises what went wrong."""
         progress.advance_all()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self.done
 
     def wait(self) -> Any:
@@ -125,7 +126,7 @@ def _even(
         expected = "memory of the host, for calls in the background"
         raise BufferTypeError("recvbuf", expected, call.received.place, state.rank)
     work = state.without_shared(call.chosen(algorithm, params), algorithm == "auto")
-    plan = state.background_plan(work, call.received.place, *call.addresses)
+    plan = state.background_plan(work, "host", *call.addresses)
     plan.keep_alive(call.sent, call.received)
     return Request(state, plan, call.received.array)
 

@@ -10,7 +10,8 @@ import threading
 import time
 from typing import Protocol
 
-PAUSE = 5e-5  # seconds between the thread's looks
+PAUSE = 5e-5  # seconds between the thread's looks at what is under way
+LISTEN = 1e-3  # seconds between its looks at what others may start
 
 
 class Background(Protocol):
@@ -21,14 +22,16 @@ class Background(Protocol):
 
 
 active: list[Background] = []
+listening: list[Background] = []  # goes on after what is under way, or may start something
 lock = threading.RLock()
+_wanted = threading.Event()
 _thread: threading.Thread | None = None
 
 
 def advance_all() -> None:
     """Let everything under way go on."""
     with lock:
-        for each in [*active]:
+        for each in [*active, *listening]:
             each.advance()
 
 
@@ -39,16 +42,25 @@ def wait_politely() -> None:
     os.sched_yield()
 
 
-def start_thread() -> None:
-    """Let a thread do so from now on, as long as the program runs."""
+def want_thread() -> None:
+    """Let a thread do so too, as long as there is anything."""
     global _thread
     if _thread is None:
         _thread = threading.Thread(target=_run, name="hiercoll progress", daemon=True)
         _thread.start()
+    _wanted.set()
+
+
+def stop() -> None:
+    """Nothing goes on from now on: MPI is about to end."""
+    with lock:
+        active.clear()
+        listening.clear()
 
 
 def _run() -> None:
-    while True:
-        if active:
+    while _wanted.wait():
+        _wanted.clear()
+        while active or listening:
             advance_all()
-        time.sleep(PAUSE)
+            time.sleep(PAUSE if active else LISTEN)

@@ -21,9 +21,14 @@ from hiercoll.bench import provenance
 from hiercoll.dropin import Collectives
 from hiercoll.lifetime import get_state, get_topology
 from hiercoll.messages import block_message, is_in_place, vector_message
+from hiercoll.requests import Driven
 from hiercoll.tables import NATIVE
 
-SERVED = {"Alltoall": "alltoall", "Alltoallv": "alltoallv", "Allgather": "allgather", "Allgatherv": "allgatherv"}
+BLOCKING = {"Alltoall": "alltoall", "Alltoallv": "alltoallv", "Allgather": "allgather", "Allgatherv": "allgatherv"}
+RETURNING = {
+    **{f"I{collective}": f"i{collective}" for collective in BLOCKING.values()},
+    **{f"{name}_init": f"{collective}_init" for name, collective in BLOCKING.items()},
+}
 Key: TypeAlias = "tuple[str, str]"  # call site, collective
 
 
@@ -53,16 +58,43 @@ class Recorder:
 
     def install(self) -> None:
         """Watch from now on."""
-        for name in SERVED:
-            setattr(Collectives, name, self._watched(name, getattr(Collectives, name)))
+        for name, collective in BLOCKING.items():
+            setattr(Collectives, name, self._watched(collective, getattr(Collectives, name)))
+        for name, collective in RETURNING.items():
+            setattr(Collectives, name, self._noted(collective, getattr(Collectives, name)))
 
-    def _watched(self, name: str, method: Callable[..., None]) -> Callable[..., None]:
-        collective = SERVED[name]
+    def _site(self, collective: str) -> Site:
+        """Of the program's call of a method that is watched."""
+        caller = sys._getframe(2)
+        return self.sites.setdefault((f"{caller.f_code.co_filename}:{caller.f_lineno}", collective), Site())
+
+    def _noted(self, collective: str, method: Callable[..., MPI.Request]) -> Callable[..., MPI.Request]:
+        """A method that returns a request: its own time is all that is known of it."""
+
+        @wraps(method)
+        def call(comm: Any, sendbuf: Any, recvbuf: Any, *args: Any, **options: Any) -> MPI.Request:
+            site, begin = self._site(collective), perf_counter()
+            request = method(comm, sendbuf, recvbuf, *args, **options)
+            seconds = perf_counter() - begin
+            ran = request.stand_in.name.partition(" ")[2] if isinstance(request, Driven) else NATIVE
+            self._add(site, collective, _received(collective, recvbuf, comm.size), begin, seconds, ran)
+            return request
+
+        return call
+
+    def _add(self, site: Site, collective: str, nbytes: int, begin: float, seconds: float, ran: str) -> None:
+        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + nbytes, site.seconds + seconds
+        site.least, site.most = min(site.least, nbytes), max(site.most, nbytes)
+        site.ran[ran] += 1
+        if self.trace:
+            self.events.append((collective, begin - self._origin, seconds, nbytes, ran))
+
+    def _watched(self, collective: str, method: Callable[..., None]) -> Callable[..., None]:
+        """A method that returns when the call is complete."""
 
         @wraps(method)
         def call(comm: Any, sendbuf: Any, recvbuf: Any) -> None:
-            caller = sys._getframe(1)
-            site = self.sites.setdefault((f"{caller.f_code.co_filename}:{caller.f_lineno}", collective), Site())
+            site = self._site(collective)
             state = get_state(comm)
             begin = perf_counter()
             if self.sync:
@@ -75,14 +107,10 @@ class Recorder:
             seconds = perf_counter() - begin
             ran = state.last.partition(" ")[2] or NATIVE
             nbytes = _received(collective, recvbuf, state.size)
-            site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + nbytes, site.seconds + seconds
-            site.least, site.most = min(site.least, nbytes), max(site.most, nbytes)
-            site.ran[ran] += 1
+            self._add(site, collective, nbytes, begin, seconds, ran)
             native = self._native(state, collective, nbytes // state.size, is_in_place(sendbuf))
             if native is not None:
                 site.native, site.estimated = site.native + native, site.estimated + 1
-            if self.trace:
-                self.events.append((collective, begin - self._origin, seconds, nbytes, ran))
 
         return call
 
@@ -139,7 +167,7 @@ class Recorder:
 
 def _received(collective: str, recvbuf: Any, size: int) -> int:
     """Bytes that a call receives."""
-    if collective.endswith("v"):
+    if "alltoallv" in collective or "allgatherv" in collective:
         message = vector_message(recvbuf, size, readonly=False)
         return int(np.sum(message.counts)) * message.element.size
     message = block_message(recvbuf, size, readonly=False)

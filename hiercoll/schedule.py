@@ -278,6 +278,11 @@ class Schedule:
         return True
 
 
+def most_tags(size: int, segments: int) -> int:
+    """As many tags as no algorithm exceeds on any of ``size`` ranks."""
+    return 2 * size * segments + 2
+
+
 class Builder:
     """Writes one rank's schedule in the words of a paper.
 

@@ -17,14 +17,13 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
-from hiercoll.buffers import HostMemory, Transfer, UnevenLayout
-from hiercoll.engines import Between, Board, Engine, Pending, Wake, pending
+from hiercoll.buffers import HostMemory, UnevenLayout
+from hiercoll.engines import Board, Pending, Wake, pending
 from hiercoll.executor import Binding, Plan, bind, message
 from hiercoll.schedule import BufferName, Copy, Join, Recv, Region, Schedule, Send, Signal, Wait, reads, writes
 from hiercoll.topology import Topology
 
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
-Around: TypeAlias = "tuple[list[Transfer], list[Transfer]]"
 LIMIT = 4096  # bytes: smaller blocks travel together
 MOST_SHARED = 64 << 20  # bytes of a node's buffer for them
 
@@ -312,14 +311,11 @@ class Uneven:
         limit: int,
         where: tuple[MPI.Intracomm, int],
         name: str,
-        around: Around,
     ) -> Plan:
         """A plan for one call, or for many with the same sizes, on buffers at (send, receive)
         addresses. Of the node where it needs (more) shared memory."""
         if collective == "alltoallv":
-            engine: Engine = self._interpreter(schedule, key, blocks, addresses, min(limit, self._most_together), where)
-            if any(around):
-                engine = Between(around[0], engine, around[1])
+            engine = self._interpreter(schedule, key, blocks, addresses, min(limit, self._most_together), where)
             return Plan(engine, name, schedule, None)
         layout, nbytes = allgatherv_layout(schedule, blocks)
         places: dict[BufferName, int] = {"send": addresses[0], "recv": addresses[1]}
@@ -327,7 +323,7 @@ class Uneven:
         if board is not None:
             places["shared"] = board.address
         comm, tag = where
-        binding = Binding(comm, self._topology.lane_of, self._memory, layout, places, tag, board, around)
+        binding = Binding(comm, self._topology.lane_of, self._memory, layout, places, tag, board)
         return bind(schedule, binding, name)
 
     def _interpreter(

@@ -138,8 +138,8 @@ class Call(NamedTuple):
         """See `State.uneven_plan`."""
         blocks = Blocks(self.sent.sizes, self.sent.at, self.received.sizes, self.received.at)
         addresses = (self.sent.address, self.received.address)
-        around = [*self.sent.copying], [*self.received.copying]
-        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, around, own=own, background=background)
+        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, own=own, background=background)
+        plan.surround(self.sent.copying, self.received.copying)
         plan.keep_alive(self.sent.owner, self.received.owner)
         plan.recvbuf = self.result
         return plan
@@ -202,7 +202,7 @@ def _fits(spec: Any) -> bool:
 
 
 def alltoallv_call(
-    state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int
+    state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int = LIMIT
 ) -> Call:
     """The call, if it is sound."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:

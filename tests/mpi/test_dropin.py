@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import dropin
-from hiercoll.report import SERVED, Recorder
+from hiercoll.report import BLOCKING, RETURNING, Recorder
 
 RANK, SIZE = WORLD.rank, WORLD.size
 ITEMS = 6
@@ -220,7 +220,7 @@ def test_forced(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("sync", [False, True])
 def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
     """Calls, bytes and what ran, by call site."""
-    for name in SERVED:
+    for name in [*BLOCKING, *RETURNING]:
         monkeypatch.setattr(dropin.Collectives, name, getattr(dropin.Collectives, name))
     recorder = Recorder(sync=sync, trace=True)
     recorder.install()
@@ -228,6 +228,7 @@ def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync:
     for _ in range(3):
         ours.Alltoall(np.arange(2.0 * SIZE), recv)
     ours.Allgather(np.arange(2.0), recv)
+    ours.Iallgatherv(np.arange(2.0), [recv, 2]).Wait()
     records = recorder.gather(ours)
     assert (records is None) == (RANK > 0)
     if records is None:
@@ -235,6 +236,7 @@ def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync:
     by_name = {record["collective"]: record for record in records}
     assert by_name["alltoall"]["calls"] == 3 and by_name["allgather"]["calls"] == 1
     assert by_name["alltoall"]["bytes_per_call"] == [16 * SIZE] * 2
-    assert by_name["alltoall"]["bytes"] == 3 * 16 * SIZE * SIZE and len(recorder.events) == 4
+    assert by_name["alltoall"]["bytes"] == 3 * 16 * SIZE * SIZE and len(recorder.events) == 5
+    assert by_name["iallgatherv"]["bytes_per_call"] == [16 * SIZE] * 2 and by_name["iallgatherv"]["calls"] == 1
     assert all(__file__ in record["site"] and record["seconds"]["most"] > 0 for record in records)
     assert (by_name["alltoall"]["waited"]["most"] > 0) == sync

@@ -14,6 +14,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import ConstraintError, progress
 from hiercoll.lifetime import get_state
+from hiercoll.schedule import most_tags
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -115,8 +116,7 @@ def test_tags_differ(comm: MPI.Intracomm) -> None:
     """Calls that are under way together never share tags: what arrives cannot be mistaken."""
     state = get_state(comm)
     calls = [started(comm, "allgather", salt, algorithm="ring") for salt in range(3)]
-    tags = max(SIZE - 1, 1)
-    assert state._background_next == 3 * tags
+    assert state._background_next == 3 * most_tags(SIZE, 1)
     hiercoll.waitall([request for request, *_ in calls])
 
 
@@ -129,3 +129,16 @@ def test_shared_memory_is_refused(on_layout: Callable[[str], MPI.Intracomm]) -> 
     counts = np.ones(SIZE, int)
     with pytest.raises(ConstraintError, match="private memory"):
         hiercoll.ialltoallv(comm, [np.arange(SIZE), counts], [np.empty(SIZE, int), counts], algorithm="aggregate")
+
+
+def test_more_tags_than_there_are(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused on all ranks; a small range of tags is used again and again."""
+    state = get_state(comm)
+    monkeypatch.setattr(state, "_background_next", 0)
+    monkeypatch.setattr(state, "_tag_range", lambda which: (1000, 2 * most_tags(SIZE, 1)))
+    for salt in range(5):
+        request, expected, _ = started(comm, "alltoall", salt, algorithm="bruck")
+        assert state._background_next <= 2 * most_tags(SIZE, 1)
+        np.testing.assert_array_equal(request.wait(), expected)
+    with pytest.raises(ConstraintError, match=r"at most .* tags"):
+        hiercoll.iallgather(comm, np.zeros(8), algorithm="ring", segments=8)

@@ -24,6 +24,7 @@ from launch import mpiexec, vendor
 KINDS = "buf vec nb_buf nb_vec pr_buf pr_vec ngh_buf obj obj_inter buf_inter vec_inter"
 MODULES = tuple(f"test_cco_{kind}" for kind in KINDS.split())
 SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv")
+REQUESTS = ("ialltoall", "iallgather", "iallgatherv", "alltoall_init", "allgather_init", "allgatherv_init")
 
 
 def sources() -> Path:
@@ -76,7 +77,7 @@ def main() -> int:
         code, output = mpiexec(library, ranks, options.timeout, [__file__, "--rank", str(tests)])
         line = next((line for line in output.splitlines() if line.startswith("RESULT ")), None)
         result = json.loads(line.removeprefix("RESULT ")) if line else None
-        served = result is not None and (ranks == 1 or all(result["calls"].get(name) for name in SERVED))
+        served = result is not None and (ranks == 1 or all(result["calls"].get(name) for name in (*SERVED, *REQUESTS)))
         if code or result is None or result["wrong"] or not served:
             print(f"{library}, {ranks} ranks: WRONG, exit status {code}\n{output[-6000:]}")
             good = False

@@ -15,7 +15,7 @@ from hiercoll.algorithms import REGISTRY, Algorithm
 from hiercoll.cost import RankCounts, count_rank
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.proving import generate, prove
-from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send
+from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags
 from hiercoll.simulate import count_rounds
 from hiercoll.topology import Topology, parse_layout
 
@@ -207,6 +207,17 @@ def test_node_aware_needs_few_operations() -> None:
     """Strided regions: on 16 nodes of 8 lanes the lane form has some 50 operations a rank."""
     schedule = REGISTRY["alltoall"]["grouped"].schedule(parse_layout("16x8"), 5)
     assert len([op for op in schedule.ops if isinstance(op, Send | Recv | Copy | Reduce)]) <= 64
+
+
+@each_entry
+@pytest.mark.parametrize("layout", ["1x1", "1x2", "4x4", "5+3", "7x1", "1+4+2:random"])
+def test_tags_are_bounded(entry: Algorithm, layout: str) -> None:
+    """Calls in the background take as many tags without asking other ranks."""
+    topology = parse_layout(layout)
+    for params in entry.all_combinations():
+        if entry.refusal(topology, params) is None:
+            for schedule in generate(entry.collective, entry.name, params, topology):
+                assert schedule.tags <= most_tags(topology.size, schedule.segments)
 
 
 def test_errors() -> None:

@@ -1,0 +1,156 @@
+"""MPI requests that stand for calls of hiercoll.
+
+A request of the drop-in communicator is a synchronous send of nothing from this rank to itself.
+It is complete when it is received, which hiercoll does when the call is complete; a persistent
+one has been started when its send is there. So whatever takes MPI requests takes these, among
+others: `MPI.Request.Waitall`, `MPI.Prequest.Startall`. As these know nothing of hiercoll, a
+thread looks after the calls.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from time import monotonic
+from typing import Any
+
+from mpi4py import MPI
+
+from hiercoll import progress
+from hiercoll.communicator import State, split
+from hiercoll.executor import Plan
+from hiercoll.nonblocking import Request
+
+PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
+NOTHING = [None, 0, MPI.BYTE]
+
+
+@cache
+def _self() -> MPI.Intracomm:
+    """Where the sends are."""
+    return split(MPI.COMM_SELF, 0)
+
+
+class StandIn:
+    """The call behind a request: one that has been started, or (``persistent``) is whenever the request is."""
+
+    _last_tag = 0
+
+    def __init__(self, state: State, plan: Plan, *, persistent: bool) -> None:
+        self.name = plan.name
+        self._state, self._plan, self._persistent = state, plan, persistent
+        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
+        self.call = None if persistent else Request(state, plan, in_thread=True)
+        self._failed = float("inf")
+        with progress.lock:
+            progress.listening.append(self)
+        progress.want_thread()
+
+    def advance(self) -> None:
+        """See `progress.Background`."""
+        if self.call is None:
+            if _self().Iprobe(0, self.tag):
+                self.call = Request(self._state, self._plan, in_thread=True)
+        elif self.call.done:
+            self.call = None
+            if not self._persistent:
+                progress.listening.remove(self)
+            _self().Recv(NOTHING, 0, self.tag)
+        elif self.call.error is not None:
+            self._failed = min(self._failed, monotonic())
+            if monotonic() - self._failed > PATIENCE:
+                print(f"hiercoll: {self.name} has failed: {self.call.error}", flush=True)
+                MPI.COMM_WORLD.Abort(1)
+
+    def wait(self) -> None:
+        """Until the call, if there is one, is complete. Raises what went wrong."""
+        call = self.call
+        if call is not None:
+            call.wait()
+        progress.advance_all()
+
+    def test(self) -> None:
+        """Let it go on. Raises what went wrong."""
+        call = self.call
+        progress.advance_all()
+        if call is not None:
+            call.test()
+            progress.advance_all()
+
+    def free(self) -> None:
+        """It is not started any more."""
+        with progress.lock:
+            self._plan.free()
+            progress.listening.remove(self)
+
+
+class Driven:
+    """What a request of the drop-in communicator does beside what mpi4py's does: let its call go on."""
+
+    stand_in: StandIn
+
+    def Wait(self: Any, status: Any = None) -> Any:  # noqa: N802
+        """As mpi4py's. Raises what went wrong, CollectiveTimeout too."""
+        self.stand_in.wait()
+        return super().Wait(status)  # type: ignore[misc]
+
+    def Test(self: Any, status: Any = None) -> Any:  # noqa: N802
+        """As mpi4py's. Raises what went wrong."""
+        self.stand_in.test()
+        return super().Test(status)  # type: ignore[misc]
+
+    def Get_status(self: Any, status: Any = None) -> Any:  # noqa: N802
+        """As mpi4py's. Raises what went wrong."""
+        self.stand_in.test()
+        return super().Get_status(status)  # type: ignore[misc]
+
+    def wait(self: Any, status: Any = None) -> Any:
+        """As mpi4py's. Raises what went wrong, CollectiveTimeout too."""
+        self.stand_in.wait()
+        return super().wait(status)  # type: ignore[misc]
+
+    def test(self: Any, status: Any = None) -> Any:
+        """As mpi4py's. Raises what went wrong."""
+        self.stand_in.test()
+        return super().test(status)  # type: ignore[misc]
+
+    def Cancel(self) -> None:  # noqa: N802
+        """Collectives cannot be cancelled (MPI 4.1, 6.12)."""
+        raise MPI.Exception(MPI.ERR_REQUEST)
+
+
+class Nonblocking(Driven, MPI.Request):
+    """mpi4py's Request, for a call of hiercoll."""
+
+
+class Persistent(Driven, MPI.Prequest):
+    """mpi4py's Prequest, for a call of hiercoll."""
+
+    def Start(self) -> None:  # noqa: N802
+        """As mpi4py's."""
+        super().Start()
+        progress.advance_all()
+
+    def Free(self) -> None:  # noqa: N802
+        """As mpi4py's. Raises PlanError while it is active."""
+        if self != MPI.REQUEST_NULL:
+            self.stand_in.free()
+        super().Free()
+
+
+def nonblocking(state: State, plan: Plan) -> Nonblocking:
+    """Start a plan."""
+    with progress.lock:
+        stand_in = StandIn(state, plan, persistent=False)
+        request = Nonblocking(_self().Issend(NOTHING, 0, stand_in.tag))
+    request.stand_in = stand_in
+    return request
+
+
+def persistent(state: State, plan: Plan) -> Persistent:
+    """Let a plan be started as often as wanted."""
+    plan.watch = None  # the calls are watched
+    stand_in = StandIn(state, plan, persistent=True)
+    request = Persistent(_self().Ssend_init(NOTHING, 0, stand_in.tag))
+    request.stand_in = stand_in
+    return request

@@ -1,0 +1,209 @@
+"""Requests of the drop-in communicator, among MPI's own, by whatever waits for requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+from test_dropin import ITEMS, KINDS, spelled
+
+import hiercoll
+from hiercoll import dropin, progress, requests
+from hiercoll.lifetime import get_state
+
+RANK, SIZE = WORLD.rank, WORLD.size
+needs_threads = pytest.mark.skipif(
+    MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
+)
+pytestmark = [needs_threads, pytest.mark.skipif(SIZE == 1, reason="calls of one rank are MPI's")]
+FORMS = ["alltoall", "allgather", "alltoallv", "allgatherv"]
+# Algorithms with rounds, so that somebody must let them go on.
+SLOW = {"alltoall": ("bruck", {}), "allgather": ("ring", {}), "alltoallv": ("pairwise", {}), "allgatherv": ("ring", {})}
+
+
+@pytest.fixture(params=layouts())
+def ours(
+    request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
+) -> hiercoll.Intracomm:
+    for collective, choice in SLOW.items():
+        monkeypatch.setitem(dropin.forced, collective, choice)
+    comm = hiercoll.Intracomm(on_layout(request.param))
+    get_state(comm)
+    return comm
+
+
+class Prepared:
+    """A call of one of the forms: arguments, and what is to be sent and received in its ``n``-th start."""
+
+    def __init__(self, form: str, spelling: int = 0) -> None:
+        self.form, table = form, np.random.default_rng(17).integers(0, 9, (SIZE, SIZE))
+        sent, received = {
+            "alltoall": ([ITEMS] * SIZE, [ITEMS] * SIZE),
+            "allgather": ([ITEMS], [ITEMS] * SIZE),
+            "alltoallv": (table[RANK], table[:, RANK]),
+            "allgatherv": (table[0, RANK : RANK + 1], table[0]),
+        }[form]
+        self.sizes = [int(size) for size in sent], [int(size) for size in received]
+        send, recv = (np.full(sum(sizes), -1, "i4") for sizes in self.sizes)
+        if form == "alltoallv":
+            self.args: tuple[Any, Any] = ([send, table[RANK]], [recv, table[:, RANK]])
+        elif form == "allgatherv":
+            self.args = (send, [recv, table[0]])
+        else:
+            out, send, self._a = spelled(spelling % KINDS, send, ITEMS)
+            into, recv, self._b = spelled((spelling * 3) % KINDS, recv, ITEMS)
+            self.args = (out, into)
+        self.send, self.recv = send, recv
+
+    def fill(self, n: int) -> None:
+        self.recv[:] = -1
+        to_all = len(self.sizes[0]) == 1
+        self.send[:] = np.concatenate(
+            [self._tokens(RANK, 0 if to_all else peer, size, n) for peer, size in enumerate(self.sizes[0])]
+        )
+
+    def check(self, n: int) -> None:
+        to_all = len(self.sizes[0]) == 1
+        expected = [self._tokens(peer, 0 if to_all else RANK, size, n) for peer, size in enumerate(self.sizes[1])]
+        np.testing.assert_array_equal(self.recv, np.concatenate(expected))
+
+    @staticmethod
+    def _tokens(source: int, target: int, size: int, n: int) -> Any:
+        return np.arange(size) + 100 * source + 10_000 * target + 1_000_000 * n
+
+    def start(self, comm: Any) -> MPI.Request:
+        request: MPI.Request = getattr(comm, f"I{self.form}")(*self.args)
+        assert isinstance(request, requests.Nonblocking)
+        return request
+
+    def init(self, comm: Any) -> MPI.Prequest:
+        request: MPI.Prequest = getattr(comm, f"{self.form.capitalize()}_init")(*self.args)
+        assert isinstance(request, requests.Persistent)
+        return request
+
+
+def wait_by_test(request: MPI.Request) -> None:
+    while not request.Test():
+        pass
+
+
+def wait_by_status(request: MPI.Request) -> None:
+    while not request.Get_status():
+        pass
+    request.Wait()
+
+
+def wait_by_any(request: MPI.Request) -> None:
+    assert MPI.Request.Waitany([MPI.REQUEST_NULL, request]) == 1
+
+
+def wait_by_some(request: MPI.Request) -> None:
+    own = WORLD.Irecv([None, 0, MPI.BYTE], RANK, 99)
+    left = [own, request]
+    while not MPI.Request.Testall([request]):
+        MPI.Request.Testsome([request])
+    WORLD.Send([None, 0, MPI.BYTE], RANK, 99)
+    MPI.Request.Waitall(left)
+
+
+WAYS: list[Callable[[Any], Any]] = [
+    lambda request: request.Wait(),
+    lambda request: request.wait(),
+    lambda request: MPI.Request.Waitall([request]),
+    lambda request: MPI.Request.waitall([request]),
+    wait_by_test,
+    wait_by_status,
+    wait_by_any,
+    wait_by_some,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nonblocking(ours: hiercoll.Intracomm, form: str) -> None:
+    """Each way to wait, another one on every rank."""
+    for turn in range(len(WAYS)):
+        call = Prepared(form, RANK + turn)
+        call.fill(turn)
+        request = call.start(ours)
+        WAYS[(turn + RANK) % len(WAYS)](request)
+        call.check(turn)
+        assert request == MPI.REQUEST_NULL
+    assert not progress.active and not progress.listening
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_persistent(ours: hiercoll.Intracomm, form: str) -> None:
+    """Started in each way, completed in each way; a request that is not active is complete."""
+    call = Prepared(form, RANK)
+    request = call.init(ours)
+    request.Wait()
+    assert request.Test() and request.Get_status()
+    for turn in range(2 * len(WAYS)):
+        call.fill(turn)
+        if (turn + RANK) % 2:
+            request.Start()
+        else:
+            MPI.Prequest.Startall([request])
+        WAYS[(turn // 2 + RANK) % len(WAYS)](request)
+        call.check(turn)
+        assert request != MPI.REQUEST_NULL
+    request.Free()
+    assert request == MPI.REQUEST_NULL and not progress.listening
+
+
+def test_many_together(ours: hiercoll.Intracomm) -> None:
+    """All forms at once, with messages of the program's own, completed by one Waitall."""
+    for turn in range(3):
+        nonblocking, persistent = [Prepared(form) for form in FORMS], [Prepared(form) for form in FORMS]
+        prepared = [call.init(ours) for call in persistent]
+        for call in nonblocking + persistent:
+            call.fill(turn)
+        value = np.full(1, -1)
+        own = [ours.Irecv(value, (RANK - 1) % SIZE, 5), ours.Isend(np.array([RANK]), (RANK + 1) % SIZE, 5)]
+        started = [call.start(ours) for call in nonblocking]
+        MPI.Prequest.Startall(prepared[::-1] if RANK % 2 else prepared)  # MPI has no order for these
+        MPI.Request.Waitall([*started, *own, *prepared])
+        for call in nonblocking + persistent:
+            call.check(turn)
+        assert value[0] == (RANK - 1) % SIZE
+        for request in prepared:
+            request.Free()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first call", "later call"])
+@pytest.mark.parametrize("form", FORMS)
+def test_waits_for_nobody(comm: MPI.Intracomm, form: str, known: bool) -> None:
+    """A rank that has started a call does something that others need before they start it."""
+    ours = hiercoll.Intracomm(comm.Dup())
+    if known:
+        ours.Allgather(np.array([RANK]), np.empty(SIZE, int))
+    call = Prepared(form)
+    call.fill(0)
+    if RANK:
+        ours.Recv([None, 0, MPI.BYTE], RANK - 1, 7)
+    request = getattr(ours, f"I{form}")(*call.args)
+    if RANK < SIZE - 1:
+        ours.Send([None, 0, MPI.BYTE], RANK + 1, 7)
+    request.Wait()
+    call.check(0)
+    ours.Free()
+
+
+def test_counted(ours: hiercoll.Intracomm) -> None:
+    before = dropin.calls.copy()
+    for form in FORMS:
+        call = Prepared(form)
+        call.start(ours).Wait()
+        call.init(ours).Free()
+    assert all(dropin.calls[name] == before[name] + 1 for form in FORMS for name in (f"i{form}", f"{form}_init"))
+
+
+def test_cannot_be_cancelled(ours: hiercoll.Intracomm) -> None:
+    request = Prepared("alltoall").start(ours)
+    with pytest.raises(MPI.Exception):
+        request.Cancel()
+    request.Wait()
