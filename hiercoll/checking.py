@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hiercoll.engines import Requested
 from hiercoll.errors import CollectiveMismatch
 from hiercoll.executor import Plan
-from hiercoll.uneven import Sizes
+from hiercoll.interpreter import Sizes
 from hiercoll.watch import Watch, ranks_in_words
 
 SAID = 256  # bytes of a call's description that ranks show each other

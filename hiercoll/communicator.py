@@ -37,6 +37,7 @@ from hiercoll.errors import (
     UnknownAlgorithmError,
 )
 from hiercoll.executor import Binding, Plan, bind
+from hiercoll.interpreter import Blocks, Sizes
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.online import Regime, Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
@@ -44,7 +45,7 @@ from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.transports import AUTO
 from hiercoll.tuner import Decision, decide, uneven_choice
-from hiercoll.uneven import Blocks, Sizes, Uneven
+from hiercoll.uneven import Uneven
 from hiercoll.watch import Watch
 from hiercoll.work import Cache, Key, Work
 
@@ -127,9 +128,10 @@ class State:
         self.background = 0  # calls under way in the background
         self._votes: list[object] = []
         self.memories = Memories(self.comm, lambda: self.node)
-        self.uneven = Uneven(self.comm, self.topology, lambda: self.node)
+        self.uneven = Uneven(self.comm, self.topology, lambda: self.node, lambda: self.vectors.drop_all())
         self._fitted: set[Key] = set()  # work that there has been device memory for on all ranks
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
+        self.vectors = Cache(MAX_PLANS, MAX_SCRATCH)  # plans with uneven blocks
         self.boards = Cache(MAX_BOARDS, MAX_SHARED)
         self._scratch: weakref.WeakValueDictionary[Key, _Scratch] = weakref.WeakValueDictionary()
         self._schedules: dict[Key, Schedule] = {}
@@ -243,6 +245,7 @@ class State:
     def forget_choices(self) -> None:
         """Let "auto" decide anew for every size."""
         self.plans.drop_all()
+        self.vectors.drop_all()
         self._trials.clear()
 
     def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial:
@@ -444,9 +447,10 @@ class State:
         *,
         own: bool = False,
         background: bool = False,
+        keep: bool = False,
     ) -> Plan:
-        """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, or
-        (``own``; collective) for a user to hold."""
+        """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, for more
+        (``keep``), or (``own``; collective) for a user to hold."""
         if work.algorithm == NATIVE:
             plan = Plan(native.uneven(self.comm, work, blocks, addresses), work.name, None, None)
             if own:
@@ -461,7 +465,7 @@ class State:
         else:
             where = self._reserve_tags(work, schedule)
             key = (*work.key, id(where[0]), where[1])
-        plan = self.uneven.plan(work.collective, schedule, key, blocks, addresses, limit, where, work.name)
+        plan = self.uneven.plan(work.collective, schedule, key, blocks, addresses, limit, where, work.name, own or keep)
         if own:
             board = self.uneven.give_away(key, limit)
             if board is not None:
@@ -605,8 +609,9 @@ class State:
             plan()
         except BaseException as error:
             self.broken = plan.name
-            self._votes += [*self.plans.values(), plan]  # MPI may still use what they hold
+            self._votes += [*self.plans.values(), *self.vectors.values(), plan]  # MPI may still use what they hold
             self.plans.clear()
+            self.vectors.clear()
             if self.watch is not None and isinstance(error, MPI.Exception):
                 raise self.watch.failed(plan, error) from error
             raise
@@ -646,6 +651,7 @@ class State:
             if not plan.active:
                 plan.free()
         self.plans.drop_all()
+        self.vectors.drop_all()
         self.boards.drop_all()
         boards = self._retired + [board for board in own.values() if board is not None]
         for board in sorted(boards, key=lambda board: board.number):

@@ -27,7 +27,7 @@ from hiercoll.messages import Message, block_message, is_in_place
 from hiercoll.tables import NATIVE
 from hiercoll.transports import DIRECT
 from hiercoll.vectors import Call as VectorCall
-from hiercoll.vectors import Side, allgatherv_call, alltoallv, alltoallv_call, in_regime, side
+from hiercoll.vectors import Side, allgatherv_call, alltoallv, alltoallv_call, in_regime, serve_vector, side
 from hiercoll.work import Work
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
@@ -77,12 +77,17 @@ class Collectives:
     def Allgatherv(self: Any, sendbuf: Any, recvbuf: Any) -> None:  # noqa: N802
         """As mpi4py's."""
         state = _state(self)
-        call = None if state is None or _on_device(recvbuf) else _uneven(state, "allgatherv", sendbuf, recvbuf)
-        if call is None:
-            super().Allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
-        else:
-            calls["allgatherv"] += 1
-            call.run()
+        if state is not None and not _on_device(recvbuf):
+            try:
+                serve_vector(state, "allgatherv", sendbuf, recvbuf, *forced.get("allgatherv", AUTO))
+            except CommunicatorError:
+                raise
+            except ArgumentError:
+                state = None
+            else:
+                calls["allgatherv"] += 1
+                return
+        super().Allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
 
     def free(self: Any) -> None:
         """As mpi4py's: the predefined communicators of the module stay."""

@@ -232,15 +232,6 @@ class Rounds:
                 request.Free()
 
 
-class Wake(NamedTuple):
-    """Something to wait for: ``run`` waits, ``ready`` asks whether it has come; ``step``: of flags,
-    the operation that waits for them."""
-
-    run: Callable[[], object]
-    ready: Callable[[], bool]
-    step: int = -1
-
-
 class Step(NamedTuple):
     """A step of a script: ``run`` does it, or waits until it is done; ``ready`` asks whether
     running it would not wait (None: it never waits)."""
@@ -258,7 +249,7 @@ class Script:
         self._board = board
         self._ops, self._bound, self._lane_of = ops, bound, lane_of
         self._requests = [each for each in bound if isinstance(each, MPI.Prequest)]
-        self._steps = [*_steps(ops, bound, board, lane_of)]
+        self._steps = [*steps_in_order(ops, bound, board, lane_of)]
         self._calls = [step.run for step in self._steps]
         self._current = len(self._steps)
         self.log: list[Traced] | None = None
@@ -303,8 +294,10 @@ class Script:
             request.Free()
 
 
-def _steps(ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequence[int]) -> Iterator[Step]:
-    """The steps of a schedule in order."""
+def steps_in_order(
+    ops: Sequence[Op], bound: Sequence[Bound], board: Board | None, lane_of: Sequence[int]
+) -> Iterator[Step]:
+    """The steps of a schedule in order; ``board`` for those with flags."""
     batch: dict[int, MPI.Prequest] = {}  # to be started together
     outstanding: dict[int, MPI.Prequest] = {}
     for index, (op, each) in enumerate(zip(ops, bound, strict=True)):
@@ -315,11 +308,14 @@ def _steps(ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequenc
             yield _starting(batch)
             batch = {}
         if isinstance(op, Join):
-            yield _completion({dep: outstanding.pop(dep) for dep in op.deps if dep in outstanding})
+            if done := {dep: outstanding.pop(dep) for dep in op.deps if dep in outstanding}:
+                yield _completion(done)
         elif isinstance(op, Signal):
+            assert board is not None
             raising = partial(board.raise_flag, board.slot(board.lane, op.flag))
             yield Step(raising, None, [index], [index])
         elif isinstance(op, Wait):
+            assert board is not None
             slots, back = [board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous)
             yield Step(partial(board.wait, slots, back), partial(board.all_raised, slots, back), [index], [index])
         elif isinstance(each, Transfer):

@@ -249,8 +249,7 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
     if schedule.flags and not (schedule.is_in_order and binding.board):
         raise PlanError(f"{name}: a schedule with flags needs a shared buffer and operations in order (see in_order)")
     rounds = None if traced else schedule.rounds
-    with _datatypes() as cache:
-        bound = [_bind_op(op, binding, cache) for op in schedule.ops]
+    bound = bind_operations(schedule.ops, binding)
     engine: Engine
     if binding.board is not None:
         engine = Script(schedule.ops, bound, binding.board, binding.lane_of)
@@ -263,6 +262,12 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
     plan = Plan(engine, name, schedule, binding.memory, direct, binding.offers)
     plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
     return plan
+
+
+def bind_operations(ops: Sequence[Op | None], binding: Binding) -> list[Bound]:
+    """The requests and actions of operations; None where there is nothing to do."""
+    with _datatypes() as cache:
+        return [None if op is None else _bind_op(op, binding, cache) for op in ops]
 
 
 Datatypes: TypeAlias = "dict[object, MPI.Datatype]"

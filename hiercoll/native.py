@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from hiercoll.engines import Engine, Native
 from hiercoll.executor import native_message
-from hiercoll.uneven import Blocks
+from hiercoll.interpreter import Blocks
 from hiercoll.work import Work
 
 

@@ -14,10 +14,11 @@ from hiercoll.buffers import Now, Transfer
 from hiercoll.communicator import State
 from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
+from hiercoll.interpreter import Blocks, Sizes
 from hiercoll.lifetime import by_handle, get_state
 from hiercoll.messages import Message, block_message, copy_data, each_block, is_in_place, vector_message
 from hiercoll.tables import NATIVE
-from hiercoll.uneven import LIMIT, Blocks, Sizes
+from hiercoll.uneven import LIMIT
 from hiercoll.work import Work
 
 
@@ -56,7 +57,7 @@ def alltoallv(
     if plain and not state.disabled:
         alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong, if anything
         return in_regime(state, sendbuf, recvbuf, partial(_native, state))
-    return alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit).run()
+    return serve_vector(state, "alltoallv", sendbuf, recvbuf, algorithm, params, limit)
 
 
 def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
@@ -66,7 +67,7 @@ def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: st
     array, ``[array, count, MPI datatype]``, or ``MPI.IN_PLACE``. Algorithms are those of
     `allgather`; "auto" chooses by the mean size. Collective (MPI 4.1, 6.7).
     """
-    return allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params).run()
+    return serve_vector(get_state(comm), "allgatherv", sendbuf, recvbuf, algorithm, params)
 
 
 def alltoallv_init(
@@ -85,6 +86,9 @@ def alltoallv_init(
 def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
     """A plan for `allgatherv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
     return allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params).plan(own=True)
+
+
+_address = MPI.Get_address
 
 
 class Side(NamedTuple):
@@ -134,25 +138,82 @@ class Call(NamedTuple):
     result: Any
     limit: int = LIMIT
 
-    def plan(self, *, own: bool = False, background: bool = False) -> Plan:
-        """See `State.uneven_plan`."""
+    def plan(self, *, own: bool = False, background: bool = False, keep: bool = False) -> Plan:
+        """See `State.uneven_plan`; one to ``keep`` holds neither the buffers nor the counts."""
         blocks = Blocks(self.sent.sizes, self.sent.at, self.received.sizes, self.received.at)
+        if own or background or keep:
+            blocks = Blocks(*(values.copy() for values in blocks))
         addresses = (self.sent.address, self.received.address)
-        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, own=own, background=background)
+        options = {"own": own, "background": background, "keep": keep}
+        plan = self.state.uneven_plan(self.work, blocks, addresses, self.limit, **options)
         plan.surround(self.sent.copying, self.received.copying)
-        plan.keep_alive(self.sent.owner, self.received.owner)
-        plan.recvbuf = self.result
+        if not keep:
+            plan.keep_alive(self.sent.owner, self.received.owner)
+            plan.recvbuf = self.result
         return plan
 
-    def run(self) -> Any:
-        """Once. Returns the receive buffer."""
-        if self.state.check:
-            even = (self.sent.sizes, self.received.sizes) if self.work.collective == "alltoallv" else None
-            self.state.same_call(self.work.name, even)
-        plan = self.plan()
-        self.state.run(plan)
+    def same(self) -> None:
+        """Raise CollectiveMismatch unless all ranks make the same call. Collective."""
+        even = (self.sent.sizes, self.received.sizes) if self.work.collective == "alltoallv" else None
+        self.state.same_call(self.work.name, even)
+
+
+def serve_vector(
+    state: State,
+    collective: str,
+    sendbuf: Any,
+    recvbuf: Any,
+    algorithm: str,
+    params: dict[str, Any],
+    limit: int = LIMIT,
+) -> Any:
+    """A blocking call, by a plan that is kept for those with the same sizes and buffers. Returns the
+    receive buffer."""
+    key = None if state.check else _key(collective, sendbuf, recvbuf, algorithm, params, limit)
+    plan = None if key is None else state.vectors.get(key)
+    if plan is None:
+        if collective == "alltoallv":
+            call = alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit)
+        else:
+            call = allgatherv_call(state, sendbuf, recvbuf, algorithm, params)
+        if state.check:
+            call.same()
+        if call.sent.copying or call.received.copying:
+            key = None
+        plan = call.plan(keep=key is not None)
+        if key is not None:
+            state.vectors.keep(key, plan)
+    elif key is not None:
+        state.vectors.move_to_end(key)
+    state.run(plan)
+    if key is None:
         plan.free()
-        return self.result
+    return recvbuf[0] if isinstance(recvbuf, list | tuple) else recvbuf
+
+
+def _key(
+    collective: str, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int
+) -> tuple[Any, ...] | None:
+    """What a call is, if its buffers are arrays with counts of the common kinds; else None. Calls with
+    equal keys have equal sizes in equal places of the same memory."""
+    try:
+        alltoallv = collective == "alltoallv"
+        sent = _key_of(*sendbuf) if alltoallv else (_address(sendbuf), sendbuf.nbytes, sendbuf.itemsize)
+        received = _key_of(*recvbuf)
+        if not recvbuf[0].flags.writeable:
+            return None
+        key = (collective, algorithm, limit, *params.items(), *sent, *received)
+        hash(key)
+    except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
+        return None
+    return key
+
+
+def _key_of(array: Any, counts: Any) -> tuple[Any, ...]:
+    """Raises what there is to raise for others than an array with counts, or (counts, displacements), in arrays."""
+    lists = counts if type(counts) is tuple else (counts,)
+    told = [(len(each), each.itemsize, each.tobytes()) for each in lists]
+    return _address(array), array.nbytes, array.itemsize, *told
 
 
 def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, Any], Any]) -> Any:
@@ -164,7 +225,7 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     if current == NATIVE and state.unwatched:
         result = native(sendbuf, recvbuf)
     else:
-        result = alltoallv_call(state, sendbuf, recvbuf, "auto", {}, LIMIT).run()
+        result = serve_vector(state, "alltoallv", sendbuf, recvbuf, current, dict(regime.current.params))
     if regime.trial is not None:
         regime.note(perf_counter() - begin)
     else:

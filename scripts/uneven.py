@@ -25,6 +25,7 @@ from hiercoll.bench import provenance
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
+METHODS = {"native": COMM.Alltoallv, "drop-in": hiercoll.Intracomm(COMM).Alltoallv, "again": COMM.Alltoallv}
 KINDS = ("uniform", "power law", "90 % empty")
 
 
@@ -41,7 +42,7 @@ def table(kind: str, mean: int, seed: int) -> Any:
 
 def subjects(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What is compared."""
-    known: dict[str, dict[str, Any]] = {"native": {"algorithm": "native"}, "auto": {}}
+    known: dict[str, dict[str, Any]] = {"native": {}, "drop-in": {}, "auto": {}}
     for text in options.subjects.split(";") if options.subjects else ():
         name, *params = text.split(":")
         values = dict(param.split("=") for param in params)
@@ -49,7 +50,7 @@ def subjects(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "algorithm": name,
             **{key: int(value) if value.isdigit() else value for key, value in values.items()},
         }
-    return {**known, "again": {"algorithm": "native"}}
+    return {**known, "again": {}}
 
 
 def measure(kind: str, mean: int, cases: dict[str, dict[str, Any]], seconds: float) -> dict[str, list[float]]:
@@ -65,8 +66,8 @@ def measure(kind: str, mean: int, cases: dict[str, dict[str, Any]], seconds: flo
         for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
             COMM.Barrier()
             start = time.perf_counter()
-            if name == "native" or name == "again":
-                COMM.Alltoallv([send, sizes[RANK], MPI.BYTE], [recv, sizes[:, RANK], MPI.BYTE])
+            if name in METHODS:
+                METHODS[name](*given)
             else:
                 hiercoll.alltoallv(COMM, *given, **cases[name])
             times[name].append(time.perf_counter() - start)

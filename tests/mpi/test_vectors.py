@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -195,3 +196,103 @@ def test_bad_arguments(comm: MPI.Intracomm) -> None:
     with pytest.raises(ParameterError, match="window"):
         hiercoll.alltoallv(comm, [array, ones], [other, ones], algorithm="aggregate", window=0)
     alltoallv(comm, counts("uniform", 1), 1)
+
+
+class Again:
+    """Tables of counts that come again, in the same buffers; of some, only the rows of other ranks differ."""
+
+    def __init__(self, seed: int) -> None:
+        choice = np.random.default_rng(seed)
+        first = choice.integers(0, 40, (SIZE, SIZE))
+        self.tables = [first]
+        for changed in range(4):
+            table = self.tables[-1].copy()
+            row = changed % SIZE
+            table[row] = choice.permutation(table[row]) * int(choice.integers(0, 3))
+            self.tables.append(table)
+        self.tables.append(first * 60)  # large blocks
+        most = max(int(table.sum(axis=axis).max()) for table in self.tables for axis in (0, 1))
+        self.send, self.recv = np.empty(most, "i4"), np.empty(most, "i4")
+
+    def fill(self, which: int, salt: int) -> tuple[list[Any], list[Any]]:
+        """Arguments of a call."""
+        table = self.tables[which]
+        scounts, rcounts = table[RANK].copy(), table[:, RANK].copy()
+        sent = [items(RANK, peer, scounts[peer], salt) for peer in range(SIZE)]
+        self.send[: scounts.sum()] = np.concatenate(sent)
+        self.recv[:] = -1
+        return [self.send, scounts], [self.recv, rcounts]
+
+    def check(self, which: int, salt: int) -> None:
+        rcounts = self.tables[which][:, RANK]
+        expected = np.concatenate([items(peer, RANK, rcounts[peer], salt) for peer in range(SIZE)])
+        np.testing.assert_array_equal(self.recv[: len(expected)], expected)
+        assert (self.recv[len(expected) :] == -1).all()
+
+
+ORDER = [0, 0, 0, 0, 1, 1, 0, 2, 1, 5, 5, 3, 5, 4, 0, 0, 4, 3, 2, 1, 0, 5, 5, 1, 1, 4]
+REPEATED = [case for case in V_CASES if case[0] not in ("auto",)]
+
+
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize(("algorithm", "params"), REPEATED)
+def test_counts_that_come_again(
+    on_layout: Callable[[str], MPI.Intracomm], algorithm: str, params: dict[str, Any], layout: str
+) -> None:
+    """Calls are kept by their sizes; what the mates' sizes change is noticed."""
+    comm, calls = on_layout(layout), Again(3)
+    for salt, which in enumerate(ORDER):
+        hiercoll.alltoallv(comm, *calls.fill(which, salt), algorithm=algorithm, **params)
+        calls.check(which, salt)
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_kept_allgatherv(on_layout: Callable[[str], MPI.Intracomm], layout: str) -> None:
+    """Shared memory that grows moves: what was kept there is forgotten."""
+    comm = on_layout(layout)
+    for algorithm in ("shared", "ring", "auto"):
+        recv = np.empty(700 * SIZE * SIZE)
+        for salt, size in enumerate([3, 3, 5, 3, 700, 700, 3, 5, 3]):
+            sizes = np.arange(1, SIZE + 1) * size
+            recv[:] = -1
+            hiercoll.allgatherv(comm, np.full(sizes[RANK], 10.0 * RANK + salt), [recv, sizes], algorithm=algorithm)
+            expected = np.repeat(10.0 * np.arange(SIZE) + salt, sizes)
+            np.testing.assert_array_equal(recv[: len(expected)], expected)
+
+
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize("limit", [60, 4096])
+def test_deadlines_and_calls_that_come_again(
+    on_layout: Callable[[str], MPI.Intracomm], layout: str, limit: int
+) -> None:
+    """The same step by step, as a deadline has it, and with counts that are overwritten between starts."""
+    comm = on_layout(layout)
+    hiercoll.configure(comm, timeout=60)
+    calls = [Again(1), Again(2)]
+    for salt, which in enumerate(ORDER[:16]):
+        for each in calls:
+            hiercoll.alltoallv(comm, *each.fill(which, salt), algorithm="aggregate", limit=limit)
+            each.check(which, salt)
+    hiercoll.configure(comm, timeout=0)
+    sendbuf, recvbuf = ([array.view("u1"), 4 * sizes] for array, sizes in calls[0].fill(2, 0))
+    with hiercoll.alltoallv_init(comm, sendbuf, recvbuf, algorithm="aggregate", limit=limit) as plan:
+        sendbuf[1][:] = recvbuf[1][:] = 0
+        for salt in range(5):
+            calls[0].fill(2, salt)
+            plan.start()
+            while not plan.test():
+                pass
+            calls[0].check(2, salt)
+
+
+def test_kept_calls_are_few(comm: MPI.Intracomm) -> None:
+    """They hold no arrays, and go when there are too many."""
+    state = hiercoll.lifetime.get_state(comm)
+    state.vectors.drop_all()
+    for size in range(200):
+        sizes = np.full(SIZE, size)
+        send, recv = np.zeros(size * SIZE), np.zeros(size * SIZE)
+        before = sys.getrefcount(send), sys.getrefcount(recv), sys.getrefcount(sizes)
+        hiercoll.alltoallv(comm, [send, sizes], [recv, sizes], algorithm="aggregate")
+        assert before == (sys.getrefcount(send), sys.getrefcount(recv), sys.getrefcount(sizes))
+    assert 1 <= len(state.vectors) <= 128
