@@ -148,7 +148,6 @@ class State:
         self.table = Table()
         self.online = False  # whether "auto" tries candidates in the program's own calls
         self._trials: dict[Key, Trial] = {}
-        self.regime = Regime(uneven_choice(self.topology), self.size, self._slowest, self._total)
         self.use_table(None)
 
     def select(
@@ -222,7 +221,7 @@ class State:
     @property
     def unwatched(self) -> bool:
         """Whether a call may go to the MPI library without another look."""
-        return self.watch is None and not self.check and self.broken is None
+        return self.watch is None and not self.check and self.broken is None and not progress.active
 
     def set_timeout(self, seconds: float) -> None:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
@@ -247,6 +246,8 @@ class State:
         self.plans.drop_all()
         self.vectors.drop_all()
         self._trials.clear()
+        self.regime = Regime(uneven_choice(self.topology), self.size, self._slowest, self._total)
+        progress.end_shortcuts(for_good=False)
 
     def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial:
         """The trial for calls like this one."""

@@ -49,7 +49,7 @@ class Slots:
         node, lane_of = topology.node_of[schedule.rank], topology.lane_of
         lanes, size = len(topology.nodes[node]), topology.size
         self.lane = lane_of[schedule.rank]
-        self.shape = (lanes, 2, size)
+        self.lanes, self.size = lanes, size
         self.nbytes = 16 * lanes * size + 2 * lanes * size * most
         # Who tells the size of a block: its lane, whether by what it sends (0) or receives (1), the other end.
         told = [(lane_of[s], 0, d) if topology.node_of[s] == node else (lane_of[d], 1, s) for s, d in schedule.holds]
@@ -64,9 +64,10 @@ class Slots:
         self._own, self._own_peers = own, by_peer[own]
         self.count = len(told)
 
-    def told(self, shared: Any) -> Sizes:
-        """What each lane sends to, and receives from, each rank, in bytes."""
-        return np.frombuffer(shared, np.int64, 2 * self.shape[0] * self.shape[2]).reshape(self.shape)
+    def told(self, shared: Any) -> tuple[Any, list[Any]]:
+        """Where lanes tell what they send to, and receive from, each rank, in bytes; lane by lane."""
+        row = 16 * self.size
+        return shared[: self.lanes * row], [shared[lane * row : (lane + 1) * row] for lane in range(self.lanes)]
 
     def own(self, sizes: Sizes, limit: int) -> tuple[Sizes, Sizes]:
         """Offsets and sizes of all blocks, of which those that this lane writes are right."""
@@ -78,10 +79,10 @@ class Slots:
         length[self._own] = taken
         return at, length
 
-    def all(self, told: Sizes, limit: int) -> tuple[Sizes, Sizes]:
+    def all(self, told: bytes, limit: int) -> tuple[Sizes, Sizes]:
         """The same of all, from what the lanes have said."""
         at, length = np.empty((2, self.count), np.int64)
-        taken = told.reshape(-1)[self._told]
+        taken = np.frombuffer(told, np.int64)[self._told]
         if taken.max() >= limit:
             taken = taken * (taken < limit)
         before = np.cumsum(taken) - taken
@@ -215,7 +216,9 @@ class Interpreter(Stepwise):
         if slots is not None and board is not None:
             self._views["shared"] = _view(board.address, slots.nbytes)
             self._places["shared"] = board.address
-            self._told = slots.told(self._views["shared"])
+            self._told, rows = slots.told(self._views["shared"])
+            self._own_row = rows[slots.lane]
+            self._row = np.concatenate([blocks.sent, blocks.received]).astype(np.int64).tobytes()
 
     def steps(self) -> Iterator[Step]:
         if self._board is not None:
@@ -277,18 +280,17 @@ class Interpreter(Stepwise):
     def tell(self) -> None:
         """Tell the mates this rank's sizes."""
         if self._slots is not None:
-            mine = self._told[self._slots.lane]
-            mine[0], mine[1] = self._blocks.sent, self._blocks.received
+            self._own_row[:] = self._row
 
     def learn(self) -> None:
         """Place the mates' blocks as they say."""
         if self._slots is not None:
             self.heard = self.hear()
-            self._layout.place("shared", TOGETHER, *self._slots.all(self._told, self._limit))
+            self._layout.place("shared", TOGETHER, *self._slots.all(self.heard, self._limit))
 
     def hear(self) -> bytes:
         """The sizes of all of the node, as they have been told."""
-        return self._told.tobytes() if self._slots is not None else b""
+        return bytes(self._told) if self._slots is not None else b""
 
     def bind(self, first: int, end: int) -> list[Bound]:
         """Requests and actions of the operations from ``first`` to before ``end``, as blocks lie now."""
@@ -342,17 +344,33 @@ class Kept(Stepwise):
             yield from interpreter.steps_from(0, self._under_way)
             self._heard.add(interpreter.heard)
             return
-        if not self._first:
+        if not self._first_steps:
             self._bind_first()
         self._under_way = _requests(self._first)
         yield from self._first_steps
-        heard = interpreter.hear()
-        if heard not in self._rest and not self._bind_rest(heard):
-            yield from interpreter.steps_from(self._program.boundary, self._under_way)
-            return
-        steps, bound = self._rest[heard]
-        self._under_way = _requests(bound)
-        yield from steps
+        yield from self._second_steps()
+
+    def _second_steps(self) -> Iterator[Step]:
+        """The steps that depend on the mates' sizes."""
+        heard = self._interpreter.hear()
+        if heard in self._rest or self._bind_rest(heard):
+            steps, bound = self._rest[heard]
+            self._under_way = _requests(bound)
+            yield from steps
+        else:
+            self._under_way = _requests(self._first)
+            yield from self._interpreter.steps_from(self._program.boundary, self._under_way)
+
+    def run(self) -> None:
+        rest = self._rest
+        if not rest or self._board is None:
+            return super().run()
+        self._board.epoch += 1
+        for step in self._first_steps:
+            step.run()
+        known = rest.get(self._interpreter.hear())
+        for step in self._second_steps() if known is None else known[0]:
+            step.run()
 
     def _bind_first(self) -> None:
         program, interpreter = self._program, self._interpreter

@@ -8,6 +8,7 @@ while that helps, then decreased by steps.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from statistics import median
 from typing import TypeAlias
@@ -16,7 +17,8 @@ from hiercoll.tables import NATIVE, Variant
 
 CALLS = 3  # timed calls of each candidate, after a first that makes its plan
 MOST_SEGMENTS = 64
-FIRST_PERIOD, LONGEST_PERIOD = 64, 4096  # calls between two surveys
+FIRST_PERIOD, LONGEST_PERIOD = 32, 4096  # calls between two surveys
+SURE, FOR_GOOD = 128, sys.maxsize  # after how many calls between two surveys there is none any more
 
 Explorer: TypeAlias = "Generator[Variant, float, Variant]"
 
@@ -78,7 +80,7 @@ class Regime:
     """What serves calls of which no rank knows all sizes: native, or ``other`` where it was faster.
 
     Every so many calls a survey tells what blocks there are; if ``other`` may help, both are
-    tried. The longer that changes nothing, the rarer it becomes. ``total`` adds numbers up over
+    tried. The longer that changes nothing, the rarer it becomes, and for native it ends. ``total`` adds numbers up over
     all ranks; like ``agree``, see `Trial`, it is collective.
     """
 
@@ -94,6 +96,11 @@ class Regime:
         self.left = 0  # calls that ``current`` still serves without a question
         self.current = self._candidates[0]
         self.trial: Trial | None = None
+
+    @property
+    def is_surely_native(self) -> bool:
+        """Whether native has been the choice so often that nobody asks again."""
+        return self.current is self._candidates[0] and self._period > SURE
 
     @property
     def is_native(self) -> bool:
@@ -121,3 +128,5 @@ class Regime:
         known = self._candidates.index(choice)
         self._period = min(2 * self._period, LONGEST_PERIOD) if known == self._last else FIRST_PERIOD
         self._last, self.current, self.trial, self.left = known, choice, None, self._period
+        if self.is_surely_native:
+            self.left = FOR_GOOD

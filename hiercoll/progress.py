@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 PAUSE = 5e-5  # seconds between the thread's looks at what is under way
@@ -24,6 +25,7 @@ class Background(Protocol):
 active: list[Background] = []
 listening: list[Background] = []  # goes on after what is under way, or may start something
 lock = threading.RLock()
+_shortcuts: list[Callable[[], object]] | None = []  # what undoes them; None: none are wanted
 _wanted = threading.Event()
 _thread: threading.Thread | None = None
 
@@ -33,6 +35,22 @@ def advance_all() -> None:
     with lock:
         for each in [*active, *listening]:
             each.advance()
+
+
+def take_shortcut(undo: Callable[[], object]) -> bool:
+    """Whether calls may go past hiercoll from now on, until it calls ``undo``."""
+    if _shortcuts is None:
+        return False
+    _shortcuts.append(undo)
+    return True
+
+
+def end_shortcuts(*, for_good: bool) -> None:
+    """All calls come through hiercoll again."""
+    global _shortcuts
+    for undo in _shortcuts or ():
+        undo()
+    _shortcuts = None if for_good else []
 
 
 def wait_politely() -> None:

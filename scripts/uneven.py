@@ -2,18 +2,22 @@
 
     mpiexec -n 16 python scripts/uneven.py [--json FILE] [--mean 16,256,4096,16384]
 
-Counts change on every call. Each repetition runs every subject once, interleaved; the time of a
-call is the longest of all ranks. Prints medians in microseconds, and the ratio of native to
-"auto" with its 90 % interval over repetitions; the last column is native against itself.
+Each repetition runs every subject once, interleaved; the time of a call is the longest of all
+ranks. Counts are the same in each call of a line, or (--fresh) drawn anew. Calls on a communicator
+of its own come before each line is measured, until the drop-in communicator has settled. Prints
+medians in microseconds, and the ratio of native to the drop-in communicator with its 90 % interval
+over repetitions; the last column is native against itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,6 @@ from hiercoll.bench import provenance
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
-METHODS = {"native": COMM.Alltoallv, "drop-in": hiercoll.Intracomm(COMM).Alltoallv, "again": COMM.Alltoallv}
 KINDS = ("uniform", "power law", "90 % empty")
 
 
@@ -53,33 +56,55 @@ def subjects(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {**known, "again": {}}
 
 
-def measure(kind: str, mean: int, cases: dict[str, dict[str, Any]], seconds: float) -> dict[str, list[float]]:
+def measure(
+    kind: str, mean: int, cases: dict[str, dict[str, Any]], options: argparse.Namespace
+) -> dict[str, list[float]]:
     """Seconds of each call, by subject."""
     times: dict[str, list[float]] = {name: [] for name in cases}
-    begin, repetition = time.perf_counter(), 0
-    most = int(max(table(kind, mean, seed).sum(axis=axis).max() for seed in range(8) for axis in (0, 1)))
-    send, recv = np.zeros(most, np.uint8), np.zeros(most, np.uint8)
-    while True:
-        sizes = table(kind, mean, repetition % 8)
-        given = [[send, sizes[RANK]], [recv, sizes[:, RANK]]]
+    comm = COMM.Dup()  # decisions of its own
+    methods = {"native": comm.Alltoallv, "again": comm.Alltoallv}
+    dropin = hiercoll.Intracomm(comm)
+    most = int(max(table(kind, mean, seed).sum(axis=axis).max() for seed in range(64) for axis in (0, 1)))
+    send, recv = np.zeros(2 * most, np.uint8), np.zeros(2 * most, np.uint8)
+    tables = (table(kind, mean, seed) for seed in itertools.count())
+    fixed = table(kind, mean, 0)
+
+    def given() -> tuple[list[Any], list[Any]]:
+        sizes = next(tables) if options.fresh else fixed
+        return [send, sizes[RANK].copy()], [recv, sizes[:, RANK].copy()]
+
+    def until(seconds: float, least: int, once: Callable[[int], None]) -> int:
+        begin, done = time.perf_counter(), 0
+        while True:
+            once(done)
+            done += 1
+            over = np.array([time.perf_counter() - begin > seconds and done >= least])
+            if done % 8 == 0:
+                COMM.Bcast(over)
+                if over[0]:
+                    return done
+
+    def all_once(repetition: int) -> None:
         names = list(cases)
         for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
+            sizes = given()
             COMM.Barrier()
             start = time.perf_counter()
-            if name in METHODS:
-                METHODS[name](*given)
+            if name == "drop-in":
+                dropin.Alltoallv(*sizes)
+            elif name in methods:
+                methods[name](*sizes)
             else:
-                hiercoll.alltoallv(COMM, *given, **cases[name])
+                hiercoll.alltoallv(comm, *sizes, **cases[name])
             times[name].append(time.perf_counter() - start)
-        repetition += 1
-        over = np.array([time.perf_counter() - begin > seconds and repetition >= 8])
-        COMM.Bcast(over)
-        if over[0]:
-            break
-    worst = {name: np.empty(repetition) for name in cases}
+
+    until(options.warm, 8, lambda _: dropin.Alltoallv(*given()))
+    repetitions = until(options.seconds, 16, all_once)
+    worst = {name: np.empty(repetitions) for name in cases}
     for name, own in times.items():
         COMM.Allreduce(np.array(own), worst[name], op=MPI.MAX)
-    return {name: values[1:].tolist() for name, values in worst.items()}
+    comm.Free()
+    return {name: values[4:].tolist() for name, values in worst.items()}
 
 
 def ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
@@ -97,6 +122,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--mean", default="16,64,256,1024,4096,16384", help="bytes")
     parser.add_argument("--seconds", type=float, default=3, help="for each line")
+    parser.add_argument("--warm", type=float, default=1.5, help="seconds before each line")
+    parser.add_argument("--fresh", action="store_true", help="other counts in each call")
     parser.add_argument("--subjects", default="", help="more of them: aggregate:window=2;scatter_destination")
     options = parser.parse_args()
     cases = subjects(options)
@@ -104,11 +131,11 @@ def main() -> None:
     about = provenance(COMM, hiercoll.get_topology(COMM))
     for kind in KINDS:
         for mean in map(int, options.mean.split(",")):
-            times = measure(kind, mean, cases, options.seconds)
+            times = measure(kind, mean, cases, options)
             if RANK:
                 continue
             medians = {name: float(np.median(values)) * 1e6 for name, values in times.items()}
-            gain, low, high = ratio(times["native"], times["auto"])
+            gain, low, high = ratio(times["native"], times["drop-in"])
             control = ratio(times["native"], times["again"])
             gains.append(gain)
             others = "  ".join(f"{name} {value:.0f}" for name, value in medians.items() if name != "again")
@@ -118,7 +145,14 @@ def main() -> None:
             )
             if options.json:
                 figures = {"ratio": [gain, low, high], "control": control, "repetitions": len(times["native"])}
-                record = {"kind": kind, "mean": mean, "microseconds": medians, **figures, **about}
+                record = {
+                    "kind": kind,
+                    "mean": mean,
+                    "fresh": options.fresh,
+                    "microseconds": medians,
+                    **figures,
+                    **about,
+                }
                 with options.json.open("a") as file:
                     file.write(json.dumps(record) + os.linesep)
     if RANK == 0:

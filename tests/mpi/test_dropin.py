@@ -12,7 +12,8 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import dropin
+from hiercoll import dropin, progress
+from hiercoll.online import SURE
 from hiercoll.report import BLOCKING, RETURNING, Recorder
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -215,6 +216,35 @@ def test_forced(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(recv, np.arange(SIZE))
     if SIZE > 1:
         assert hiercoll.lifetime.get_state(ours).last == "alltoallv aggregate form=leader window=2"
+
+
+def test_alltoallv_past_hiercoll(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where native has always been the choice, calls are mpi4py's own, until somebody wants to see them."""
+    if SIZE == 1:
+        return
+    ours = hiercoll.Intracomm(ours.Dup())
+    sizes = np.where(np.arange(SIZE) == RANK, 3, 0)  # hardly anything: nothing to be gained
+
+    def seen(calls: int) -> int:
+        before = dropin.calls.total()
+        for _ in range(calls):
+            recv = np.empty(3)
+            ours.Alltoallv([np.full(3, 1.0 + RANK), sizes], [recv, sizes])
+            np.testing.assert_array_equal(recv, np.full(3, 1.0 + RANK))
+        return dropin.calls.total() - before
+
+    assert seen(SURE // 2) == SURE // 2
+    seen(3 * SURE)
+    assert seen(20) == 0 and "Alltoallv" in vars(ours)
+    hiercoll.configure(ours, timeout=30)
+    assert seen(20) == 20
+    hiercoll.configure(ours, timeout=0)
+    seen(5 * SURE)
+    assert seen(20) == 0
+    hiercoll.ialltoall(ours, np.arange(SIZE)).wait()  # needs calls of hiercoll to go on
+    assert seen(5 * SURE) == 5 * SURE
+    monkeypatch.setattr(progress, "_shortcuts", [])  # for tests to come
+    ours.Free()
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.online import CALLS, Regime, Trial, explore
+from hiercoll.online import CALLS, FOR_GOOD, Regime, Trial, explore
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuning import Search, SizeResult, _steadier, choices, interval, variants
@@ -253,7 +253,8 @@ def test_online_explorer_needs_no_segments() -> None:
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_regime(faster: bool) -> None:
-    """Tries both where small blocks abound, keeps what is faster, and asks more and more seldom."""
+    """Tries both where small blocks abound, keeps what is faster, and asks more and more seldom; in the
+    end no more, if that is native."""
     other = Variant("aggregate", {})
     regime = Regime(other, 4, lambda seconds: seconds, lambda numbers: numbers)
     periods = []
@@ -265,7 +266,7 @@ def test_regime(faster: bool) -> None:
         assert (regime.current == other) == faster and regime.is_native == (not faster)
         periods.append(regime.left)
         regime.left = 0
-    assert periods == [64, 128, 256, 512]
+    assert periods == [32, 64, 128, 256 if faster else FOR_GOOD] and regime.is_surely_native == (not faster)
     regime.survey(3, 3)  # sparse: the library's own, without a trial
     assert regime.trial is None and regime.current.algorithm == "native"
     regime.left = 0
