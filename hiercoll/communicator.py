@@ -77,6 +77,7 @@ class _Scratch:
 
 def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
     """The ranks of ``comm`` with the same ``color``, in the same order. Collective."""
+    progress.before_blocking()
     return cast(MPI.Intracomm, comm.Split(color, comm.rank))
 
 
@@ -121,6 +122,7 @@ class State:
         # threads on different communicators could wait for each other across ranks.
         self.comm.Allreduce(mine, anywhere, op=MPI.LOR)
         self.disabled, self.stages, self.check, self.threadless = map(bool, anywhere)
+        progress.may_have_thread = not self.threadless
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
@@ -215,13 +217,14 @@ class State:
                 warnings.warn(TableWarning(f"{error}; algorithms are chosen by the model"), stacklevel=4)
                 return Table()
 
+        progress.before_blocking()
         self.table = from_root(self.comm, read)
         self.forget_choices()
 
     @property
     def unwatched(self) -> bool:
         """Whether a call may go to the MPI library without another look."""
-        return self.watch is None and not self.check and self.broken is None and not progress.active
+        return self.watch is None and not self.check and self.broken is None
 
     def set_timeout(self, seconds: float) -> None:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
@@ -247,7 +250,7 @@ class State:
         self.vectors.drop_all()
         self._trials.clear()
         self.regime = Regime(uneven_choice(self.topology), self.size, self._slowest, self._total)
-        progress.end_shortcuts(for_good=False)
+        progress.end_shortcuts()
 
     def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial:
         """The trial for calls like this one."""
@@ -263,12 +266,14 @@ class State:
     def _slowest(self, seconds: float) -> float:
         """The largest value of all ranks. Collective."""
         most = np.empty(1)
+        progress.before_blocking()
         self.comm.Allreduce(np.array([seconds]), most, op=MPI.MAX)
         return float(most[0])
 
     def _total(self, numbers: Sequence[int]) -> list[int]:
         """The sums of all ranks. Collective."""
         total = np.empty(len(numbers), np.int64)
+        progress.before_blocking()
         self.comm.Allreduce(np.array(numbers, np.int64), total)
         return [int(number) for number in total]
 
@@ -391,7 +396,7 @@ class State:
         ``traced``: bound so that `Plan.trace` can time its operations.
         """
         if work.block == 0 or work.algorithm == NATIVE:
-            plan = self._plain(work, place, send, recv)
+            plan = self._plain(work, place, send, recv, own=True)
             self._own[plan] = None
         else:
             schedule, memory = self.schedule(work), self.memories[place]
@@ -416,14 +421,14 @@ class State:
             self._node = split(self.comm, self.topology.node_of[self.rank])
         return self._node
 
-    def _plain(self, work: Work, place: str, send: int, recv: int) -> Plan:
+    def _plain(self, work: Work, place: str, send: int, recv: int, *, own: bool = False) -> Plan:
         """A plan without a schedule: the MPI library's collective, or nothing for empty blocks."""
         if work.block == 0:
             layout = BlockLayout(0, 1)
             return bind(Schedule(self.rank, ()), Binding(self.comm, (), self.memories[place], layout, {}, 0), work.name)
         memory = self.memories[place]
         if not work.transport.segments:
-            return Plan(native.even(self.comm, work, send, recv), work.name, None, memory, direct=True)
+            return Plan(native.even(self.comm, work, send, recv, own=own), work.name, None, memory, direct=True)
         blocks = self.size if work.collective == "alltoall" else 1
         sent = range(self.rank, self.rank + 1) if work.inplace and blocks == 1 else range(blocks)
         layout = BlockLayout(work.block)
@@ -434,7 +439,7 @@ class State:
         before = memory.copy(layout, source, (host, out))
         after = memory.copy(layout, (host, HOST[0 : self.size]), (recv, RECV[0 : self.size]))
         assert isinstance(before, Transfer) and isinstance(after, Transfer)
-        engine = Between([before], native.even(self.comm, work, host + apart * work.block, host), [after])
+        engine = Between([before], native.even(self.comm, work, host + apart * work.block, host, own=own), [after])
         plan = Plan(engine, work.name, None, memory)
         plan.keep_alive(owner)
         return plan
@@ -453,7 +458,7 @@ class State:
         """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, for more
         (``keep``), or (``own``; collective) for a user to hold."""
         if work.algorithm == NATIVE:
-            plan = Plan(native.uneven(self.comm, work, blocks, addresses), work.name, None, None)
+            plan = Plan(native.uneven(self.comm, work, blocks, addresses, own=own), work.name, None, None)
             if own:
                 self._own[plan] = None
                 plan.on_free = self._release

@@ -60,6 +60,8 @@ class Collectives:
             if known.regime.is_surely_native:
                 _go_past(self, native)
             calls["alltoallv, native"] += 1
+            if progress.active:
+                progress.before_blocking()
             native(sendbuf, recvbuf)
             return
         if known is not None and not forced and run_again(known, sendbuf, recvbuf):
@@ -199,7 +201,8 @@ def _revive(kind: type[MPI.Comm], name: str) -> MPI.Comm:
 def _go_past(comm: Any, native: Callable[..., None]) -> None:
     """Let this object's Alltoallv be mpi4py's own from now on: what nobody sees costs nothing. Not
     where somebody watches the calls, and until somebody does (see `progress`)."""
-    if type(comm).Alltoallv is _ALLTOALLV and progress.take_shortcut(partial(_come_back, ref(comm))):
+    if type(comm).Alltoallv is _ALLTOALLV:
+        progress.take_shortcut(partial(_come_back, ref(comm)))
         comm.Alltoallv = native
 
 

@@ -511,7 +511,9 @@ class Requested:
 
 
 class Native:
-    """The MPI library's own collective as an engine."""
+    """The MPI library's own collective as an engine. As ``run`` on one rank may meet ``start`` on
+    another one where users hold a plan (``own``), both are the nonblocking collective there: MPI
+    does not match it with the blocking one."""
 
     def __init__(
         self,
@@ -519,14 +521,19 @@ class Native:
         nonblocking: Callable[..., MPI.Request],
         args: tuple[Any, ...],
         datatypes: list[MPI.Datatype],
+        own: bool,
     ) -> None:
-        self.run = partial(blocking, *args)
+        self.run = self._start_and_wait if own else partial(blocking, *args)
         self.start = partial(self._start, nonblocking, args)
         self._datatypes = datatypes
         self._request = MPI.REQUEST_NULL
 
     def _start(self, nonblocking: Callable[..., MPI.Request], args: tuple[Any, ...]) -> None:
         self._request = nonblocking(*args)
+
+    def _start_and_wait(self) -> None:
+        self.start()
+        self._request.Wait()
 
     def progress(self, block: bool) -> bool:
         if block:

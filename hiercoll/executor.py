@@ -174,8 +174,12 @@ class Plan:
     def __call__(self) -> Any:
         """Run once: start and wait. Returns the receive array."""
         if self.watch is not None or progress.active:
-            self.start()
-            return self.wait()
+            if self.watch is not None or self.schedule is not None:
+                self.start()
+                return self.wait()
+            # No start() here: on other ranks nothing may be under way, and in MPI a blocking collective
+            # does not match a nonblocking one.
+            progress.before_blocking()
         run = self._run
         if run is None or self.active or self.broken:
             self._checked()

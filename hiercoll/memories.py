@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.buffers import CARD, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
@@ -72,6 +73,7 @@ class Memories:
     def _least(self, value: int) -> int:
         """The smallest value of all ranks. Collective."""
         least = np.empty(1, dtype=int)
+        progress.before_blocking()
         self._comm.Allreduce(np.array([value], dtype=int), least, op=MPI.MIN)
         return int(least[0])
 

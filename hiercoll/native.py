@@ -12,8 +12,8 @@ from hiercoll.interpreter import Blocks
 from hiercoll.work import Work
 
 
-def even(comm: MPI.Intracomm, work: Work, send: int, recv: int) -> Engine:
-    """Equal blocks in buffers at these addresses."""
+def even(comm: MPI.Intracomm, work: Work, send: int, recv: int, *, own: bool) -> Engine:
+    """Equal blocks in buffers at these addresses; ``own``: see `Native`."""
     alltoall = work.collective == "alltoall"
     sendbuf: Any = MPI.IN_PLACE
     datatypes = []
@@ -23,10 +23,10 @@ def even(comm: MPI.Intracomm, work: Work, send: int, recv: int) -> Engine:
     recvbuf, datatype = native_message(recv, work.block, comm.size)
     datatypes.append(datatype)
     calls = (comm.Alltoall, comm.Ialltoall) if alltoall else (comm.Allgather, comm.Iallgather)
-    return Native(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype])
+    return Native(*calls, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype], own)
 
 
-def uneven(comm: MPI.Intracomm, work: Work, blocks: Blocks, addresses: tuple[int, int]) -> Engine:
+def uneven(comm: MPI.Intracomm, work: Work, blocks: Blocks, addresses: tuple[int, int], *, own: bool) -> Engine:
     """Blocks of any sizes in buffers at (send, receive) addresses."""
     ends = ((addresses[0], blocks.sent, blocks.sent_at), (addresses[1], blocks.received, blocks.received_at))
     sendbuf, recvbuf = (
@@ -34,9 +34,9 @@ def uneven(comm: MPI.Intracomm, work: Work, blocks: Blocks, addresses: tuple[int
         for at, sizes, places in ends
     )
     if work.collective == "alltoallv":
-        return Native(comm.Alltoallv, comm.Ialltoallv, (sendbuf, recvbuf), [])
-    own: Any = MPI.IN_PLACE
+        return Native(comm.Alltoallv, comm.Ialltoallv, (sendbuf, recvbuf), [], own)
+    mine: Any = MPI.IN_PLACE
     if not work.inplace:
         length = int(blocks.sent[0])
-        own = [MPI.buffer.fromaddress(addresses[0] + int(blocks.sent_at[0]), length), length, MPI.BYTE]
-    return Native(comm.Allgatherv, comm.Iallgatherv, (own, recvbuf), [])
+        mine = [MPI.buffer.fromaddress(addresses[0] + int(blocks.sent_at[0]), length), length, MPI.BYTE]
+    return Native(comm.Allgatherv, comm.Iallgatherv, (mine, recvbuf), [], own)

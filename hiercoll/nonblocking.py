@@ -40,8 +40,8 @@ class Request:
             state.background += 1
         if in_thread:
             progress.want_thread()
-        else:
-            progress.end_shortcuts(for_good=True)  # this one goes on in calls of hiercoll
+        elif progress.are_shortcuts():
+            progress.before_blocking()
 
     def advance(self) -> None:
         """See `progress.Background`."""

@@ -25,7 +25,8 @@ class Background(Protocol):
 active: list[Background] = []
 listening: list[Background] = []  # goes on after what is under way, or may start something
 lock = threading.RLock()
-_shortcuts: list[Callable[[], object]] | None = []  # what undoes them; None: none are wanted
+may_have_thread = False  # set where MPI has been found to allow it
+_shortcuts: list[Callable[[], object]] = []  # what undoes them
 _wanted = threading.Event()
 _thread: threading.Thread | None = None
 
@@ -37,20 +38,20 @@ def advance_all() -> None:
             each.advance()
 
 
-def take_shortcut(undo: Callable[[], object]) -> bool:
-    """Whether calls may go past hiercoll from now on, until it calls ``undo``."""
-    if _shortcuts is None:
-        return False
+def take_shortcut(undo: Callable[[], object]) -> None:
+    """Calls go past hiercoll from now on, until it calls ``undo``."""
     _shortcuts.append(undo)
-    return True
 
 
-def end_shortcuts(*, for_good: bool) -> None:
+def are_shortcuts() -> bool:
+    """Whether some calls go past hiercoll."""
+    return bool(_shortcuts)
+
+
+def end_shortcuts() -> None:
     """All calls come through hiercoll again."""
-    global _shortcuts
-    for undo in _shortcuts or ():
-        undo()
-    _shortcuts = None if for_good else []
+    while _shortcuts:
+        _shortcuts.pop()()
 
 
 def wait_politely() -> None:
@@ -58,6 +59,13 @@ def wait_politely() -> None:
     if active:
         advance_all()
     os.sched_yield()
+
+
+def before_blocking() -> None:
+    """This rank is about to wait in the MPI library, or may without notice: what is under way goes on in
+    a thread, where there may be one."""
+    if active and may_have_thread:
+        want_thread()
 
 
 def want_thread() -> None:

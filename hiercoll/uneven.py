@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.buffers import HostMemory, UnevenLayout
 from hiercoll.engines import Board, Engine
 from hiercoll.executor import REQUEST_BYTES, Binding, Plan, bind
@@ -112,6 +113,7 @@ class Uneven:
                 self._moved()
                 board.free()
             room = max(nbytes, 2 * room)
+            progress.before_blocking()
             most = np.empty(1, np.int64)
             self._node().Allreduce(np.array([schedule.flags]), most, op=MPI.MAX)
             board = Board(self._comm, self._node(), room, int(most[0]), 0, 0)

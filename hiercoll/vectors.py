@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.buffers import Now, Transfer
 from hiercoll.communicator import State
 from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
@@ -52,6 +53,7 @@ def alltoallv(
     known = by_handle.get(comm.handle) if plain and isinstance(comm, MPI.Comm) else None
     if known is not None and known.unwatched and known.regime.is_native and _fits(sendbuf) and _fits(recvbuf):
         known.regime.left -= 1
+        progress.before_blocking()
         return _native(known, sendbuf, recvbuf)
     if known is not None and run_again(known, sendbuf, recvbuf):
         return recvbuf[0]
@@ -241,6 +243,7 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
         regime.survey(*_looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf))
     begin, current = perf_counter(), regime.current.algorithm
     if current == NATIVE and state.unwatched:
+        progress.before_blocking()
         result = native(sendbuf, recvbuf)
     else:
         result = serve_vector(state, "alltoallv", sendbuf, recvbuf, current, dict(regime.current.params))

@@ -91,6 +91,35 @@ def test_among_blocking_calls(on_layout: Callable[[str], MPI.Intracomm], layout:
         plan.free()
 
 
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.skipif(MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE")
+def test_among_calls_of_the_library(on_layout: Callable[[str], MPI.Intracomm], layout: str) -> None:
+    """The same, where the blocking call is the MPI library's: on ranks with something under way it
+    must be the same call as on the others, and let it go on."""
+    comm = on_layout(layout)
+    dropin, sizes = hiercoll.Intracomm(comm), np.full(SIZE, 2)
+    blocking: list[Callable[[Any, Any], Any]] = [
+        lambda send, recv: hiercoll.alltoall(comm, send, recv, algorithm="native"),
+        lambda send, recv: hiercoll.alltoallv(comm, [send, sizes], [recv, sizes], algorithm="native"),
+        lambda send, recv: hiercoll.alltoallv(comm, [send, sizes], [recv, sizes]),
+        lambda send, recv: dropin.Alltoallv([send, sizes], [recv, sizes]),
+    ]
+    for turn in range(24):
+        request, expected, _ = started(comm, "alltoall", turn, algorithm="bruck")
+        if RANK % 2:
+            request.wait()
+        send, recv = np.repeat(np.arange(SIZE) + 100 * RANK + turn, 2), np.full(2 * SIZE, -1)
+        blocking[turn % 4](send, recv)
+        np.testing.assert_array_equal(recv, np.repeat(100 * np.arange(SIZE) + RANK + turn, 2))
+        with hiercoll.alltoall_init(comm, send, recv, algorithm="native") as plan:
+            if RANK % 2:
+                plan()
+            else:
+                plan.start()
+                plan.wait()
+        np.testing.assert_array_equal(request.wait(), expected)
+
+
 def test_thread(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a progress thread a call of several rounds completes while this rank does something else."""
     monkeypatch.setenv("HIERCOLL_PROGRESS", "thread")
