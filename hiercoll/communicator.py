@@ -25,7 +25,7 @@ from hiercoll import checking, native, progress
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
 from hiercoll.cuda import DeviceMemory
-from hiercoll.engines import Between, Board
+from hiercoll.engines import Between, Board, Pending
 from hiercoll.errors import (
     BufferSizeError,
     ConstraintError,
@@ -46,7 +46,7 @@ from hiercoll.topology import Topology, discover
 from hiercoll.transports import AUTO
 from hiercoll.tuner import Decision, decide, uneven_choice
 from hiercoll.uneven import Uneven
-from hiercoll.watch import Watch
+from hiercoll.watch import Entry, Watch
 from hiercoll.work import Cache, Key, Work
 
 ONLINE = 6  # candidates besides native that online tuning tries
@@ -73,6 +73,22 @@ class _Scratch:
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.address, self.owner = memory.allocate(nbytes)
+
+
+class _Meeting:
+    """Ranks that wait for each other, for a watch; of who is late, MPI tells nothing."""
+
+    def __init__(self, name: str, request: MPI.Request) -> None:
+        self.name, self._request = name, request
+        self.entry: Entry | None = None
+
+    def test(self) -> bool:
+        """See `Running`."""
+        return bool(self._request.Test())
+
+    def pending(self) -> list[Pending]:
+        """See `Running`."""
+        return []
 
 
 def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
@@ -546,7 +562,7 @@ class State:
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not
         make the same call or bytes are ``lacking`` on one. Collective."""
-        self._meet()
+        self._meet(f"{work.name}, set-up")
         key = zlib.crc32(repr(work.key[:-2]).encode())
         mine = np.array([work.block, -work.block, key, -key, lacking, *values], dtype=np.int64)
         most = np.empty_like(mine)
@@ -561,11 +577,14 @@ class State:
             raise ConstraintError(f"algorithm {work.algorithm!r}", "room in /dev/shm", got, self.rank)
         return [int(value) for value in most[5:]]
 
-    def _meet(self) -> None:
+    def _meet(self, what: str) -> None:
         """Wait until all ranks have come here, while calls in the background go on: some ranks may
-        complete those first. Collective."""
-        request = self.comm.Ibarrier()
-        while not request.Test():
+        complete those first. Raises CollectiveTimeout. Collective."""
+        meeting = _Meeting(what, self.comm.Ibarrier())
+        if self.watch is not None:
+            meeting.entry = self.watch.begin(meeting)
+            self.watch.complete(meeting)
+        while not meeting.test():
             progress.wait_politely()
 
     def _tag(self, work: Work) -> int:

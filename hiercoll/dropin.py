@@ -119,8 +119,9 @@ _ALLTOALLV = Collectives.Alltoallv
 class Intracomm(Collectives, MPI.Intracomm):
     """``hiercoll.Intracomm(comm)``: ``comm`` itself, with its collectives through hiercoll.
 
-    Alltoall, Alltoallv, Allgather and Allgatherv are served by hiercoll, all else by
-    mpi4py. Communicators made from it are of its kind. See mpi4py's Intracomm.
+    Alltoall, Alltoallv, Allgather and Allgatherv are served by hiercoll, with their
+    nonblocking and persistent forms (see `requests`), all else by mpi4py.
+    Communicators made from it are of its kind. See mpi4py's Intracomm.
     """
 
 

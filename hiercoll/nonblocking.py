@@ -94,8 +94,8 @@ def ialltoall(
     """`hiercoll.alltoall` that returns at once; buffers must be left alone until it is complete.
 
     Arrays on the host. "auto" takes algorithms without shared memory only. Several may be
-    under way; all ranks start them in the same order. The first of a kind on a
-    communicator agrees with the others, and so waits for them. Errors as `alltoall`,
+    under way; all ranks start them in the same order. Waits for no other rank, but
+    in the first call of hiercoll on a communicator. Errors as `alltoall`,
     and ConstraintError for algorithms with shared memory. Collective (MPI 4.1, 6.12.6).
     """
     return _even(comm, "alltoall", sendbuf, recvbuf, algorithm, params)

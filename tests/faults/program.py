@@ -13,12 +13,16 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll.dropin import forced
 
 CULPRIT = 2
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # with which MPICH's launcher tells survivors, and ends them
 fault, algorithm, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
+dropin = hiercoll.Intracomm(comm)
+forced["alltoall"] = ("bruck", {})
+hiercoll.get_topology(comm)  # from now on hiercoll serves nonblocking calls
 
 
 def call(items: int = 4) -> None:
@@ -28,6 +32,13 @@ def call(items: int = 4) -> None:
     if algorithm == "alltoallv":
         counts = np.full(size, items)
         hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="aggregate")
+    elif algorithm == "Ialltoall":
+        dropin.Ialltoall(send, recv).Wait()
+    elif algorithm == "Alltoall_init":
+        request = dropin.Alltoall_init(send, recv)
+        request.Start()
+        request.Wait()
+        request.Free()
     else:
         hiercoll.alltoall(comm, send, recv, algorithm=algorithm)
     expected = np.concatenate([np.arange(items) + rank * items + 100 * peer for peer in range(size)])

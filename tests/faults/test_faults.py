@@ -19,7 +19,8 @@ TIMEOUT = 3.0  # seconds, of HIERCOLL_TIMEOUT
 ALGORITHMS = [
     "grouped",
     "alltoallv",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("bruck", "eager", "native")),
+    "Ialltoall",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("bruck", "eager", "native", "Alltoall_init")),
 ]
 
 
@@ -91,7 +92,7 @@ def test_a_silent_rank(tmp_path: Path, fault: str, algorithm: str) -> None:
     assert "rank 2 (world rank 2, node 1" in told
     if fault == "stopped":  # one that is late waits in vain itself, in the end
         assert "rank 2 (world rank 2, node 1): SILENT" in told, told
-    if algorithm != "native":
+    if algorithm not in ("native", "Alltoall_init"):  # in set-up MPI does not tell who is late
         assert any("rank 2" in reports[rank]["problem"][25:] for rank in (0, 1, 3))
 
 
