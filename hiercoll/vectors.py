@@ -200,8 +200,10 @@ def _key(
 ) -> tuple[Any, ...] | None:
     """What a call is, if its buffers are arrays with counts of the common kinds; else None. Calls with
     equal keys have equal sizes in equal places of the same memory."""
+    alltoallv = collective == "alltoallv"
+    if type(recvbuf) not in (list, tuple) or type(sendbuf) not in ((list, tuple) if alltoallv else (np.ndarray,)):
+        return None
     try:
-        alltoallv = collective == "alltoallv"
         sent = _key_of(*sendbuf) if alltoallv else (_address(sendbuf), sendbuf.nbytes, sendbuf.itemsize)
         if not recvbuf[0].flags.writeable:
             return None

@@ -296,3 +296,16 @@ def test_kept_calls_are_few(comm: MPI.Intracomm) -> None:
         hiercoll.alltoallv(comm, [send, sizes], [recv, sizes], algorithm="aggregate")
         assert before == (sys.getrefcount(send), sys.getrefcount(recv), sys.getrefcount(sizes))
     assert 1 <= len(state.vectors) <= 128
+
+
+def test_arrays_are_not_taken_for_specifications(comm: MPI.Intracomm) -> None:
+    """An array of two rows is a buffer of even blocks, not a buffer with counts; one may be empty."""
+    for _ in range(3):
+        send, recv = np.arange(2 * SIZE).reshape(2, SIZE) + 100 * RANK, np.full((2, SIZE), -1)
+        hiercoll.alltoallv(comm, send, recv, algorithm="aggregate")
+        expected = np.stack([np.arange(2) + 2 * RANK + 100 * peer for peer in range(SIZE)])
+        np.testing.assert_array_equal(recv.ravel(), expected.ravel())
+        for algorithm in ("ring", "auto"):
+            hiercoll.allgatherv(comm, np.full(2, RANK), recv, algorithm=algorithm)
+            np.testing.assert_array_equal(recv.ravel(), np.repeat(np.arange(SIZE), 2))
+            hiercoll.allgatherv(comm, np.empty(0), np.empty(0), algorithm=algorithm)
