@@ -16,8 +16,10 @@ from typing import TypeAlias
 from hiercoll.tables import NATIVE, Variant
 
 CALLS = 3  # timed calls of each candidate, after a first that makes its plan
+REGIME_CALLS = 5  # the same, where only two are tried
 MOST_SEGMENTS = 64
-FIRST_PERIOD, LONGEST_PERIOD = 32, 4096  # calls between two surveys
+FIRST_PERIOD, LONGEST_PERIOD = 32, 256  # calls between two surveys
+GAIN = 1.1  # by which others must be faster than native, so that noise does not choose them
 SURE, FOR_GOOD = 128, sys.maxsize  # after how many calls between two surveys there is none any more
 
 Explorer: TypeAlias = "Generator[Variant, float, Variant]"
@@ -56,7 +58,8 @@ class Trial:
     """The calls of one size. ``agree`` gives the slowest rank's seconds; it is collective,
     and all ranks make the same calls in the same order."""
 
-    def __init__(self, candidates: Sequence[Variant], agree: Callable[[float], float]) -> None:
+    def __init__(self, candidates: Sequence[Variant], agree: Callable[[float], float], calls: int = CALLS) -> None:
+        self._calls = calls
         self._explorer = explore(candidates)
         self._agree = agree
         self._times: list[float] = []
@@ -66,7 +69,7 @@ class Trial:
     def note(self, seconds: float) -> None:
         """The current candidate has served a call. Sets ``winner`` when all have been tried."""
         self._times.append(seconds)
-        if len(self._times) <= CALLS:
+        if len(self._times) <= self._calls:
             return
         agreed = self._agree(median(self._times[1:]))
         self._times = []
@@ -111,7 +114,7 @@ class Regime:
         """Of how many blocks this rank sends, and how many are small. Collective."""
         blocks, less = self._total([nonempty, small])
         if 2 * blocks > self._size**2 and 10 * less > 9 * blocks:
-            self.trial = Trial(self._candidates, self._agree)
+            self.trial = Trial(self._candidates, self._agree, REGIME_CALLS)
             self.current = self.trial.current
         else:
             self._settle(self._candidates[0])
@@ -119,7 +122,7 @@ class Regime:
     def note(self, seconds: float) -> None:
         """A call has been served while both are tried. Collective."""
         assert self.trial is not None
-        self.trial.note(seconds)
+        self.trial.note(seconds if self.current is self._candidates[0] else GAIN * seconds)
         self.current = self.trial.current
         if self.trial.winner is not None:
             self._settle(self.trial.winner)

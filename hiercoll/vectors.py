@@ -41,9 +41,9 @@ def alltoallv(
 
     ``limit`` (bytes, equal on all ranks): smaller blocks travel together (algorithm
     "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" where
-    the program's own calls have shown it to be faster: of every 64 to 4,096 calls the
-    first is looked at, and if small blocks abound, the next eight try both. Arrays are
-    on the host.
+    the program's own calls have shown it to be faster: of every 32 to 256 calls the first
+    is looked at, and if small blocks abound, the next twelve try both; what has been
+    native all the while stays so. Arrays are on the host.
 
     Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError, UnknownAlgorithmError, ParameterError.

@@ -29,6 +29,7 @@ from hiercoll.bench import provenance
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
+SETTLED = 256  # calls after which the drop-in communicator has mostly made up its mind
 KINDS = ("uniform", "power law", "90 % empty")
 
 
@@ -73,12 +74,12 @@ def measure(
         sizes = next(tables) if options.fresh else fixed
         return [send, sizes[RANK].copy()], [recv, sizes[:, RANK].copy()]
 
-    def until(seconds: float, least: int, once: Callable[[int], None]) -> int:
+    def until(seconds: float, least: int, most: int, once: Callable[[int], None]) -> int:
         begin, done = time.perf_counter(), 0
         while True:
             once(done)
             done += 1
-            over = np.array([time.perf_counter() - begin > seconds and done >= least])
+            over = np.array([done >= most or (time.perf_counter() - begin > seconds and done >= least)])
             if done % 8 == 0:
                 COMM.Bcast(over)
                 if over[0]:
@@ -98,8 +99,8 @@ def measure(
                 hiercoll.alltoallv(comm, *sizes, **cases[name])
             times[name].append(time.perf_counter() - start)
 
-    until(options.warm, 8, lambda _: dropin.Alltoallv(*given()))
-    repetitions = until(options.seconds, 16, all_once)
+    until(options.warm, 8, SETTLED, lambda _: dropin.Alltoallv(*given()))
+    repetitions = until(options.seconds, 16, 100_000, all_once)
     worst = {name: np.empty(repetitions) for name in cases}
     for name, own in times.items():
         COMM.Allreduce(np.array(own), worst[name], op=MPI.MAX)
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--mean", default="16,64,256,1024,4096,16384", help="bytes")
     parser.add_argument("--seconds", type=float, default=3, help="for each line")
-    parser.add_argument("--warm", type=float, default=1.5, help="seconds before each line")
+    parser.add_argument("--warm", type=float, default=6, help="most seconds of calls before each line")
     parser.add_argument("--fresh", action="store_true", help="other counts in each call")
     parser.add_argument("--subjects", default="", help="more of them: aggregate:window=2;scatter_destination")
     options = parser.parse_args()

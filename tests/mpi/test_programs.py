@@ -37,7 +37,7 @@ class Step(NamedTuple):
 STEPS = st.builds(
     Step,
     kind=st.sampled_from(KINDS),
-    mode=st.sampled_from(["blocking", "drop-in", "plan", "background"]),
+    mode=st.sampled_from(["blocking", "drop-in", "plan", "background", "request", "persistent"]),
     communicator=st.integers(0, 5),
     items=st.sampled_from([0, 1, 2, 7, 40, 3000]),
     dtype=st.sampled_from(["u1", "i4", "f8", "c16"]),
@@ -111,6 +111,12 @@ def perform(case: Case, ours: MPI.Intracomm) -> Callable[[], Any] | None:
         getattr(hiercoll.Intracomm(ours), kind.capitalize())(send, recv)
     elif case.step.mode == "background":
         return getattr(hiercoll, f"i{kind}")(ours, send, recv).wait  # type: ignore[no-any-return]
+    elif case.step.mode == "request":
+        return getattr(hiercoll.Intracomm(ours), f"I{kind}")(send, recv).Wait  # type: ignore[no-any-return]
+    elif case.step.mode == "persistent":
+        request = getattr(hiercoll.Intracomm(ours), f"{kind.capitalize()}_init")(send, recv)
+        request.Start()
+        return lambda: (MPI.Request.Waitall([request]), request.Free())
     else:
         plan = getattr(hiercoll, f"{kind}_init")(ours, send, recv)
         plan.start()
