@@ -9,6 +9,7 @@ thread looks after the calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from time import monotonic
 from typing import Any
@@ -54,7 +55,7 @@ class StandIn:
         elif self.call.done:
             self.call = None
             if not self._persistent:
-                progress.listening.remove(self)
+                self._leave()
             _self().Recv(NOTHING, 0, self.tag)
         elif self.call.error is not None:
             self._failed = min(self._failed, monotonic())
@@ -64,24 +65,36 @@ class StandIn:
 
     def wait(self) -> None:
         """Until the call, if there is one, is complete. Raises what went wrong."""
-        call = self.call
-        if call is not None:
-            call.wait()
+        progress.advance_all()
+        if (call := self.call) is not None:
+            self._ask(call.wait)
         progress.advance_all()
 
     def test(self) -> None:
         """Let it go on. Raises what went wrong."""
-        call = self.call
         progress.advance_all()
-        if call is not None:
-            call.test()
+        if (call := self.call) is not None:
+            self._ask(call.test)
             progress.advance_all()
+
+    def _ask(self, question: Callable[[], object]) -> None:
+        """Once somebody knows what went wrong, nobody looks after it any more."""
+        try:
+            question()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        with progress.lock:
+            if self in progress.listening:
+                progress.listening.remove(self)
 
     def free(self) -> None:
         """It is not started any more."""
         with progress.lock:
             self._plan.free()
-            progress.listening.remove(self)
+            self._leave()
 
 
 class Driven:

@@ -13,6 +13,7 @@ from test_dropin import ITEMS, KINDS, spelled
 
 import hiercoll
 from hiercoll import dropin, progress, requests
+from hiercoll.executor import Plan
 from hiercoll.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -207,3 +208,27 @@ def test_cannot_be_cancelled(ours: hiercoll.Intracomm) -> None:
     with pytest.raises(MPI.Exception):
         request.Cancel()
     request.Wait()
+
+
+class Failing:
+    """An engine that fails on the way."""
+
+    def start(self) -> None: ...
+
+    run = start
+
+    def progress(self, block: bool) -> bool:
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("wait", [lambda request: request.Wait(), wait_by_test])
+def test_failures_are_told_once(ours: hiercoll.Intracomm, wait: Callable[[Any], Any]) -> None:
+    """By the request's own methods; then nobody waits for somebody to ask."""
+    state = get_state(ours)
+    request = requests.nonblocking(state, Plan(Failing(), "failing", None, None))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="on purpose"):
+        wait(request)
+    assert not progress.listening and state.broken == "failing"
+    state.broken = None
+    requests._self().Recv(requests.NOTHING, 0, request.stand_in.tag)  # tidy up
+    MPI.Request.Wait(request)
