@@ -332,7 +332,8 @@ class Kept(Stepwise):
         self._begun = False
         self._first: list[Bound] = []
         self._first_steps: list[Step] = []
-        self._rest: dict[bytes, tuple[list[Step], list[Bound]]] = {}  # by what the mates have told
+        self._requests: dict[int, MPI.Request] = {}  # of these, by operation
+        self._rest: dict[bytes, tuple[list[Step], dict[int, MPI.Request]]] = {}  # by what the mates have told
         self._heard: set[bytes] = set()
 
     def steps(self) -> Iterator[Step]:
@@ -346,31 +347,14 @@ class Kept(Stepwise):
             return
         if not self._first_steps:
             self._bind_first()
-        self._under_way = _requests(self._first)
+        self._under_way = {**self._requests}
         yield from self._first_steps
-        yield from self._second_steps()
-
-    def _second_steps(self) -> Iterator[Step]:
-        """The steps that depend on the mates' sizes."""
-        heard = self._interpreter.hear()
+        heard = interpreter.hear()
         if heard in self._rest or self._bind_rest(heard):
-            steps, bound = self._rest[heard]
-            self._under_way = _requests(bound)
+            steps, self._under_way = self._rest[heard]
             yield from steps
         else:
-            self._under_way = _requests(self._first)
-            yield from self._interpreter.steps_from(self._program.boundary, self._under_way)
-
-    def run(self) -> None:
-        rest = self._rest
-        if not rest or self._board is None:
-            return super().run()
-        self._board.epoch += 1
-        for step in self._first_steps:
-            step.run()
-        known = rest.get(self._interpreter.hear())
-        for step in self._second_steps() if known is None else known[0]:
-            step.run()
+            yield from interpreter.steps_from(self._program.boundary, self._under_way)
 
     def _bind_first(self) -> None:
         program, interpreter = self._program, self._interpreter
@@ -379,7 +363,7 @@ class Kept(Stepwise):
         if program.tells >= 0:
             copy = cast("Action | None", self._first[program.tells])
             self._first[program.tells] = partial(_one_then_other, interpreter.tell, copy)
-        self._first_steps = self._steps_of([])[0]
+        self._first_steps, self._requests = self._steps_of([])[0], _requests(self._first)
 
     def _bind_rest(self, heard: bytes) -> bool:
         """Bind what depends on the mates' sizes, unless they are new."""
@@ -389,7 +373,7 @@ class Kept(Stepwise):
             return False
         self._interpreter.learn()
         bound = self._interpreter.bind(self._program.boundary, len(self._program.schedule.ops))
-        self._rest[heard] = self._steps_of(bound)[1], self._first + bound
+        self._rest[heard] = self._steps_of(bound)[1], _requests(self._first + bound)
         return True
 
     def _steps_of(self, rest: list[Bound]) -> tuple[list[Step], list[Step]]:
@@ -403,11 +387,11 @@ class Kept(Stepwise):
         return steps[:split], steps[split:]
 
     def free(self) -> None:
-        groups = [self._first, *(bound[self._program.boundary :] for _, bound in self._rest.values())]
-        for each in (each for bound in groups for each in bound):
-            if isinstance(each, MPI.Prequest):
-                each.Free()
-        self._first, self._rest = [], {}
+        rest = (requests.items() for _, requests in self._rest.values())
+        own = [request for items in rest for index, request in items if index >= self._program.boundary]
+        for request in [*self._requests.values(), *own]:
+            request.Free()
+        self._first_steps, self._requests, self._rest = [], {}, {}
 
 
 def _requests(bound: Sequence[Bound]) -> dict[int, MPI.Request]:

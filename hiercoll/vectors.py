@@ -59,8 +59,7 @@ def alltoallv(
         return recvbuf[0]
     state = get_state(comm)
     if plain and not state.disabled:
-        alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong, if anything
-        return in_regime(state, sendbuf, recvbuf, partial(_native, state))
+        return in_regime(state, sendbuf, recvbuf, partial(_checked_native, state))
     return serve_vector(state, "alltoallv", sendbuf, recvbuf, algorithm, params, limit)
 
 
@@ -275,6 +274,12 @@ def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
         alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong
         raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), state.rank) from None
     return recvbuf[0] if isinstance(recvbuf, list | tuple) else recvbuf
+
+
+def _checked_native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
+    """`_native`, after a look at the arguments; what else serves a call has its own."""
+    alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)
+    return _native(state, sendbuf, recvbuf)
 
 
 def _fits(spec: Any) -> bool:
