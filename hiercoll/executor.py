@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
-_abandoned: list[object] = []
+abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Plan:
         try:
             engine.start()
         except BaseException:
-            self.active, self.broken = False, True
+            self.interrupt()
             raise
 
     def test(self) -> bool:
@@ -158,8 +158,12 @@ class Plan:
 
     def pending(self) -> list[Pending]:
         """What the current start waits for. It cannot go on after that."""
-        self.active, self.broken = False, True
+        self.interrupt()
         return self._engine.pending() if self._engine is not None else []
+
+    def interrupt(self) -> None:
+        """It cannot go on: nobody knows what is under way."""
+        self.active, self.broken = False, True
 
     def _progress(self, block: bool) -> bool:
         """Let the active start go on; an exception on the way breaks the plan for good."""
@@ -168,7 +172,7 @@ class Plan:
         try:
             return engine.progress(block)
         except BaseException:
-            self.active, self.broken = False, True
+            self.interrupt()
             raise
 
     def __call__(self) -> Any:
@@ -209,7 +213,7 @@ class Plan:
             if self.active:
                 raise PlanError(f"plan {self.name} is active: wait for it before freeing it")
             if self.broken:  # messages may be under way: MPI keeps the requests, we keep what they use
-                _abandoned.append((self._engine, self._owners))
+                abandoned.append((self._engine, self._owners))
             else:
                 self._engine.free()
             self._engine, self._run, self._owners = None, None, ()

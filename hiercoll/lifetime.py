@@ -19,6 +19,7 @@ from mpi4py import MPI
 from hiercoll import progress
 from hiercoll.communicator import State
 from hiercoll.errors import CommunicatorError, ThreadError
+from hiercoll.executor import abandoned
 from hiercoll.topology import Topology
 
 PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
@@ -35,6 +36,8 @@ def _make_keyval() -> int:
     """A key for the attribute, together with what frees states at exit."""
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # an explicit MPI.Finalize()
     atexit.register(_free_all)
+    # Python's own clean-up comes before MPI's end, but does not get at what an attribute holds.
+    MPI.COMM_WORLD.Set_attr(MPI.Comm.Create_keyval(), abandoned)
     return MPI.Comm.Create_keyval(delete_fn=_deleted)
 
 
@@ -71,11 +74,8 @@ def _free_all(*_: object) -> None:
     for state, agreed in zip(states, votes, strict=True):
         if agreed(deadline):
             state.free()
-        _torn.append(state)
+        abandoned.append(state)
     progress.stop()
-
-
-_torn: list[State] = []  # kept from the garbage collector: MPI may still use what they hold
 
 
 def get_state(comm: MPI.Intracomm) -> State:

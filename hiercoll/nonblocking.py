@@ -48,6 +48,7 @@ class Request:
         try:
             self.done = self._plan.test()
         except BaseException as error:
+            self._plan.interrupt()
             self.error, self._state.broken = error, self.name
         if self.done or self.error is not None:
             if self.entry is not None:
@@ -55,6 +56,8 @@ class Request:
             self._leave()
             if self._plan.on_free is None:  # else it is somebody's, for more starts
                 self._plan.free()
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise self.error  # Ctrl-C is not only for who asks for this call
 
     def _leave(self) -> None:
         progress.active.remove(self)

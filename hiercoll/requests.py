@@ -27,7 +27,7 @@ NOTHING = [None, 0, MPI.BYTE]
 
 @cache
 def _self() -> MPI.Intracomm:
-    """Where the sends are."""
+    """Where the sends are. Under the lock: two threads would each make one."""
     return split(MPI.COMM_SELF, 0)
 
 
@@ -44,19 +44,20 @@ class StandIn:
         self.call = None if persistent else Request(state, plan, in_thread=True)
         self._failed = float("inf")
         with progress.lock:
+            self.comm = _self()
             progress.listening.append(self)
         progress.want_thread()
 
     def advance(self) -> None:
         """See `progress.Background`."""
         if self.call is None:
-            if _self().Iprobe(0, self.tag):
+            if self.comm.Iprobe(0, self.tag):
                 self.call = Request(self._state, self._plan, in_thread=True)
         elif self.call.done:
             self.call = None
             if not self._persistent:
                 self._leave()
-            _self().Recv(NOTHING, 0, self.tag)
+            self.comm.Recv(NOTHING, 0, self.tag)
         elif self.call.error is not None:
             self._failed = min(self._failed, monotonic())
             if monotonic() - self._failed > PATIENCE:
@@ -155,7 +156,7 @@ def nonblocking(state: State, plan: Plan) -> Nonblocking:
     """Start a plan."""
     with progress.lock:
         stand_in = StandIn(state, plan, persistent=False)
-        request = Nonblocking(_self().Issend(NOTHING, 0, stand_in.tag))
+        request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request
 
@@ -164,6 +165,6 @@ def persistent(state: State, plan: Plan) -> Persistent:
     """Let a plan be started as often as wanted."""
     plan.watch = None  # the calls are watched
     stand_in = StandIn(state, plan, persistent=True)
-    request = Persistent(_self().Ssend_init(NOTHING, 0, stand_in.tag))
+    request = Persistent(stand_in.comm.Ssend_init(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,10 @@ from test_dropin import ITEMS, KINDS, spelled
 
 import hiercoll
 from hiercoll import dropin, progress, requests
+from hiercoll.communicator import split
 from hiercoll.executor import Plan
 from hiercoll.lifetime import get_state
+from hiercoll.nonblocking import Request
 
 RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(
@@ -213,22 +217,61 @@ def test_cannot_be_cancelled(ours: hiercoll.Intracomm) -> None:
 class Failing:
     """An engine that fails on the way."""
 
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
     def start(self) -> None: ...
 
     run = start
 
     def progress(self, block: bool) -> bool:
-        raise RuntimeError("on purpose")
+        raise self.error("on purpose")
 
 
 @pytest.mark.parametrize("wait", [lambda request: request.Wait(), wait_by_test])
 def test_failures_are_told_once(ours: hiercoll.Intracomm, wait: Callable[[Any], Any]) -> None:
     """By the request's own methods; then nobody waits for somebody to ask."""
     state = get_state(ours)
-    request = requests.nonblocking(state, Plan(Failing(), "failing", None, None))  # type: ignore[arg-type]
+    request = requests.nonblocking(state, Plan(Failing(RuntimeError), "failing", None, None))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="on purpose"):
         wait(request)
     assert not progress.listening and state.broken == "failing"
     state.broken = None
     requests._self().Recv(requests.NOTHING, 0, request.stand_in.tag)  # tidy up
     MPI.Request.Wait(request)
+
+
+def test_interrupts_reach_who_waits_for_another_call(ours: hiercoll.Intracomm) -> None:
+    """Ctrl-C comes while this rank looks at whatever is under way."""
+    state = get_state(ours)
+    with progress.lock:  # else the thread may look first
+        failing = Request(state, Plan(Failing(KeyboardInterrupt), "failing", None, None))  # type: ignore[arg-type]
+        other = hiercoll.iallgather(ours, np.arange(3))
+        with pytest.raises(KeyboardInterrupt):
+            other.wait()
+    assert failing.error is not None and failing not in progress.active and state.broken == "failing"
+    state.broken = None
+    assert (other.wait() == np.arange(3)).all()
+
+
+def test_one_place_for_all_threads(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends are received where they are sent, from the first request of a process on."""
+    made: list[MPI.Intracomm] = []
+
+    def slowly(parent: MPI.Intracomm, color: int) -> MPI.Intracomm:
+        sleep(0.1)
+        made.append(split(parent, color))
+        return made[-1]
+
+    monkeypatch.setattr(requests, "split", slowly)
+    monkeypatch.setattr(requests, "_self", cache(requests._self.__wrapped__))
+    call = Prepared("alltoall")
+    request = call.init(ours)
+    for n in range(2):
+        call.fill(n)
+        MPI.Prequest.Startall([request])
+        MPI.Request.Waitall([request])
+        call.check(n)
+    request.Free()
+    assert len(made) == 1
+    made[0].Free()
