@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import Array, UserBuffer, check_disjoint, counted_buffer, host_buffer
+from hiercoll.checking import Said
 from hiercoll.communicator import State
 from hiercoll.cuda import device_at, is_device_array
 from hiercoll.cuda.arrays import LEGACY, device_array, new_like
@@ -216,6 +217,13 @@ class Way(NamedTuple):
         raise ParameterError("stream", "a CUDA stream, or its handle", repr(self.stream), state.rank)
 
 
+def said(collective: str, algorithm: str, params: dict[str, Any], inplace: bool, block: int, elements: str) -> Said:
+    """A call with equal blocks, as ranks compare it."""
+    given = " ".join([str(algorithm), *(f"{name}={value}" for name, value in params.items())])
+    place = "in place" if inplace else "not in place"
+    return Said(f"{collective} {given}, {place}, {block} bytes per block", elements)
+
+
 class Call(NamedTuple):
     """A call that is sound: buffers (``sent`` None for in place), bytes per block, transport
     (``free``: "auto" may choose another) and stream."""
@@ -252,6 +260,11 @@ class Call(NamedTuple):
         key = (self.collective, name, *self.addresses, *sizes, *given)
         return key if self.received.place == "host" else (*key, self.received.place, self.transport)
 
+    def said(self, collective: str, algorithm: str, params: dict[str, Any]) -> Said:
+        """As ranks compare it."""
+        elements = str(self.received.dtype) if self.received.typed else ""
+        return said(collective, algorithm, params, self.inplace, self.block, elements)
+
     def chosen(self, algorithm: str, params: dict[str, Any]) -> Work:
         """What runs. Raises UnknownAlgorithmError or ParameterError."""
         kind = self.state.memories[self.received.place].kind
@@ -287,18 +300,15 @@ def _call(
     way: Way,
 ) -> Any:
     """A blocking call, with all checks."""
-    return serve(checked(comm, collective, send, recv, way), algorithm, params)
+    call = checked(comm, collective, send, recv, way)
+    if call.state.check:
+        call.state.same_call(call.said(collective, algorithm, params))
+    return serve(call, algorithm, params)
 
 
 def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
     """Run a call that is sound, by a plan that is kept. Returns the receive array."""
     state, key = call.state, call.key(algorithm, params)
-    if state.check:
-        given = " ".join([str(algorithm), *(f"{name}={value}" for name, value in params.items())])
-        place = "in place" if call.inplace else "not in place"
-        state.same_call(
-            f"{call.collective} {given}, {place}, {call.block} bytes per block of {call.received.type_name}"
-        )
     if state.online and algorithm == "auto" and call.block and not state.disabled:
         trial = state.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
         if trial.winner is None:

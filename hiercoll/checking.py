@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
+from hiercoll import progress
 from hiercoll.engines import Requested
 from hiercoll.errors import CollectiveMismatch
 from hiercoll.executor import Plan
@@ -15,52 +19,100 @@ from hiercoll.interpreter import Sizes
 from hiercoll.watch import Watch, ranks_in_words
 
 SAID = 256  # bytes of a call's description that ranks show each other
+BYTES = ("u1", "uint8")
+ANY = -(2**62)  # less than what stands for any elements
 
 
-def same_call(comm: MPI.Intracomm, what: str, sizes: tuple[Sizes, Sizes] | None, watch: Watch | None) -> None:
-    """Make sure that all ranks make the same call, ``what``; ``sizes``: the bytes of each block
-    that is sent, and that is to be received. Collective; not for longer than the ``watch``
-    allows. Raises CollectiveMismatch on all ranks."""
-    key, most = zlib.crc32(what.encode()), np.empty(2, np.int64)
-    _wait(comm.Iallreduce(np.array([key, -key]), most, op=MPI.MAX), what, watch)
-    if most[0] != -most[1]:
-        raise CollectiveMismatch(f"rank {comm.rank}: ranks make different calls: {_sides(comm, what, watch)}")
-    wrong = _different_sizes(comm, what, *sizes, watch) if sizes is not None else ""
-    if wrong:
-        raise CollectiveMismatch(f"rank {comm.rank}: {what}: sizes differ: {wrong}")
+class Said(NamedTuple):
+    """A call as ranks compare it: in words, the elements of its blocks (those of bytes go with
+    any), and the bytes of each block that is sent, and to be received, where they may differ."""
+
+    what: str
+    elements: str = ""
+    sizes: tuple[Sizes, Sizes] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.elements}" if self.elements else self.what
 
 
-def _sides(comm: MPI.Intracomm, what: str, watch: Watch | None) -> str:
+def comparison(comm: MPI.Intracomm, said: Said) -> Iterator[MPI.Request]:
+    """Compare what ranks call. Yields requests; each is complete before the next is asked for.
+    Collective. Raises CollectiveMismatch on all ranks."""
+    key, kind = (zlib.crc32(text.encode()) for text in (said.what, said.elements))
+    kinds = [kind, -kind] if said.elements not in ("", *BYTES) else [ANY, ANY]
+    most = np.empty(4, np.int64)
+    yield comm.Iallreduce(np.array([key, -key, *kinds]), most, op=MPI.MAX)
+    if most[0] != -most[1] or most[2] not in (ANY, -most[3]):
+        texts = np.zeros((comm.size, SAID), np.uint8)
+        yield comm.Iallgather(np.frombuffer(str(said).encode()[:SAID].ljust(SAID, b"\0"), np.uint8), texts)
+        raise CollectiveMismatch(f"rank {comm.rank}: ranks make different calls: {_sides(texts)}")
+    if said.sizes is None:
+        return
+    sent, received = said.sizes
+    coming = np.empty(comm.size, np.int64)
+    yield comm.Ialltoall(sent.astype(np.int64), coming)
+    wrong = np.flatnonzero(coming != received)
+    found = np.array([wrong[0], coming[wrong[0]], received[wrong[0]]] if len(wrong) else [-1, 0, 0], np.int64)
+    everyone = np.empty((comm.size, 3), np.int64)
+    yield comm.Iallgather(found, everyone)
+    if (everyone[:, 0] >= 0).any():
+        raise CollectiveMismatch(f"rank {comm.rank}: {said.what}: sizes differ: {_differences(everyone)}")
+
+
+def _sides(texts: npt.NDArray[np.uint8]) -> str:
     """Which ranks make which call."""
-    mine, texts = np.zeros(SAID, np.uint8), np.zeros((comm.size, SAID), np.uint8)
-    data = np.frombuffer(what.encode()[:SAID], np.uint8)
-    mine[: len(data)] = data
-    _wait(comm.Iallgather(mine, texts), what, watch)
     sides: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         sides.setdefault(text.tobytes().rstrip(b"\0").decode(errors="replace"), []).append(rank)
     return "; ".join(f"{ranks_in_words(ranks)}: {text}" for text, ranks in sides.items())
 
 
-def _different_sizes(comm: MPI.Intracomm, what: str, sent: Sizes, received: Sizes, watch: Watch | None) -> str:
-    """Who sends other sizes than are received, the first of each rank; empty if nobody does."""
-    coming = np.empty(comm.size, np.int64)
-    _wait(comm.Ialltoall(sent.astype(np.int64), coming), what, watch)
-    wrong = np.flatnonzero(coming != received)
-    found = np.array([wrong[0], coming[wrong[0]], received[wrong[0]]] if len(wrong) else [-1, 0, 0], np.int64)
-    everyone = np.empty((comm.size, 3), np.int64)
-    _wait(comm.Iallgather(found, everyone), what, watch)
+def _differences(found: Sizes) -> str:
+    """Who sends other sizes than are received, the first of each rank."""
     return "; ".join(
         f"rank {source} sends {nbytes} bytes to rank {rank}, which receives {due}"
-        for rank, (source, nbytes, due) in enumerate(everyone.tolist())
+        for rank, (source, nbytes, due) in enumerate(found.tolist())
         if source >= 0
     )
 
 
+def same_call(comm: MPI.Intracomm, said: Said, watch: Watch | None) -> None:
+    """Wait for a `comparison`; not for longer than the ``watch`` allows."""
+    for request in comparison(comm, said):
+        _wait(request, said.what, watch)
+
+
+class Later:
+    """A comparison that goes on whenever it is looked at, after those that are ``waiting`` already:
+    MPI has all ranks start collectives in the same order, on a communicator of their own."""
+
+    def __init__(self, waiting: deque[Later], steps: Iterator[MPI.Request]) -> None:
+        self._waiting, self._steps = waiting, steps
+        self._request: MPI.Request | None = None
+        waiting.append(self)
+
+    def test(self) -> bool:
+        """Whether it is over; not to be asked again then. Raises CollectiveMismatch on all ranks."""
+        if self._waiting[0] is not self:
+            return False
+        try:
+            while self._request is None or self._request.Test():
+                self._request = next(self._steps)
+        except StopIteration:
+            self._waiting.popleft()
+            return True
+        except CollectiveMismatch:
+            self._waiting.popleft()
+            raise
+        return False
+
+
 def _wait(request: Any, what: str, watch: Watch | None) -> None:
-    """Wait for a request; not for longer than the deadline."""
+    """Wait for a request, while what is under way goes on: some ranks may complete that first. Not for
+    longer than the deadline."""
     if watch is None:
-        request.Wait()
+        while not request.Test():
+            progress.wait_politely()
         return
     plan = Plan(Requested(request), f"{what} (checking)", None, None)
     plan.active, plan.entry = True, watch.begin(plan)

@@ -12,6 +12,7 @@ import uuid
 import warnings
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from mpi4py import MPI
 from hiercoll import checking, native, progress
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
+from hiercoll.checking import Later, Said
 from hiercoll.cuda import DeviceMemory
 from hiercoll.engines import Between, Board, Pending
 from hiercoll.errors import (
@@ -37,7 +39,7 @@ from hiercoll.errors import (
     UnknownAlgorithmError,
 )
 from hiercoll.executor import Binding, Plan, bind
-from hiercoll.interpreter import Blocks, Sizes
+from hiercoll.interpreter import Blocks
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.online import Regime, Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
@@ -92,9 +94,10 @@ class _Meeting:
 
 
 def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
-    """The ranks of ``comm`` with the same ``color``, in the same order. Collective."""
+    """The ranks of ``comm`` with the same ``color``, in the same order; of mpi4py's own kind, for what
+    is left to the MPI library. Collective."""
     progress.before_blocking()
-    return cast(MPI.Intracomm, comm.Split(color, comm.rank))
+    return cast(MPI.Intracomm, MPI.Comm.Split(comm, color, comm.rank))
 
 
 def mpi_library() -> str:
@@ -144,6 +147,7 @@ class State:
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.last = ""  # what the last blocking call ran
         self.background = 0  # calls under way in the background
+        self._comparisons: deque[Later] = deque()  # before they start
         self._votes: list[object] = []
         self.memories = Memories(self.comm, lambda: self.node)
         self.uneven = Uneven(self.comm, self.topology, lambda: self.node, lambda: self.vectors.drop_all())
@@ -156,7 +160,9 @@ class State:
         self._node: MPI.Intracomm | None = None
         self._own: dict[Plan, Board | None] = {}  # plans that users hold
         self._retired: list[Board] = []  # boards of freed plans, until all ranks have freed theirs
-        self._own_comms: list[MPI.Intracomm] = []
+        # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
+        self.background_comm = split(self.comm, 0) if self.check else self.comm
+        self._own_comms = [self.background_comm] if self.check else []
         self._next_tag = 0
         self._tagged: MPI.Intracomm | None = None  # where plans of users have their tags
         self._background_next = 0
@@ -256,9 +262,20 @@ class State:
     def _expired(self, call: str) -> None:
         self.broken = call
 
-    def same_call(self, what: str, sizes: tuple[Sizes, Sizes] | None = None) -> None:
+    def same_call(self, said: Said) -> None:
         """See `checking.same_call`."""
-        checking.same_call(self.comm, what, sizes, self.watch)
+        checking.same_call(self.comm, said, self.watch)
+
+    def compare_later(self, said: Said) -> Later | None:
+        """What is over, and then has raised CollectiveMismatch if need be, before a call in the
+        background starts; None if calls are not checked. Local."""
+        if not self.check:
+            return None
+        return Later(self._comparisons, checking.comparison(self.background_comm, said))
+
+    def leaves_to_mpi(self, work: Work) -> bool:
+        """Whether a call in the background may as well be the MPI library's, on the user's communicator."""
+        return work.algorithm == NATIVE and not self.check
 
     def forget_choices(self) -> None:
         """Let "auto" decide anew for every size."""
@@ -437,14 +454,17 @@ class State:
             self._node = split(self.comm, self.topology.node_of[self.rank])
         return self._node
 
-    def _plain(self, work: Work, place: str, send: int, recv: int, *, own: bool = False) -> Plan:
+    def _plain(
+        self, work: Work, place: str, send: int, recv: int, *, own: bool = False, comm: MPI.Intracomm | None = None
+    ) -> Plan:
         """A plan without a schedule: the MPI library's collective, or nothing for empty blocks."""
+        comm = comm or self.comm
         if work.block == 0:
             layout = BlockLayout(0, 1)
             return bind(Schedule(self.rank, ()), Binding(self.comm, (), self.memories[place], layout, {}, 0), work.name)
         memory = self.memories[place]
         if not work.transport.segments:
-            return Plan(native.even(self.comm, work, send, recv, own=own), work.name, None, memory, direct=True)
+            return Plan(native.even(comm, work, send, recv, own=own), work.name, None, memory, direct=True)
         blocks = self.size if work.collective == "alltoall" else 1
         sent = range(self.rank, self.rank + 1) if work.inplace and blocks == 1 else range(blocks)
         layout = BlockLayout(work.block)
@@ -455,7 +475,7 @@ class State:
         before = memory.copy(layout, source, (host, out))
         after = memory.copy(layout, (host, HOST[0 : self.size]), (recv, RECV[0 : self.size]))
         assert isinstance(before, Transfer) and isinstance(after, Transfer)
-        engine = Between([before], native.even(self.comm, work, host + apart * work.block, host, own=own), [after])
+        engine = Between([before], native.even(comm, work, host + apart * work.block, host, own=own), [after])
         plan = Plan(engine, work.name, None, memory)
         plan.keep_alive(owner)
         return plan
@@ -474,7 +494,8 @@ class State:
         """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, for more
         (``keep``), or (``own``; collective) for a user to hold."""
         if work.algorithm == NATIVE:
-            plan = Plan(native.uneven(self.comm, work, blocks, addresses, own=own), work.name, None, None)
+            comm = self.background_comm if background else self.comm
+            plan = Plan(native.uneven(comm, work, blocks, addresses, own=own), work.name, None, None)
             if own:
                 self._own[plan] = None
                 plan.on_free = self._release
@@ -519,7 +540,7 @@ class State:
     def background_plan(self, work: Work, place: str, send: int, recv: int) -> Plan:
         """A plan for one call in the background, with tags and scratch of its own. Local."""
         if work.block == 0 or work.algorithm == NATIVE:
-            return self._plain(work, place, send, recv)
+            return self._plain(work, place, send, recv, comm=self.background_comm)
         schedule, memory = self.schedule(work), self.memories[place]
         scratch = partial(memory.allocate, schedule.scratch * work.block)
         room = self.memories.reserve(schedule, work.block, place, scratch, self._user(work, send, recv), together=False)

@@ -18,14 +18,15 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll import progress, requests
-from hiercoll.api import Call, allgather, alltoall, known_plan, serve
+from hiercoll.api import Call, allgather, alltoall, known_plan, said, serve
 from hiercoll.buffers import UserBuffer
+from hiercoll.checking import Said
 from hiercoll.communicator import State
 from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state, known_state
-from hiercoll.messages import Message, block_message, is_in_place
+from hiercoll.messages import Message, basic_type, block_message, is_in_place
 from hiercoll.tables import NATIVE
 from hiercoll.transports import DIRECT
 from hiercoll.vectors import Call as VectorCall
@@ -245,6 +246,11 @@ class Blocks(NamedTuple):
         variant = self.state.select(self.collective, name, params, self.block, self.out is None)
         return Work(self.collective, variant.algorithm, variant.params, self.block, self.out is None)
 
+    def said(self, collective: str) -> Said:
+        """As ranks compare it. The smallest parts of a datatype are what must be the same on all of them."""
+        name, params = forced.get(self.collective, AUTO)
+        return said(collective, name, params, self.out is None, self.block, basic_type(self.into.datatype))
+
     def sides(self) -> tuple[Side, Side]:
         """Where data lie to be sent and received: in the user's buffers, or in copies of them."""
         received = side(self.state, self.into, self.state.size, "recvbuf")
@@ -299,6 +305,8 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     if call is None:
         return False
     calls[collective] += 1
+    if state.check:
+        state.same_call(call.said(collective))
     if not call.block:
         return True
     if call.is_plain:
@@ -316,13 +324,14 @@ def _even_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) ->
     """Start a call with equal blocks; None leaves it to MPI, with nothing done."""
     state = _state_for_background(comm, recvbuf)
     call = state and _blocks(state, collective, sendbuf, recvbuf)
-    if not state or not call or not call.block:
+    if not state or not call or not (call.block or state.check):
         return None
     work = state.without_shared(call.work(), free=collective not in forced)
-    if work.algorithm == NATIVE:
+    if state.leaves_to_mpi(work):
         return None
     calls[f"i{collective}"] += 1
-    return requests.nonblocking(state, call.plan(state.background_plan, work))
+    check = state.compare_later(call.said(f"i{collective}"))
+    return requests.nonblocking(state, call.plan(state.background_plan, work), check)
 
 
 def _even_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:
@@ -347,10 +356,11 @@ def _uneven_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) 
     if not state or not call:
         return None
     work = state.without_shared(call.work, free=collective not in forced)
-    if work.algorithm == NATIVE:
+    if state.leaves_to_mpi(work):
         return None
     calls[f"i{collective}"] += 1
-    return requests.nonblocking(state, call._replace(work=work).plan(background=True))
+    call = call._replace(work=work)
+    return requests.nonblocking(state, call.plan(background=True), state.compare_later(call.said("i")))
 
 
 def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:

@@ -156,6 +156,15 @@ def element_of(datatype: MPI.Datatype) -> Element:
     return Element(size, lower, extent, lower == 0 and extent == size and is_plain(datatype))
 
 
+def basic_type(datatype: MPI.Datatype) -> str:
+    """What a datatype consists of, in words that are the same however it is put together."""
+    while not datatype.is_predefined:
+        datatype, combiner, _ = datatype.decode()
+        if combiner == "STRUCT":
+            return "mixed types"
+    return datatype.typestr
+
+
 def _items(nbytes: int, element: Element) -> int:
     """How many elements a buffer holds."""
     if not nbytes:

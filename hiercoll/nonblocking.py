@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from hiercoll import progress
 from hiercoll.api import Way, checked
+from hiercoll.checking import Later
 from hiercoll.communicator import State
 from hiercoll.engines import Pending
 from hiercoll.errors import BufferTypeError, ThreadError
@@ -25,17 +26,20 @@ class Request:
     `wait`), and in a thread if ``HIERCOLL_PROGRESS=thread`` is set where the first one is made
     and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
 
-    def __init__(self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False) -> None:
+    def __init__(
+        self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False, check: Later | None = None
+    ) -> None:
         in_thread = in_thread or os.environ.get("HIERCOLL_PROGRESS", "") == "thread"
         if in_thread and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
         self.name = plan.name
-        self._state, self._plan, self._result = state, plan, result
+        self._state, self._plan, self._result, self._check = state, plan, result, check
         self.error: BaseException | None = None
         self.done = False
         self.entry = state.watch.begin(self) if state.watch is not None else None
         with progress.lock:
-            plan.start()
+            if check is None:
+                plan.start()
             progress.active.append(self)
             state.background += 1
         if in_thread:
@@ -46,8 +50,14 @@ class Request:
     def advance(self) -> None:
         """See `progress.Background`."""
         try:
+            if self._check is not None:
+                if not self._check.test():
+                    return
+                self._check = None
+                self._plan.start()
             self.done = self._plan.test()
         except BaseException as error:
+            # After a mismatch, too: ranks may have taken other tags from then on.
             self._plan.interrupt()
             self.error, self._state.broken = error, self.name
         if self.done or self.error is not None:
@@ -133,10 +143,11 @@ def _even(
     work = state.without_shared(call.chosen(algorithm, params), algorithm == "auto")
     plan = state.background_plan(work, "host", *call.addresses)
     plan.keep_alive(call.sent, call.received)
-    return Request(state, plan, call.received.array)
+    check = state.compare_later(call.said(f"i{collective}", algorithm, params))
+    return Request(state, plan, call.received.array, check=check)
 
 
 def _uneven(call: Call, algorithm: str) -> Request:
     work = call.state.without_shared(call.work, algorithm == "auto")
     plan = call._replace(work=work).plan(background=True)
-    return Request(call.state, plan, call.result)
+    return Request(call.state, plan, call.result, check=call.state.compare_later(call.said("i")))

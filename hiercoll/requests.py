@@ -17,6 +17,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hiercoll import progress
+from hiercoll.checking import Later, Said
 from hiercoll.communicator import State, split
 from hiercoll.executor import Plan
 from hiercoll.nonblocking import Request
@@ -36,12 +37,12 @@ class StandIn:
 
     _last_tag = 0
 
-    def __init__(self, state: State, plan: Plan, *, persistent: bool) -> None:
+    def __init__(self, state: State, plan: Plan, *, persistent: bool, check: Later | None = None) -> None:
         self.name = plan.name
         self._state, self._plan, self._persistent = state, plan, persistent
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
-        self.call = None if persistent else Request(state, plan, in_thread=True)
+        self.call = None if persistent else Request(state, plan, in_thread=True, check=check)
         self._failed = float("inf")
         with progress.lock:
             self.comm = _self()
@@ -52,7 +53,8 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
-                self.call = Request(self._state, self._plan, in_thread=True)
+                check = self._state.compare_later(Said(f"{self.name}, started"))
+                self.call = Request(self._state, self._plan, in_thread=True, check=check)
         elif self.call.done:
             self.call = None
             if not self._persistent:
@@ -152,10 +154,10 @@ class Persistent(Driven, MPI.Prequest):
         super().Free()
 
 
-def nonblocking(state: State, plan: Plan) -> Nonblocking:
-    """Start a plan."""
+def nonblocking(state: State, plan: Plan, check: Later | None = None) -> Nonblocking:
+    """Start a plan, after a ``check``."""
     with progress.lock:
-        stand_in = StandIn(state, plan, persistent=False)
+        stand_in = StandIn(state, plan, persistent=False, check=check)
         request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request

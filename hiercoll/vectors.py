@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from hiercoll import progress
 from hiercoll.buffers import Now, Transfer
+from hiercoll.checking import Said
 from hiercoll.communicator import State
 from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
@@ -155,10 +156,11 @@ class Call(NamedTuple):
             plan.recvbuf = self.result
         return plan
 
-    def same(self) -> None:
-        """Raise CollectiveMismatch unless all ranks make the same call. Collective."""
-        even = (self.sent.sizes, self.received.sizes) if self.work.collective == "alltoallv" else None
-        self.state.same_call(self.work.name, even)
+    def said(self, prefix: str = "") -> Said:
+        """As ranks compare it."""
+        if self.work.collective == "allgatherv":
+            return Said(f"{prefix}{self.work.name}")
+        return Said(f"{prefix}{self.work.name}", "", (self.sent.sizes.copy(), self.received.sizes.copy()))
 
 
 def serve_vector(
@@ -180,7 +182,7 @@ def serve_vector(
         else:
             call = allgatherv_call(state, sendbuf, recvbuf, algorithm, params)
         if state.check:
-            call.same()
+            state.same_call(call.said())
         if call.sent.copying or call.received.copying:
             key = None
         plan = call.plan(keep=key is not None)

@@ -34,6 +34,9 @@ def call(items: int = 4) -> None:
         hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="aggregate")
     elif algorithm == "Ialltoall":
         dropin.Ialltoall(send, recv).Wait()
+    elif algorithm == "Ialltoallv":
+        counts = np.full(size, items)
+        dropin.Ialltoallv([send, counts], [recv, counts]).Wait()
     elif algorithm == "Alltoall_init":
         request = dropin.Alltoall_init(send, recv)
         request.Start()
@@ -55,7 +58,9 @@ def misbehave() -> None:
         raise RuntimeError("on purpose")
     if fault == "late":
         time.sleep(8)
-    if fault == "other call":
+    if fault == "other call" and algorithm.startswith("I"):
+        dropin.Iallgather(np.arange(4), np.empty(4 * size, int)).Wait()
+    elif fault == "other call":
         hiercoll.allgather(comm, np.arange(4), algorithm="direct")
     if fault == "other size":
         call(5)

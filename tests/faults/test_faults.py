@@ -130,7 +130,7 @@ def test_another_call(tmp_path: Path) -> None:
     assert "rank 2: IN ANOTHER CALL: #3 allgather direct" in diagnosis(tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", ["bruck", "alltoallv"])
+@pytest.mark.parametrize("algorithm", ["bruck", "alltoallv", "Ialltoall", "Ialltoallv"])
 @pytest.mark.parametrize("fault", ["other call", "other size"])
 def test_checked(tmp_path: Path, fault: str, algorithm: str) -> None:
     """HIERCOLL_CHECK=1: every rank raises, with both sides, before any data moves."""

@@ -218,6 +218,24 @@ def test_forced(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
         assert hiercoll.lifetime.get_state(ours).last == "alltoallv aggregate form=leader window=2"
 
 
+@pytest.mark.parametrize("timeout", [0, 30])
+def test_native_by_choice(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
+    """What a table, or the user, leaves to the MPI library does not come back to hiercoll."""
+    for name in ("alltoall", "allgather", "alltoallv", "allgatherv"):
+        monkeypatch.setitem(dropin.forced, name, ("native", {}))
+    hiercoll.configure(ours, timeout=timeout)
+    before, ones = dropin.calls.total(), np.ones(SIZE, int)
+    for _ in range(3):
+        send, recv = np.full(SIZE, float(RANK)), np.empty((4, SIZE))
+        ours.Alltoall(send, recv[0])
+        ours.Allgather(send[:1], recv[1])
+        ours.Alltoallv([send, ones], [recv[2], ones])
+        ours.Allgatherv(send[:1], [recv[3], ones])
+        np.testing.assert_array_equal(recv, np.tile(np.arange(SIZE), (4, 1)))
+    hiercoll.configure(ours, timeout=0)
+    assert dropin.calls.total() - before == (12 if SIZE > 1 else 0)
+
+
 def test_alltoallv_past_hiercoll(ours: hiercoll.Intracomm) -> None:
     """Where native has always been the choice, calls are mpi4py's own, until somebody wants to see them."""
     if SIZE == 1:

@@ -3,7 +3,6 @@ dropped in and in the background, against the MPI library's own."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -49,22 +48,15 @@ STEPS = st.builds(
 
 @pytest.fixture(scope="module")
 def communicators() -> Iterator[list[tuple[MPI.Intracomm, MPI.Intracomm]]]:
-    """(for hiercoll, for MPI): all ranks on several layouts, halves, and all in reverse."""
-    before = os.environ.get("HIERCOLL_NODES")
-    made = []
-    for layout in [*layouts(), *layouts()][:4]:
-        os.environ["HIERCOLL_NODES"] = layout
-        comm = WORLD.Dup()
-        hiercoll.get_topology(comm)  # now, while it is this layout
-        made.append(comm)
-    for comm in (WORLD.Split(RANK % 2), WORLD.Split(0, -RANK)):
-        hiercoll.get_topology(comm)
-        made.append(comm)
-    if before is None:
-        del os.environ["HIERCOLL_NODES"]
-    else:
-        os.environ["HIERCOLL_NODES"] = before
-    pairs = [(comm, comm.Dup()) for comm in made]
+    """(for hiercoll, for MPI): all ranks on several layouts, halves, and all in reverse, whose calls are checked."""
+    made = [(WORLD.Dup(), {"HIERCOLL_NODES": layout}) for layout in [*layouts(), *layouts()][:4]]
+    made += [(WORLD.Split(RANK % 2), {}), (WORLD.Split(0, -RANK), {"HIERCOLL_CHECK": "1"})]
+    for comm, environment in made:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            hiercoll.get_topology(hiercoll.Intracomm(comm))
+    pairs = [(comm, comm.Dup()) for comm, _ in made]
     yield pairs
     for pair in pairs:
         for comm in pair:
