@@ -1,0 +1,99 @@
+"""HIERCOLL_CHECK=1: ranks that make different calls are told, all of them; after blocking calls they can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+from test_dropin import Strided
+
+import hiercoll
+from hiercoll.lifetime import get_state
+
+RANK, SIZE = WORLD.rank, WORLD.size
+needs_threads = pytest.mark.skipif(
+    MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
+)
+pytestmark = pytest.mark.skipif(SIZE == 1, reason="one rank agrees with itself")
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[hiercoll.Intracomm]:
+    monkeypatch.setenv("HIERCOLL_CHECK", "1")
+    comm = hiercoll.Intracomm(WORLD.Dup())
+    get_state(comm)
+    yield comm
+    comm.Free()
+
+
+FORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "function": lambda comm, send, recv: hiercoll.alltoall(comm, send, recv),
+    "background": lambda comm, send, recv: hiercoll.ialltoall(comm, send, recv).wait(),
+    "drop-in": lambda comm, send, recv: comm.Alltoall(send, recv),
+    "request": lambda comm, send, recv: comm.Ialltoall(send, recv).Wait(),
+}
+forms = pytest.mark.parametrize(
+    "call",
+    [pytest.param(call, id=form, marks=needs_threads if form == "request" else ()) for form, call in FORMS.items()],
+)
+
+
+def after(comm: hiercoll.Intracomm, call: Callable[[Any, Any, Any], Any]) -> None:
+    """What is possible after a mismatch."""
+    if call in (FORMS["function"], FORMS["drop-in"]):
+        right(comm, call)
+    else:
+        with pytest.raises(hiercoll.CommunicatorError):
+            right(comm, call)
+
+
+def right(comm: hiercoll.Intracomm, call: Callable[[Any, Any, Any], Any]) -> None:
+    """A call that all ranks agree on."""
+    recv = np.full(2 * SIZE, -1)
+    call(comm, np.arange(2 * SIZE) + 100 * RANK, recv)
+    expected = np.concatenate([np.arange(2) + 2 * RANK + 100 * peer for peer in range(SIZE)])
+    np.testing.assert_array_equal(recv, expected)
+
+
+@forms
+@pytest.mark.parametrize("items", [0, 1, 3])
+def test_sizes(ours: hiercoll.Intracomm, call: Callable[[Any, Any, Any], Any], items: int) -> None:
+    """All ranks are told, of both sides, and none is worse for it."""
+    right(ours, call)
+    items = items if RANK == 1 else 2
+    with pytest.raises(hiercoll.CollectiveMismatch, match=rf"rank 1: .*{8 * items if RANK == 1 else ''} bytes"):
+        call(ours, np.zeros(items * SIZE), np.zeros(items * SIZE))
+    after(ours, call)
+
+
+@forms
+def test_elements(ours: hiercoll.Intracomm, call: Callable[[Any, Any, Any], Any]) -> None:
+    dtype = "f8" if RANK == 1 else "i8"
+    with pytest.raises(hiercoll.CollectiveMismatch, match=r"rank 1: .*f"):
+        call(ours, np.zeros(SIZE, dtype), np.zeros(SIZE, dtype))
+    after(ours, call)
+
+
+def test_two_in_the_background(ours: hiercoll.Intracomm) -> None:
+    """Started in another order on one rank: both are told of."""
+    send, into = np.zeros(SIZE), (np.zeros(SIZE), np.zeros((SIZE, SIZE)))
+    starts = [lambda: hiercoll.ialltoall(ours, send, into[0]), lambda: hiercoll.iallgather(ours, send, into[1])]
+    requests = [start() for start in (reversed(starts) if RANK == 1 else starts)]
+    for request in requests:
+        with pytest.raises(hiercoll.CollectiveMismatch, match=r"ialltoall.*iallgather|iallgather.*ialltoall"):
+            request.wait()
+
+
+@pytest.mark.parametrize("form", ["drop-in", pytest.param("request", marks=needs_threads)])
+def test_other_spellings_of_the_same(ours: hiercoll.Intracomm, form: str) -> None:
+    """Bytes, elements, or elements with gaps between them."""
+    values, strided = (np.arange(3 * SIZE) + 1000 * RANK).astype("i4"), Strided(3 * SIZE)
+    spellings = [values, [values.view("u1"), MPI.BYTE], [values, MPI.INT.Create_contiguous(3).Commit()]]
+    FORMS[form](ours, spellings[RANK % 3], [strided.matrix, 3, strided.type] if RANK == 0 else strided.values.copy())
+    if RANK == 0:
+        expected = np.concatenate([np.arange(3) + 1000 * peer for peer in range(SIZE)])
+        np.testing.assert_array_equal(strided.values, expected)
