@@ -309,9 +309,9 @@ def _call(
 def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
     """Run a call that is sound, by a plan that is kept. Returns the receive array."""
     state, key = call.state, call.key(algorithm, params)
-    if state.online and algorithm == "auto" and call.block and not state.disabled:
+    if algorithm == "auto" and state.online:
         trial = state.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
-        if trial.winner is None:
+        if trial is not None:
             return _try(call, trial)
     plan = state.plans.get(key)
     if plan is None or plan.dtypes != call.dtypes:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from hiercoll import progress
 from hiercoll.engines import Requested
 from hiercoll.errors import CollectiveMismatch
-from hiercoll.executor import Plan
+from hiercoll.executor import Plan, abandoned
 from hiercoll.interpreter import Sizes
 from hiercoll.watch import Watch, ranks_in_words
 
@@ -40,8 +40,9 @@ def comparison(comm: MPI.Intracomm, said: Said) -> Iterator[MPI.Request]:
     Collective. Raises CollectiveMismatch on all ranks."""
     key, kind = (zlib.crc32(text.encode()) for text in (said.what, said.elements))
     kinds = [kind, -kind] if said.elements not in ("", *BYTES) else [ANY, ANY]
-    most = np.empty(4, np.int64)
-    yield comm.Iallreduce(np.array([key, -key, *kinds]), most, op=MPI.MAX)
+    # Kept here: mpi4py 4.1.2's request of a reduction does not keep its buffers.
+    mine, most = np.array([key, -key, *kinds]), np.empty(4, np.int64)
+    yield comm.Iallreduce(mine, most, op=MPI.MAX)
     if most[0] != -most[1] or most[2] not in (ANY, -most[3]):
         texts = np.zeros((comm.size, SAID), np.uint8)
         yield comm.Iallgather(np.frombuffer(str(said).encode()[:SAID].ljust(SAID, b"\0"), np.uint8), texts)
@@ -78,8 +79,15 @@ def _differences(found: Sizes) -> str:
 
 def same_call(comm: MPI.Intracomm, said: Said, watch: Watch | None) -> None:
     """Wait for a `comparison`; not for longer than the ``watch`` allows."""
-    for request in comparison(comm, said):
-        _wait(request, said.what, watch)
+    steps = comparison(comm, said)
+    try:
+        for request in steps:
+            _wait(request, said.what, watch)
+    except CollectiveMismatch:
+        raise
+    except BaseException:
+        abandoned.append(steps)
+        raise
 
 
 class Later:

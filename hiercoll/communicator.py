@@ -172,6 +172,7 @@ class State:
         self.table = Table()
         self.online = False  # whether "auto" tries candidates in the program's own calls
         self._trials: dict[Key, Trial] = {}
+        self.native_sizes: set[tuple[str, int]] = set()  # collective and bytes received, for drop-in calls not in place
         self.use_table(None)
 
     def select(
@@ -282,11 +283,14 @@ class State:
         self.plans.drop_all()
         self.vectors.drop_all()
         self._trials.clear()
+        self.native_sizes.clear()
         self.regime = Regime(uneven_choice(self.topology), self.size, self._slowest, self._total)
         progress.end_shortcuts()
 
-    def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial:
-        """The trial for calls like this one."""
+    def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial | None:
+        """The trial for calls like this one by "auto", if these are tried online and it goes on."""
+        if not self.online or not block or self.disabled:
+            return None
         key = (collective, block, inplace, kind)
         if key not in self._trials:
             ranking = self.decide(collective, block, inplace, kind).ranking
@@ -294,7 +298,7 @@ class State:
             able = [c for c in ranking if c.algorithm != NATIVE][:ONLINE]
             full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params), c.transport) for c in able]
             self._trials[key] = Trial([Variant(NATIVE), *full], self._slowest)
-        return self._trials[key]
+        return self._trials[key] if self._trials[key].winner is None else None
 
     def _slowest(self, seconds: float) -> float:
         """The largest value of all ranks. Collective."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
@@ -290,9 +291,11 @@ def _blocks(state: State, collective: str, sendbuf: Any, recvbuf: Any) -> Blocks
 def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     """Serve a call with equal blocks; False leaves it to MPI, with nothing done."""
     known = by_handle.get(comm.handle)
-    if known is not None and known.size == 1:
+    if known is not None and (known.size == 1 or known.disabled):
         return False
     if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
+        if known is not None and (collective, recvbuf.nbytes) in known.native_sizes and known.unwatched and not forced:
+            return _leave_native(collective)
         state, plan = known_plan(comm, collective, sendbuf, recvbuf, "auto") if not forced else (None, None)
         if state is not None and plan is not None:
             calls[collective] += 1
@@ -302,8 +305,17 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     if state is None or _on_device(recvbuf):
         return state is not None and _on_devices(comm, collective, sendbuf, recvbuf)
     call = _blocks(state, collective, sendbuf, recvbuf)
-    if call is None:
-        return False
+    return call is not None and _serve_blocks(call)
+
+
+def _serve_blocks(call: Blocks) -> bool:
+    """Serve a call that is sound; False leaves it to MPI, as do all ranks."""
+    state, collective = call.state, call.collective
+    trial = None if collective in forced else state.trial(collective, call.block, call.out is None)
+    if call.block and state.unwatched and trial is None and call.work().algorithm == NATIVE:
+        if call.out is not None and not forced:
+            state.native_sizes.add((collective, call.block * state.size))
+        return _leave_native(collective)
     calls[collective] += 1
     if state.check:
         state.same_call(call.said(collective))
@@ -313,11 +325,23 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
         sent = None if call.out is None else _user_buffer(call.out, call.block * call.sent)
         received = _user_buffer(call.into, call.block * state.size)
         serve(Call(state, collective, sent, received, call.block, DIRECT, False, 0), *forced.get(collective, AUTO))
-    else:
-        plan = call.plan(state.cached_plan, call.work())
-        state.run(plan)
-        plan.free()
+        return True
+    begin = perf_counter()
+    plan = call.plan(state.cached_plan, call.work())
+    state.run(plan)
+    plan.free()
+    if trial is not None:
+        trial.note(perf_counter() - begin)
     return True
+
+
+def _leave_native(collective: str) -> bool:
+    """Leave a call to MPI that is best there: on all ranks, on the user's communicator, however they
+    spell it. False."""
+    calls[f"{collective}, native"] += 1
+    if progress.active:
+        progress.before_blocking()
+    return False
 
 
 def _even_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Request | None:

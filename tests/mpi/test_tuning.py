@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from click.testing import CliRunner
 from conftest import WORLD
 from mpi4py import MPI
 from test_algorithms import filled, native
+from test_dropin import Strided
 
 import hiercoll
+from hiercoll import dropin
 from hiercoll.algorithms import get_algorithm
 from hiercoll.bench import Bench, Contest, Subject
 from hiercoll.cli import main
@@ -155,8 +158,46 @@ def test_online_tuning(collective: str, on_layout: OnLayout) -> None:
         recv[:] = 0xA5
         call(comm, send, recv)
         assert np.array_equal(recv, native(collective, comm, send, 40))
-        tried.add(get_state(comm).trial(collective, 40, False).current.key)
-    winner = get_state(comm).trial(collective, 40, False).winner
-    assert winner is not None
-    assert WORLD.allgather(winner.key) == [winner.key] * size
+        tried.add(get_state(comm).select(collective, "auto", {}, 40, False).key)
+    assert get_state(comm).trial(collective, 40, False) is None  # it has ended
+    winner = get_state(comm).select(collective, "auto", {}, 40, False).key
+    assert WORLD.allgather(winner) == [winner] * size
     assert len(tried) > 1 or size == 1
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="nothing to tune")
+def test_online_tuning_of_the_drop_in() -> None:
+    """However ranks spell a call, all take part in its trials."""
+    comm, size = hiercoll.Intracomm(WORLD.Dup()), WORLD.size
+    hiercoll.configure(comm, tune="online")
+    for salt in range(60):
+        send, strided = np.arange(3 * size, dtype="i4") + 100 * WORLD.rank + salt, Strided(3 * size)
+        into = [strided.matrix, 3, strided.type] if WORLD.rank == 0 else strided.values.copy()
+        comm.Alltoall(send, into)
+        values = strided.values if WORLD.rank == 0 else into
+        expected = [100 * peer + 3 * WORLD.rank + item + salt for peer in range(size) for item in range(3)]
+        assert np.array_equal(values, expected)
+        strided.type.Free()
+    assert get_state(comm).trial("alltoall", 12, False) is None
+    comm.Free()
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="calls of one rank are MPI's")
+def test_a_table_that_says_native() -> None:
+    """Then a drop-in call is MPI's own, for all ranks, however they spell it; until a deadline is wanted."""
+    comm, size = hiercoll.Intracomm(WORLD.Dup()), WORLD.size
+    table = table_for(comm, Variant("native"))
+    for timeout, name in ((0, "alltoall, native"), (30, "alltoall")):
+        hiercoll.configure(comm, table=table, timeout=timeout)
+        before, send = dropin.calls[name], np.arange(3 * size, dtype="i4") + 100 * WORLD.rank
+        for turn in range(4):
+            strided = Strided(3 * size)
+            plain = WORLD.rank != turn % size
+            recv: Any = strided.values.copy()
+            comm.Alltoall(send, recv if plain else [strided.matrix, 3, strided.type])
+            expected = [100 * peer + 3 * WORLD.rank + item for peer in range(size) for item in range(3)]
+            assert np.array_equal(recv if plain else strided.values, expected)
+            strided.type.Free()
+        assert dropin.calls[name] == before + 4
+    hiercoll.configure(comm, timeout=0)
+    comm.Free()
