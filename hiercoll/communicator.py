@@ -167,12 +167,12 @@ class State:
         self._tagged: MPI.Intracomm | None = None  # where plans of users have their tags
         self._background_next = 0
         self._boards_made = 0
+        self.native_sizes: set[tuple[str, int]] = set()  # collective, bytes received: drop-in calls that nobody watches
         self.watch: Watch | None = None
         self.set_timeout(timeout)
         self.table = Table()
         self.online = False  # whether "auto" tries candidates in the program's own calls
         self._trials: dict[Key, Trial] = {}
-        self.native_sizes: set[tuple[str, int]] = set()  # collective and bytes received, for drop-in calls not in place
         self.use_table(None)
 
     def select(
@@ -258,6 +258,7 @@ class State:
         own.Free()
         known = (self.name, self.rank, self.topology.node_of, list(ranks))
         self.watch = Watch(seconds, *known, self._expired) if seconds else None
+        self.native_sizes.clear()
         self.plans.drop_all()
 
     def _expired(self, call: str) -> None:

@@ -17,6 +17,7 @@ from weakref import ref
 
 import numpy as np
 from mpi4py import MPI
+from numpy import ndarray
 
 from hiercoll import progress, requests
 from hiercoll.api import Call, allgather, alltoall, known_plan, said, serve
@@ -38,6 +39,8 @@ AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 calls: Counter[str] = Counter()  # by collective, of this process: those that hiercoll served
 forced: dict[str, tuple[str, dict[str, Any]]] = {}  # algorithm and parameters instead of "auto", by collective
 AUTO: tuple[str, dict[str, Any]] = ("auto", {})
+_ALLTOALL, _ALLGATHER = MPI.Comm.Alltoall, MPI.Comm.Allgather
+_NATIVE_CALLS = {name: f"{name}, native" for name in ("alltoall", "allgather")}  # as counted
 
 
 class Collectives:
@@ -46,12 +49,12 @@ class Collectives:
     def Alltoall(self: Any, sendbuf: Any, recvbuf: Any) -> None:  # noqa: N802
         """As mpi4py's."""
         if not _even(self, "alltoall", sendbuf, recvbuf):
-            super().Alltoall(sendbuf, recvbuf)  # type: ignore[misc]
+            _ALLTOALL(self, sendbuf, recvbuf)
 
     def Allgather(self: Any, sendbuf: Any, recvbuf: Any) -> None:  # noqa: N802
         """As mpi4py's."""
         if not _even(self, "allgather", sendbuf, recvbuf):
-            super().Allgather(sendbuf, recvbuf)  # type: ignore[misc]
+            _ALLGATHER(self, sendbuf, recvbuf)
 
     def Alltoallv(self: Any, sendbuf: Any, recvbuf: Any) -> None:  # noqa: N802
         """As mpi4py's."""
@@ -293,10 +296,13 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     known = by_handle.get(comm.handle)
     if known is not None and (known.size == 1 or known.disabled):
         return False
-    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        if known is not None and (collective, recvbuf.nbytes) in known.native_sizes and known.unwatched and not forced:
-            return _leave_native(collective)
-        state, plan = known_plan(comm, collective, sendbuf, recvbuf, "auto") if not forced else (None, None)
+    if type(recvbuf) is ndarray and type(sendbuf) is ndarray and not forced:
+        if known is not None and (collective, recvbuf.nbytes) in known.native_sizes and known.broken is None:
+            calls[_NATIVE_CALLS[collective]] += 1
+            if progress.active:
+                progress.before_blocking()
+            return False
+        state, plan = known_plan(comm, collective, sendbuf, recvbuf, "auto")
         if state is not None and plan is not None:
             calls[collective] += 1
             state.run(plan)
@@ -315,7 +321,9 @@ def _serve_blocks(call: Blocks) -> bool:
     if call.block and state.unwatched and trial is None and call.work().algorithm == NATIVE:
         if call.out is not None and not forced:
             state.native_sizes.add((collective, call.block * state.size))
-        return _leave_native(collective)
+        calls[_NATIVE_CALLS[collective]] += 1
+        progress.before_blocking()
+        return False  # on the user's communicator, on all ranks, however they spell it
     calls[collective] += 1
     if state.check:
         state.same_call(call.said(collective))
@@ -333,15 +341,6 @@ def _serve_blocks(call: Blocks) -> bool:
     if trial is not None:
         trial.note(perf_counter() - begin)
     return True
-
-
-def _leave_native(collective: str) -> bool:
-    """Leave a call to MPI that is best there: on all ranks, on the user's communicator, however they
-    spell it. False."""
-    calls[f"{collective}, native"] += 1
-    if progress.active:
-        progress.before_blocking()
-    return False
 
 
 def _even_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Request | None:

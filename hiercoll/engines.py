@@ -214,7 +214,7 @@ class Rounds:
                 MPI.Request.Waitall(requests)
                 for transfer in transfers:
                     transfer.wait()
-            elif not MPI.Request.Testall(requests) or not all(transfer.done() for transfer in transfers):
+            elif not MPI.Request.Testall(requests) or (transfers and not all(each.done() for each in transfers)):
                 self._current = current
                 return False
             current += 1

@@ -13,7 +13,7 @@ import platform
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,7 +40,7 @@ class Running(Protocol):
         """What it waits for."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """A call: its number on the communicator, when it began (seconds since 1970), how long it took."""
 
@@ -67,13 +67,14 @@ class Watch:
     def begin(self, plan: Running) -> Entry:
         """Note that a plan is started."""
         self.number += 1
-        self.record.append(Entry(self.number, plan.name, time.time()))
-        return self.record[-1]
+        entry = Entry(self.number, plan.name, time.time())
+        self.record.append(entry)
+        return entry
 
     def complete(self, plan: Running) -> None:
         """Wait for a plan that has been started. Raises CollectiveTimeout."""
-        begin, looks = time.monotonic(), 0
-        while not plan.test():
+        test, begin, looks = plan.test, time.monotonic(), 0
+        while not test():
             wait_politely()
             looks += 1
             if looks % LOOKS == 0 and time.monotonic() - begin > self.timeout:
@@ -115,7 +116,7 @@ class Watch:
             "host": platform.node(), "process": os.getpid(), "call": plan.name,
             "number": plan.entry.number if plan.entry else 0,
             "waited": waited, "timeout": self.timeout, "pending": [each._asdict() for each in pending],
-            "record": [entry.__dict__ for entry in self.record],
+            "record": [asdict(entry) for entry in self.record],
         }  # fmt: skip
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import mpi4py
@@ -23,6 +24,8 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll.communicator import mpi_library
+from hiercoll.tables import Choice, Entry, Table, Variant
 
 ITERATIONS, REPETITIONS = 400, 31
 
@@ -61,6 +64,31 @@ def measure(comm: MPI.Intracomm, subjects: dict[str, Callable[[], object]]) -> d
     return {name: (q[0], q[1], q[2]) for name, q in quartiles.items()}
 
 
+def drop_ins(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray) -> dict[str, Callable[[], object]]:
+    """Calls of drop-in communicators: served, with a deadline, and left to the MPI library."""
+    topology = hiercoll.get_topology(comm)
+    subjects: dict[str, Callable[[], object]] = {}
+    for name, algorithm, timeout in (
+        ("drop-in Alltoall", "scatter_destination", 0),
+        ("drop-in Alltoall, deadline", "scatter_destination", 60),
+        ("drop-in Alltoall, table says native", "native", 0),
+    ):
+        choice = Choice(1, Variant(algorithm))
+        entry = Entry("alltoall", mpi_library(), "host", topology.node_sizes, topology.placement, (choice,))
+        ours = hiercoll.Intracomm(comm.Dup())
+        hiercoll.configure(ours, table=Table((entry,)), timeout=timeout)
+        subjects[name] = partial(ours.Alltoall, send, recv)
+    ones, total = np.ones(comm.size, int), np.zeros_like(send)
+    subjects["drop-in Alltoallv, trials over"] = partial(ours.Alltoallv, [send, ones], [recv, ones])
+    for _ in range(400):
+        subjects["drop-in Alltoallv, trials over"]()
+    subjects["drop-in Alltoallv, trials over"] = lambda: ours.Alltoallv([send, ones], [recv, ones])
+    subjects["mpi4py Alltoallv"] = lambda: comm.Alltoallv([send, ones], [recv, ones])
+    subjects["drop-in Allreduce"] = partial(ours.Allreduce, send, total)
+    subjects["mpi4py Allreduce"] = partial(comm.Allreduce, send, total)
+    return subjects
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,6 +110,7 @@ def main() -> None:
         "hiercoll.alltoall, new buffers": lambda: hiercoll.alltoall(comm, *next(pairs), algorithm=name),
         "mpi4py Alltoall": lambda: comm.Alltoall(send, recv),
         "hiercoll.alltoall native": lambda: hiercoll.alltoall(comm, send, recv, algorithm="native"),
+        **drop_ins(comm, send, recv),
     }
     result = measure(comm, subjects)
     plan.free()
