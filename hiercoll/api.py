@@ -154,7 +154,7 @@ def configure(
     if timeout is not None and not 0 <= timeout < float("inf"):
         raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), state.rank)
     state.use_table(table)
-    state.online = tune == "online"
+    state.choices.online = tune == "online"
     if timeout is not None:
         state.set_timeout(float(timeout))
 
@@ -268,7 +268,7 @@ class Call(NamedTuple):
     def chosen(self, algorithm: str, params: dict[str, Any]) -> Work:
         """What runs. Raises UnknownAlgorithmError or ParameterError."""
         kind = self.state.memories[self.received.place].kind
-        return self.work(self.state.select(self.collective, algorithm, params, self.block, self.inplace, kind))
+        return self.work(self.state.choices.select(self.collective, algorithm, params, self.block, self.inplace, kind))
 
     def work(self, variant: Variant) -> Work:
         """The call with this algorithm, and with its transport where that is free and can be."""
@@ -309,8 +309,8 @@ def _call(
 def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
     """Run a call that is sound, by a plan that is kept. Returns the receive array."""
     state, key = call.state, call.key(algorithm, params)
-    if algorithm == "auto" and state.online:
-        trial = state.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
+    if algorithm == "auto" and state.choices.online:
+        trial = state.choices.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
         if trial is not None:
             return _try(call, trial)
     plan = state.plans.get(key)

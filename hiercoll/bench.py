@@ -327,14 +327,14 @@ class Bench:
             for row, index in zip(times, able, strict=True):
                 chosen = None
                 if subjects[index].algorithm == "auto":
-                    chosen = self.state.decide(collective, size, False, self.arrays.kind).variant
+                    chosen = self.state.choices.decide(collective, size, False, self.arrays.kind).variant
                 yield Result.of(collective, subjects[index], size, row, natives[0] if natives else None, bound, chosen)
             advance()
 
     def _best(self, collective: str, size: int, given: Sequence[Subject]) -> list[Subject]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
         known = {str(subject) for subject in given}
-        ranking = self.state.decide(collective, size, False, self.arrays.kind).ranking[: self.top]
+        ranking = self.state.choices.decide(collective, size, False, self.arrays.kind).ranking[: self.top]
         best = [Subject.of(collective, candidate.variant) for candidate in ranking]
         return [subject for subject in best if str(subject) not in known]
 

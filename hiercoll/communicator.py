@@ -23,9 +23,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll import checking, native, progress
-from hiercoll.algorithms import REGISTRY, get_algorithm
+from hiercoll.algorithms import get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
 from hiercoll.checking import Later, Said
+from hiercoll.choices import Choices
 from hiercoll.cuda import DeviceMemory
 from hiercoll.engines import Between, Board, Pending
 from hiercoll.errors import (
@@ -36,22 +37,17 @@ from hiercoll.errors import (
     ParameterError,
     TableError,
     TableWarning,
-    UnknownAlgorithmError,
 )
 from hiercoll.executor import Binding, Plan, bind
 from hiercoll.interpreter import Blocks
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
-from hiercoll.online import Regime, Trial
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
-from hiercoll.tables import NATIVE, Table, Variant, environment_table, load
+from hiercoll.tables import NATIVE, Table, environment_table, load
 from hiercoll.topology import Topology, discover
-from hiercoll.transports import AUTO
-from hiercoll.tuner import Decision, decide, uneven_choice
 from hiercoll.uneven import Uneven
 from hiercoll.watch import Entry, Watch
 from hiercoll.work import Cache, Key, Work
 
-ONLINE = 6  # candidates besides native that online tuning tries
 COLLECTIVES = ("alltoall", "allgather", "alltoallv", "allgatherv")
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
@@ -167,62 +163,10 @@ class State:
         self._tagged: MPI.Intracomm | None = None  # where plans of users have their tags
         self._background_next = 0
         self._boards_made = 0
-        self.native_sizes: set[tuple[str, int]] = set()  # collective, bytes received: drop-in calls that nobody watches
+        self.choices = Choices(self.rank, self.topology, self.library, self.disabled, self._slowest, self._total)
         self.watch: Watch | None = None
         self.set_timeout(timeout)
-        self.table = Table()
-        self.online = False  # whether "auto" tries candidates in the program's own calls
-        self._trials: dict[Key, Trial] = {}
         self.use_table(None)
-
-    def select(
-        self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, kind: str = "host"
-    ) -> Variant:
-        """The algorithm to run with all its parameters; equal on all ranks by construction.
-
-        Raises UnknownAlgorithmError or ParameterError.
-        """
-        if not isinstance(algorithm, str):
-            raise UnknownAlgorithmError("algorithm", "a name", repr(algorithm), self.rank)
-        if algorithm in ("auto", NATIVE) and params:
-            name, value = next(iter(params.items()))
-            raise ParameterError(f"parameter {name!r}", f"none with algorithm={algorithm!r}", repr(value), self.rank)
-        if self.disabled:
-            return Variant(NATIVE)
-        transport = AUTO
-        if algorithm == "auto":
-            trial = self._trials.get((collective, block, inplace, kind))
-            chosen = trial.current if trial else self.decide(collective, block, inplace, kind).variant
-            algorithm, params, transport = chosen.algorithm, dict(chosen.params), chosen.transport
-        if algorithm == NATIVE:
-            return Variant(NATIVE, {}, transport)
-        if algorithm not in REGISTRY[collective]:
-            expected = f"auto, native, {', '.join(REGISTRY[collective])}"
-            raise UnknownAlgorithmError("algorithm", expected, repr(algorithm), self.rank)
-        try:
-            return Variant(algorithm, get_algorithm(collective, algorithm).resolve(params), transport)
-        except ParameterError as error:
-            raise ParameterError(error.argument, error.expected, error.got, self.rank) from None
-
-    def select_uneven(self, work_of: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool) -> Variant:
-        """As `select`, for "alltoallv" and "allgatherv"; ``block``: their mean size if all ranks know it."""
-        if work_of == "allgatherv":
-            return self.select("allgather", algorithm, params, block, inplace)
-        if algorithm == "auto" and not params and not self.disabled:
-            return self.regime.current
-        return self.select(work_of, algorithm, params, block, inplace)
-
-    def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
-        """What "auto" means for blocks of ``block`` bytes."""
-        return decide(
-            collective,
-            self.topology,
-            block,
-            inplace=inplace,
-            table=self.table,
-            mpi=self.library,
-            memory=kind,
-        )
 
     def use_table(self, table: Table | str | Path | None) -> None:
         """Decide by ``table`` from now on, or one in a file, or (None) that of the environment.
@@ -241,7 +185,7 @@ class State:
                 return Table()
 
         progress.before_blocking()
-        self.table = from_root(self.comm, read)
+        self.choices.table = from_root(self.comm, read)
         self.forget_choices()
 
     @property
@@ -258,7 +202,7 @@ class State:
         own.Free()
         known = (self.name, self.rank, self.topology.node_of, list(ranks))
         self.watch = Watch(seconds, *known, self._expired) if seconds else None
-        self.native_sizes.clear()
+        self.choices.native_sizes.clear()
         self.plans.drop_all()
 
     def _expired(self, call: str) -> None:
@@ -283,23 +227,8 @@ class State:
         """Let "auto" decide anew for every size."""
         self.plans.drop_all()
         self.vectors.drop_all()
-        self._trials.clear()
-        self.native_sizes.clear()
-        self.regime = Regime(uneven_choice(self.topology), self.size, self._slowest, self._total)
+        self.choices.forget()
         progress.end_shortcuts()
-
-    def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial | None:
-        """The trial for calls like this one by "auto", if these are tried online and it goes on."""
-        if not self.online or not block or self.disabled:
-            return None
-        key = (collective, block, inplace, kind)
-        if key not in self._trials:
-            ranking = self.decide(collective, block, inplace, kind).ranking
-            resolve = REGISTRY[collective]
-            able = [c for c in ranking if c.algorithm != NATIVE][:ONLINE]
-            full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params), c.transport) for c in able]
-            self._trials[key] = Trial([Variant(NATIVE), *full], self._slowest)
-        return self._trials[key] if self._trials[key].winner is None else None
 
     def _slowest(self, seconds: float) -> float:
         """The largest value of all ranks. Collective."""
@@ -533,7 +462,7 @@ class State:
             raise ConstraintError(
                 f"algorithm {work.algorithm!r}", "private memory for calls in the background", got, self.rank
             )
-        for candidate in self.decide(work.family, max(work.block, 1), work.inplace).ranking:
+        for candidate in self.choices.decide(work.family, max(work.block, 1), work.inplace).ranking:
             if candidate.algorithm == NATIVE:
                 break
             params = get_algorithm(work.family, candidate.algorithm).resolve(candidate.params)

@@ -60,9 +60,9 @@ class Collectives:
         """As mpi4py's."""
         native = super().Alltoallv  # type: ignore[misc]
         known = by_handle.get(self.handle)
-        if known is not None and known.unwatched and known.regime.is_native and not forced:
-            known.regime.left -= 1
-            if known.regime.is_surely_native:
+        if known is not None and known.unwatched and known.choices.regime.is_native and not forced:
+            known.choices.regime.left -= 1
+            if known.choices.regime.is_surely_native:
                 _go_past(self, native)
             calls["alltoallv, native"] += 1
             if progress.active:
@@ -247,7 +247,7 @@ class Blocks(NamedTuple):
     def work(self) -> Work:
         """What runs."""
         name, params = forced.get(self.collective, AUTO)
-        variant = self.state.select(self.collective, name, params, self.block, self.out is None)
+        variant = self.state.choices.select(self.collective, name, params, self.block, self.out is None)
         return Work(self.collective, variant.algorithm, variant.params, self.block, self.out is None)
 
     def said(self, collective: str) -> Said:
@@ -297,7 +297,7 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
     if known is not None and (known.size == 1 or known.disabled):
         return False
     if type(recvbuf) is ndarray and type(sendbuf) is ndarray and not forced:
-        if known is not None and (collective, recvbuf.nbytes) in known.native_sizes and known.broken is None:
+        if known is not None and (collective, recvbuf.nbytes) in known.choices.native_sizes and known.broken is None:
             calls[_NATIVE_CALLS[collective]] += 1
             if progress.active:
                 progress.before_blocking()
@@ -317,10 +317,10 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
 def _serve_blocks(call: Blocks) -> bool:
     """Serve a call that is sound; False leaves it to MPI, as do all ranks."""
     state, collective = call.state, call.collective
-    trial = None if collective in forced else state.trial(collective, call.block, call.out is None)
+    trial = None if collective in forced else state.choices.trial(collective, call.block, call.out is None)
     if call.block and state.unwatched and trial is None and call.work().algorithm == NATIVE:
         if call.out is not None and not forced:
-            state.native_sizes.add((collective, call.block * state.size))
+            state.choices.native_sizes.add((collective, call.block * state.size))
         calls[_NATIVE_CALLS[collective]] += 1
         progress.before_blocking()
         return False  # on the user's communicator, on all ranks, however they spell it

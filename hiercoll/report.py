@@ -118,7 +118,7 @@ class Recorder:
         """Seconds that the table says native takes, if it says so."""
         if collective not in ("alltoall", "allgather") or not block:
             return None
-        ranking = state.decide(collective, block, inplace).ranking
+        ranking = state.choices.decide(collective, block, inplace).ranking
         return next((candidate.seconds for candidate in ranking if candidate.algorithm == NATIVE), None)
 
     def gather(self, comm: MPI.Intracomm) -> list[dict[str, Any]] | None:

@@ -52,8 +52,8 @@ def alltoallv(
     """
     plain = algorithm == "auto" and not params and limit == LIMIT
     known = by_handle.get(comm.handle) if plain and isinstance(comm, MPI.Comm) else None
-    if known is not None and known.unwatched and known.regime.is_native and _fits(sendbuf) and _fits(recvbuf):
-        known.regime.left -= 1
+    if known is not None and known.unwatched and known.choices.regime.is_native and _fits(sendbuf) and _fits(recvbuf):
+        known.choices.regime.left -= 1
         progress.before_blocking()
         return _native(known, sendbuf, recvbuf)
     if known is not None and run_again(known, sendbuf, recvbuf):
@@ -225,7 +225,7 @@ def _key_of(array: Any, counts: Any) -> tuple[Any, ...]:
 
 def run_again(state: State, sendbuf: Any, recvbuf: Any) -> bool:
     """Run a call as one that is kept, in a regime that holds for now. False: nothing has been done."""
-    regime = state.regime
+    regime = state.choices.regime
     if regime.left <= 0 or not state.unwatched:
         return False
     choice = regime.current
@@ -241,7 +241,7 @@ def run_again(state: State, sendbuf: Any, recvbuf: Any) -> bool:
 
 def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, Any], Any]) -> Any:
     """A call that may be looked at, or timed; see `online.Regime`. ``native`` is the MPI library's."""
-    regime = state.regime
+    regime = state.choices.regime
     if not regime.left and regime.trial is None:
         regime.survey(*_looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf))
     begin, current = perf_counter(), regime.current.algorithm
@@ -298,7 +298,7 @@ def alltoallv_call(
     """The call, if it is sound."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), state.rank)
-    variant = state.select_uneven("alltoallv", algorithm, params, 0, False)
+    variant = state.choices.select_uneven("alltoallv", algorithm, params, 0, False)
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
     received = side(state, into, state.size, "recvbuf")
     if is_in_place(sendbuf):
@@ -318,7 +318,7 @@ def allgatherv_call(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, pa
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
     received, inplace = side(state, into, state.size, "recvbuf"), is_in_place(sendbuf)
     mean = -(-int(received.sizes.sum()) // state.size)
-    variant = state.select_uneven("allgatherv", algorithm, params, mean, inplace)
+    variant = state.choices.select_uneven("allgatherv", algorithm, params, mean, inplace)
     own = slice(state.rank, state.rank + 1)
     if inplace:
         sent = Side(received.address, received.sizes[own], received.at[own], None)

@@ -55,7 +55,7 @@ def test_tune_command_on_two_by_two(monkeypatch: pytest.MonkeyPatch, folder: Pat
     assert all(figure.q1 <= figure.median <= figure.q3 for figure in entry.figures)
     assert not path.with_name("table.json.part").exists()
     hiercoll.configure(world, table=path)
-    decision = get_state(world).decide("alltoall", 8, False)
+    decision = get_state(world).choices.decide("alltoall", 8, False)
     assert decision.variant == entry.choice(8)
     assert str(path) in decision.reason
     send = filled("alltoall", world, 8)
@@ -100,7 +100,7 @@ def test_table_is_read_by_rank_0(on_layout: OnLayout, monkeypatch: pytest.Monkey
     WORLD.Barrier()
     monkeypatch.setenv("HIERCOLL_TABLE", str(path) if WORLD.rank == 0 else "/no/such/table")
     comm = on_layout(f"1x{WORLD.size}")
-    variant = get_state(comm).decide("alltoall", 64, False).variant
+    variant = get_state(comm).choices.decide("alltoall", 64, False).variant
     assert variant == (chosen if WORLD.size > 1 else Variant("native"))
 
 
@@ -158,9 +158,9 @@ def test_online_tuning(collective: str, on_layout: OnLayout) -> None:
         recv[:] = 0xA5
         call(comm, send, recv)
         assert np.array_equal(recv, native(collective, comm, send, 40))
-        tried.add(get_state(comm).select(collective, "auto", {}, 40, False).key)
-    assert get_state(comm).trial(collective, 40, False) is None  # it has ended
-    winner = get_state(comm).select(collective, "auto", {}, 40, False).key
+        tried.add(get_state(comm).choices.select(collective, "auto", {}, 40, False).key)
+    assert get_state(comm).choices.trial(collective, 40, False) is None  # it has ended
+    winner = get_state(comm).choices.select(collective, "auto", {}, 40, False).key
     assert WORLD.allgather(winner) == [winner] * size
     assert len(tried) > 1 or size == 1
 
@@ -178,7 +178,7 @@ def test_online_tuning_of_the_drop_in() -> None:
         expected = [100 * peer + 3 * WORLD.rank + item + salt for peer in range(size) for item in range(3)]
         assert np.array_equal(values, expected)
         strided.type.Free()
-    assert get_state(comm).trial("alltoall", 12, False) is None
+    assert get_state(comm).choices.trial("alltoall", 12, False) is None
     comm.Free()
 
 

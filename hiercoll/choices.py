@@ -1,0 +1,108 @@
+"""What serves the calls of a communicator: what was asked for, or what "auto" means there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hiercoll.algorithms import REGISTRY, get_algorithm
+from hiercoll.errors import ParameterError, UnknownAlgorithmError
+from hiercoll.online import Regime, Trial
+from hiercoll.tables import NATIVE, Table, Variant
+from hiercoll.topology import Topology
+from hiercoll.transports import AUTO
+from hiercoll.tuner import Decision, decide, uneven_choice
+from hiercoll.work import Key
+
+ONLINE = 6  # candidates besides native that online tuning tries
+
+
+class Choices:
+    """The choices of a communicator; the same on all ranks. ``slowest`` gives the largest of the ranks'
+    seconds, ``total`` adds numbers up; both are collective."""
+
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        library: str,
+        disabled: bool,
+        slowest: Callable[[float], float],
+        total: Callable[[Sequence[int]], Sequence[int]],
+    ) -> None:
+        self._rank, self._topology, self._library, self._disabled = rank, topology, library, disabled
+        self._slowest, self._total = slowest, total
+        self.table = Table()
+        self.online = False  # whether "auto" tries candidates in the program's own calls
+        self._trials: dict[Key, Trial] = {}
+        # Collective and bytes received of drop-in calls that are native, and that nobody watches.
+        self.native_sizes: set[tuple[str, int]] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let "auto" decide anew for every size."""
+        self._trials.clear()
+        self.native_sizes.clear()
+        self.regime = Regime(uneven_choice(self._topology), self._topology.size, self._slowest, self._total)
+
+    def select(
+        self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, kind: str = "host"
+    ) -> Variant:
+        """The algorithm to run with all its parameters; equal on all ranks by construction.
+
+        Raises UnknownAlgorithmError or ParameterError.
+        """
+        if not isinstance(algorithm, str):
+            raise UnknownAlgorithmError("algorithm", "a name", repr(algorithm), self._rank)
+        if algorithm in ("auto", NATIVE) and params:
+            name, value = next(iter(params.items()))
+            raise ParameterError(f"parameter {name!r}", f"none with algorithm={algorithm!r}", repr(value), self._rank)
+        if self._disabled:
+            return Variant(NATIVE)
+        transport = AUTO
+        if algorithm == "auto":
+            trial = self._trials.get((collective, block, inplace, kind))
+            chosen = trial.current if trial else self.decide(collective, block, inplace, kind).variant
+            algorithm, params, transport = chosen.algorithm, dict(chosen.params), chosen.transport
+        if algorithm == NATIVE:
+            return Variant(NATIVE, {}, transport)
+        if algorithm not in REGISTRY[collective]:
+            expected = f"auto, native, {', '.join(REGISTRY[collective])}"
+            raise UnknownAlgorithmError("algorithm", expected, repr(algorithm), self._rank)
+        try:
+            return Variant(algorithm, get_algorithm(collective, algorithm).resolve(params), transport)
+        except ParameterError as error:
+            raise ParameterError(error.argument, error.expected, error.got, self._rank) from None
+
+    def select_uneven(self, work_of: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool) -> Variant:
+        """As `select`, for "alltoallv" and "allgatherv"; ``block``: their mean size if all ranks know it."""
+        if work_of == "allgatherv":
+            return self.select("allgather", algorithm, params, block, inplace)
+        if algorithm == "auto" and not params and not self._disabled:
+            return self.regime.current
+        return self.select(work_of, algorithm, params, block, inplace)
+
+    def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
+        """What "auto" means for blocks of ``block`` bytes."""
+        return decide(
+            collective,
+            self._topology,
+            block,
+            inplace=inplace,
+            table=self.table,
+            mpi=self._library,
+            memory=kind,
+        )
+
+    def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial | None:
+        """The trial for calls like this one by "auto", if these are tried online and it goes on."""
+        if not self.online or not block or self._disabled:
+            return None
+        key = (collective, block, inplace, kind)
+        if key not in self._trials:
+            ranking = self.decide(collective, block, inplace, kind).ranking
+            resolve = REGISTRY[collective]
+            able = [c for c in ranking if c.algorithm != NATIVE][:ONLINE]
+            full = [Variant(c.algorithm, resolve[c.algorithm].resolve(c.params), c.transport) for c in able]
+            self._trials[key] = Trial([Variant(NATIVE), *full], self._slowest)
+        return self._trials[key] if self._trials[key].winner is None else None
