@@ -45,10 +45,11 @@ from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
 from hiercoll.tables import NATIVE, Table, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.uneven import Uneven
-from hiercoll.watch import Entry, Watch
+from hiercoll.watch import UNKNOWN, Entry, Watch
 from hiercoll.work import Cache, Key, Work
 
 COLLECTIVES = ("alltoall", "allgather", "alltoallv", "allgatherv")
+SET_UP = "set-up (the first call of hiercoll on a communicator)"
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
 MAX_BOARDS = 32  # shared windows per communicator
@@ -89,6 +90,37 @@ class _Meeting:
         return []
 
 
+def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
+    """Wait until all ranks have come here, while calls in the background go on: some ranks may
+    complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
+    meeting = _Meeting(what, MPI.Comm.Ibarrier(comm))
+    if watch is not None:
+        meeting.entry = watch.begin(meeting)
+        try:
+            watch.complete(meeting)
+        except MPI.Exception as error:
+            raise watch.failed(meeting, error) from error
+    while not meeting.test():
+        progress.wait_politely()
+
+
+def _meet_first(comm: MPI.Intracomm, seconds: float) -> None:
+    """Wait for all ranks before anything is known of them. Raises CollectiveTimeout. Collective."""
+    world = world_ranks(comm)
+    name = f"{zlib.crc32(repr(world).encode()):08x}"
+    watch = Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None) if seconds else None
+    meet(comm, SET_UP, watch)
+
+
+def world_ranks(comm: MPI.Intracomm) -> list[int]:
+    """The ranks of MPI_COMM_WORLD that the ranks of ``comm`` have."""
+    world, own = MPI.COMM_WORLD.Get_group(), comm.Get_group()
+    ranks = own.Translate_ranks(list(range(comm.size)), world)
+    world.Free()
+    own.Free()
+    return list(ranks)
+
+
 def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
     """The ranks of ``comm`` with the same ``color``, in the same order; of mpi4py's own kind, for what
     is left to the MPI library. Collective."""
@@ -122,6 +154,7 @@ class State:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         timeout = _seconds(os.environ.get("HIERCOLL_TIMEOUT", ""))
+        _meet_first(comm, timeout)
         self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
         self.rank, self.size = self.comm.rank, self.comm.size
         try:
@@ -196,11 +229,7 @@ class State:
     def set_timeout(self, seconds: float) -> None:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
         seconds = self._slowest(seconds)
-        world, own = MPI.COMM_WORLD.Get_group(), self.comm.Get_group()
-        ranks = own.Translate_ranks(list(range(self.size)), world)
-        world.Free()
-        own.Free()
-        known = (self.name, self.rank, self.topology.node_of, list(ranks))
+        known = (self.name, self.rank, self.topology.node_of, world_ranks(self.comm))
         self.watch = Watch(seconds, *known, self._expired) if seconds else None
         self.choices.native_sizes.clear()
         self.plans.drop_all()
@@ -517,7 +546,7 @@ class State:
     def _agree(self, work: Work, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``; raises, on all alike, if they do not
         make the same call or bytes are ``lacking`` on one. Collective."""
-        self._meet(f"{work.name}, set-up")
+        meet(self.comm, f"{work.name}, set-up", self.watch)
         key = zlib.crc32(repr(work.key[:-2]).encode())
         mine = np.array([work.block, -work.block, key, -key, lacking, *values], dtype=np.int64)
         most = np.empty_like(mine)
@@ -531,16 +560,6 @@ class State:
             got = f"a window that needs {most[4]} bytes more than there are"
             raise ConstraintError(f"algorithm {work.algorithm!r}", "room in /dev/shm", got, self.rank)
         return [int(value) for value in most[5:]]
-
-    def _meet(self, what: str) -> None:
-        """Wait until all ranks have come here, while calls in the background go on: some ranks may
-        complete those first. Raises CollectiveTimeout. Collective."""
-        meeting = _Meeting(what, self.comm.Ibarrier())
-        if self.watch is not None:
-            meeting.entry = self.watch.begin(meeting)
-            self.watch.complete(meeting)
-        while not meeting.test():
-            progress.wait_politely()
 
     def _tag(self, work: Work) -> int:
         """The first tag of blocking calls: different collectives never match each other's messages."""

@@ -12,13 +12,13 @@ import sys
 import threading
 from functools import cache
 from time import monotonic
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from mpi4py import MPI
 
 from hiercoll import progress
-from hiercoll.communicator import State
-from hiercoll.errors import CommunicatorError, ThreadError
+from hiercoll.communicator import SET_UP, State
+from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.executor import abandoned
 from hiercoll.topology import Topology
 
@@ -78,12 +78,21 @@ def _free_all(*_: object) -> None:
     progress.stop()
 
 
+class Unmade(NamedTuple):
+    """In place of the state of a communicator whose ranks have not come together to make it."""
+
+    rank: int
+    name: str = ""
+    broken: str = SET_UP
+
+
 def get_state(comm: MPI.Intracomm) -> State:
     """The state of ``comm``; collective at the first call for a communicator.
 
     Raises CommunicatorError for what is not a live intracommunicator or one on which a
     call was interrupted, ThreadError for calls from a second thread without
-    MPI_THREAD_MULTIPLE, LayoutError for a bad ``HIERCOLL_NODES``.
+    MPI_THREAD_MULTIPLE, LayoutError for a bad ``HIERCOLL_NODES``, CollectiveTimeout if ranks
+    do not come to the first call by ``HIERCOLL_TIMEOUT``.
     """
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
@@ -97,7 +106,11 @@ def get_state(comm: MPI.Intracomm) -> State:
             got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
             raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
-        state = State(comm)
+        try:
+            state = State(comm)
+        except (CollectiveTimeout, CollectiveFailed):
+            comm.Set_attr(_keyval(), Unmade(comm.rank))
+            raise
         comm.Set_attr(_keyval(), state)
         _live[state.name] = state
         if _main_thread() is None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hiercoll.engines import Pending
 
 RECORDED = 100  # calls that a rank remembers
+UNKNOWN = -1  # node of ranks of which nothing is known yet
 LOOKS = 32  # at an operation that is not complete, between looks at the clock
 
 
@@ -176,7 +177,8 @@ def _one_communicator(ranks: dict[int, dict[str, Any]]) -> list[str]:
 
 
 def _who(about: dict[str, Any], rank: int) -> str:
-    return f"world rank {about['world'][rank]}, node {about['node_of'][rank]}"
+    node = about["node_of"][rank]
+    return f"world rank {about['world'][rank]}" + ("" if node == UNKNOWN else f", node {node}")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

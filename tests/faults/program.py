@@ -22,6 +22,7 @@ comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 dropin = hiercoll.Intracomm(comm)
 forced["alltoall"] = ("bruck", {})
+fresh = [comm.Dup() for _ in range(3)] if algorithm == "first call" else []
 hiercoll.get_topology(comm)  # from now on hiercoll serves nonblocking calls
 
 
@@ -32,6 +33,9 @@ def call(items: int = 4) -> None:
     if algorithm == "alltoallv":
         counts = np.full(size, items)
         hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="aggregate")
+    elif algorithm == "first call":
+        # Of the third communicator in the third call, and in the fourth.
+        hiercoll.alltoall(fresh.pop() if len(fresh) > 1 else fresh[0], send, recv)
     elif algorithm == "Ialltoall":
         dropin.Ialltoall(send, recv).Wait()
     elif algorithm == "Ialltoallv":

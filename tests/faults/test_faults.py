@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from launch import FLAGS, SETTINGS, vendor
 
 HERE = Path(__file__).parent
 LIBRARY = vendor()
+SILENT = re.compile(r"rank 2 \(world rank 2(, node 1)?\): SILENT")
 SURVIVE = {"MPICH": ["-disable-auto-cleanup"], "Open MPI": ["--enable-recovery"]}  # leave survivors alone
 TIMEOUT = 3.0  # seconds, of HIERCOLL_TIMEOUT
 ALGORITHMS = [
     "grouped",
     "alltoallv",
     "Ialltoall",
+    "first call",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("bruck", "eager", "native", "Alltoall_init")),
 ]
 
@@ -105,10 +108,10 @@ def test_a_silent_rank(tmp_path: Path, fault: str, algorithm: str) -> None:
     _, reports = run(fault, algorithm, tmp_path)
     check_survivors(reports)
     told = diagnosis(tmp_path)
-    assert "rank 2 (world rank 2, node 1" in told
+    assert "rank 2 (world rank 2" in told
     if fault == "stopped":  # one that is late waits in vain itself, in the end
-        assert "rank 2 (world rank 2, node 1): SILENT" in told, told
-    if algorithm not in ("native", "Alltoall_init"):  # in set-up MPI does not tell who is late
+        assert SILENT.search(told), told
+    if algorithm not in ("native", "Alltoall_init", "first call"):  # in set-up MPI does not tell who is late
         assert any("rank 2" in reports[rank]["problem"][25:] for rank in (0, 1, 3))
 
 
@@ -119,7 +122,7 @@ def test_a_killed_rank(tmp_path: Path, algorithm: str) -> None:
     code, reports = run("killed", algorithm, tmp_path, *SURVIVE[LIBRARY])
     if reports:
         check_survivors(reports)
-        assert "rank 2 (world rank 2, node 1): SILENT" in diagnosis(tmp_path)
+        assert SILENT.search(diagnosis(tmp_path))
     else:
         assert code != 0
 
