@@ -175,7 +175,7 @@ def known_plan(
         return None, None
     if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype or not recv.flags.writeable:
         return None, None
-    if state.check:
+    if state.check or state.broken is not None:
         return None, None
     state.touch(key, plan)
     return state, plan
@@ -331,6 +331,8 @@ def _try(call: Call, trial: Trial) -> Any:
     if plan is None:
         plan = call.cached_plan(work)
         call.state.plans.keep(key, plan)
+    else:
+        call.state.touch(key, plan)
     begin = perf_counter()
     result = call.run(plan)
     trial.note(perf_counter() - begin)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ class Said(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.what} of {self.elements}" if self.elements else self.what
+
+
+Saying: TypeAlias = "Callable[[], Said]"
 
 
 def comparison(comm: MPI.Intracomm, said: Said) -> Iterator[MPI.Request]:
@@ -79,14 +82,14 @@ def _differences(found: Sizes) -> str:
 
 def same_call(comm: MPI.Intracomm, said: Said, watch: Watch | None) -> None:
     """Wait for a `comparison`; not for longer than the ``watch`` allows."""
-    steps = comparison(comm, said)
+    steps, request = comparison(comm, said), None
     try:
         for request in steps:
             _wait(request, said.what, watch)
     except CollectiveMismatch:
         raise
     except BaseException:
-        abandoned.append(steps)
+        abandoned.append((steps, request))  # with the buffers
         raise
 
 
@@ -109,7 +112,7 @@ class Later:
         except StopIteration:
             self._waiting.popleft()
             return True
-        except CollectiveMismatch:
+        except BaseException:
             self._waiting.popleft()
             raise
         return False

@@ -25,7 +25,7 @@ from mpi4py import MPI
 from hiercoll import checking, native, progress
 from hiercoll.algorithms import get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
-from hiercoll.checking import Later, Said
+from hiercoll.checking import Later, Said, Saying
 from hiercoll.choices import Choices
 from hiercoll.cuda import DeviceMemory
 from hiercoll.engines import Between, Board, Pending
@@ -93,6 +93,11 @@ class _Meeting:
 def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
     """Wait until all ranks have come here, while calls in the background go on: some ranks may
     complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
+    for _ in range(2):  # one that is late finds all of the others' first marks, but not their second ones
+        _meet_once(comm, what, watch)
+
+
+def _meet_once(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
     meeting = _Meeting(what, MPI.Comm.Ibarrier(comm))
     if watch is not None:
         meeting.entry = watch.begin(meeting)
@@ -241,12 +246,12 @@ class State:
         """See `checking.same_call`."""
         checking.same_call(self.comm, said, self.watch)
 
-    def compare_later(self, said: Said) -> Later | None:
+    def compare_later(self, said: Saying | None) -> Later | None:
         """What is over, and then has raised CollectiveMismatch if need be, before a call in the
-        background starts; None if calls are not checked. Local."""
-        if not self.check:
+        background starts; None if calls are not checked, or nothing is said of it. Local."""
+        if not self.check or said is None:
             return None
-        return Later(self._comparisons, checking.comparison(self.background_comm, said))
+        return Later(self._comparisons, checking.comparison(self.background_comm, said()))
 
     def leaves_to_mpi(self, work: Work) -> bool:
         """Whether a call in the background may as well be the MPI library's, on the user's communicator."""

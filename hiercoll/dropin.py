@@ -303,7 +303,8 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
                 progress.before_blocking()
             return False
         state, plan = known_plan(comm, collective, sendbuf, recvbuf, "auto")
-        if state is not None and plan is not None:
+        # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
+        if state is not None and plan is not None and (plan.schedule is not None or not state.unwatched):
             calls[collective] += 1
             state.run(plan)
             return True
@@ -353,8 +354,8 @@ def _even_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) ->
     if state.leaves_to_mpi(work):
         return None
     calls[f"i{collective}"] += 1
-    check = state.compare_later(call.said(f"i{collective}"))
-    return requests.nonblocking(state, call.plan(state.background_plan, work), check)
+    plan = call.plan(state.background_plan, work)
+    return requests.nonblocking(state, plan, partial(call.said, f"i{collective}"))
 
 
 def _even_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:
@@ -383,7 +384,7 @@ def _uneven_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) 
         return None
     calls[f"i{collective}"] += 1
     call = call._replace(work=work)
-    return requests.nonblocking(state, call.plan(background=True), state.compare_later(call.said("i")))
+    return requests.nonblocking(state, call.plan(background=True), partial(call.said, "i"))
 
 
 def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:

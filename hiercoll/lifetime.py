@@ -58,8 +58,12 @@ def _main_thread() -> int | None:
 def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
     by_handle.pop(comm.handle, None)
-    if _live.pop(state.name, None) and state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE):
-        state.free()
+    if _live.pop(state.name, None):
+        agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
+        if agreed:
+            state.free()
+        if not agreed or state.broken:
+            abandoned.append(state)
 
 
 def _free_all(*_: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from operator import index
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from mpi4py import MPI
 
 from hiercoll.buffers import is_plain
 
+_to_oneself = Lock()  # for messages of one thread at a time: they all look the same
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
 
 
@@ -157,11 +159,12 @@ def element_of(datatype: MPI.Datatype) -> Element:
 
 
 def basic_type(datatype: MPI.Datatype) -> str:
-    """What a datatype consists of, in words that are the same however it is put together."""
+    """What a datatype consists of, in words that are the same however it is put together; "" if that
+    is not known."""
     while not datatype.is_predefined:
         datatype, combiner, _ = datatype.decode()
         if combiner == "STRUCT":
-            return "mixed types"
+            return ""  # may be of several
     return datatype.typestr
 
 
@@ -213,5 +216,6 @@ def copy_data(
         buffer = MPI.buffer.fromaddress(start, max(message.address + message.nbytes - start, 0))
         place: list[Any] = [buffer, count, message.datatype]  # MPI.BOTTOM is at address 0
         send, recv = (place, plain) if outward else (plain, place)
-        comm.Sendrecv(send, comm.rank, 0, recv, comm.rank, 0)
+        with _to_oneself:
+            comm.Sendrecv(send, comm.rank, 0, recv, comm.rank, 0)
         at += nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from time import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from hiercoll import progress
 from hiercoll.api import Way, checked
-from hiercoll.checking import Later
+from hiercoll.checking import Saying
 from hiercoll.communicator import State
 from hiercoll.engines import Pending
 from hiercoll.errors import BufferTypeError, ThreadError
@@ -27,18 +28,19 @@ class Request:
     and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
 
     def __init__(
-        self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False, check: Later | None = None
+        self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False, said: Saying | None = None
     ) -> None:
         in_thread = in_thread or os.environ.get("HIERCOLL_PROGRESS", "") == "thread"
         if in_thread and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
         self.name = plan.name
-        self._state, self._plan, self._result, self._check = state, plan, result, check
+        self._state, self._plan, self._result = state, plan, result
         self.error: BaseException | None = None
         self.done = False
         self.entry = state.watch.begin(self) if state.watch is not None else None
         with progress.lock:
-            if check is None:
+            self._check = state.compare_later(said)
+            if self._check is None:
                 plan.start()
             progress.active.append(self)
             state.background += 1
@@ -143,11 +145,11 @@ def _even(
     work = state.without_shared(call.chosen(algorithm, params), algorithm == "auto")
     plan = state.background_plan(work, "host", *call.addresses)
     plan.keep_alive(call.sent, call.received)
-    check = state.compare_later(call.said(f"i{collective}", algorithm, params))
-    return Request(state, plan, call.received.array, check=check)
+    said = partial(call.said, f"i{collective}", algorithm, params)
+    return Request(state, plan, call.received.array, said=said)
 
 
 def _uneven(call: Call, algorithm: str) -> Request:
     work = call.state.without_shared(call.work, algorithm == "auto")
     plan = call._replace(work=work).plan(background=True)
-    return Request(call.state, plan, call.result, check=call.state.compare_later(call.said("i")))
+    return Request(call.state, plan, call.result, said=partial(call.said, "i"))

@@ -17,7 +17,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hiercoll import progress
-from hiercoll.checking import Later, Said
+from hiercoll.checking import Saying
 from hiercoll.communicator import State, split
 from hiercoll.executor import Plan
 from hiercoll.nonblocking import Request
@@ -37,12 +37,12 @@ class StandIn:
 
     _last_tag = 0
 
-    def __init__(self, state: State, plan: Plan, *, persistent: bool, check: Later | None = None) -> None:
+    def __init__(self, state: State, plan: Plan, *, persistent: bool, said: Saying | None = None) -> None:
         self.name = plan.name
         self._state, self._plan, self._persistent = state, plan, persistent
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
-        self.call = None if persistent else Request(state, plan, in_thread=True, check=check)
+        self.call = None if persistent else Request(state, plan, in_thread=True, said=said)
         self._failed = float("inf")
         with progress.lock:
             self.comm = _self()
@@ -53,13 +53,14 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
-                check = self._state.compare_later(Said(f"{self.name}, started"))
-                self.call = Request(self._state, self._plan, in_thread=True, check=check)
+                self.call = Request(self._state, self._plan, in_thread=True)
         elif self.call.done:
             self.call = None
             if not self._persistent:
                 self._leave()
             self.comm.Recv(NOTHING, 0, self.tag)
+        elif self.call.error is not None and not isinstance(self.call.error, Exception):
+            self._leave()  # Ctrl-C: somebody has been told
         elif self.call.error is not None:
             self._failed = min(self._failed, monotonic())
             if monotonic() - self._failed > PATIENCE:
@@ -84,8 +85,9 @@ class StandIn:
         """Once somebody knows what went wrong, nobody looks after it any more."""
         try:
             question()
-        except BaseException:
-            self._leave()
+        except BaseException as problem:
+            if isinstance(problem, Exception) or (self.call is not None and self.call.error is not None):
+                self._leave()  # else Ctrl-C came between: it goes on
             raise
 
     def _leave(self) -> None:
@@ -154,10 +156,10 @@ class Persistent(Driven, MPI.Prequest):
         super().Free()
 
 
-def nonblocking(state: State, plan: Plan, check: Later | None = None) -> Nonblocking:
-    """Start a plan, after a ``check``."""
+def nonblocking(state: State, plan: Plan, said: Saying | None = None) -> Nonblocking:
+    """Start a plan; where calls are checked, when all ranks have ``said`` the same."""
     with progress.lock:
-        stand_in = StandIn(state, plan, persistent=False, check=check)
+        stand_in = StandIn(state, plan, persistent=False, said=said)
         request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request

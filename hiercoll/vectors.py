@@ -144,6 +144,8 @@ class Call(NamedTuple):
 
     def plan(self, *, own: bool = False, background: bool = False, keep: bool = False) -> Plan:
         """See `State.uneven_plan`; one to ``keep`` holds neither the buffers nor the counts."""
+        if own and self.state.check:
+            self.state.same_call(self.said("persistent "))
         blocks = Blocks(self.sent.sizes, self.sent.at, self.received.sizes, self.received.at)
         if own or background or keep:
             blocks = Blocks(*(values.copy() for values in blocks))
@@ -158,9 +160,8 @@ class Call(NamedTuple):
 
     def said(self, prefix: str = "") -> Said:
         """As ranks compare it."""
-        if self.work.collective == "allgatherv":
-            return Said(f"{prefix}{self.work.name}")
-        return Said(f"{prefix}{self.work.name}", "", (self.sent.sizes.copy(), self.received.sizes.copy()))
+        sent = self.sent.sizes if self.work.collective == "alltoallv" else np.repeat(self.sent.sizes, self.state.size)
+        return Said(f"{prefix}{self.work.name}", "", (sent.copy(), self.received.sizes.copy()))
 
 
 def serve_vector(

@@ -79,9 +79,8 @@ def drop_ins(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray) -> dict[st
         hiercoll.configure(ours, table=Table((entry,)), timeout=timeout)
         subjects[name] = partial(ours.Alltoall, send, recv)
     ones, total = np.ones(comm.size, int), np.zeros_like(send)
-    subjects["drop-in Alltoallv, trials over"] = partial(ours.Alltoallv, [send, ones], [recv, ones])
     for _ in range(400):
-        subjects["drop-in Alltoallv, trials over"]()
+        ours.Alltoallv([send, ones], [recv, ones])
     subjects["drop-in Alltoallv, trials over"] = lambda: ours.Alltoallv([send, ones], [recv, ones])
     subjects["mpi4py Alltoallv"] = lambda: comm.Alltoallv([send, ones], [recv, ones])
     subjects["drop-in Allreduce"] = partial(ours.Allreduce, send, total)

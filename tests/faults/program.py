@@ -90,8 +90,9 @@ except hiercoll.HiercollError as error:
 partial = folder / f"{rank}.part"
 partial.write_text(json.dumps({"problem": problem, "seconds": seconds, "again": again}))
 partial.rename(folder / f"{rank}.json")
-others = [peer for peer in range(size) if peer != CULPRIT or fault.startswith("other")]
-patience = time.monotonic() + 5
+late = fault == "late" and algorithm == "first call"  # then it is told, too
+others = [peer for peer in range(size) if peer != CULPRIT or fault.startswith("other") or late]
+patience = time.monotonic() + (12 if late else 5)
 while time.monotonic() < patience and not all((folder / f"{peer}.json").exists() for peer in others):
     time.sleep(0.05)  # a launcher ends all ranks when one ends without success
 os._exit(3 if problem else 0)  # after a fault MPI cannot be finalized together

@@ -97,3 +97,13 @@ def test_other_spellings_of_the_same(ours: hiercoll.Intracomm, form: str) -> Non
     if RANK == 0:
         expected = np.concatenate([np.arange(3) + 1000 * peer for peer in range(SIZE)])
         np.testing.assert_array_equal(strided.values, expected)
+
+
+def test_uneven_persistent(ours: hiercoll.Intracomm) -> None:
+    """Compared when it is made."""
+    out, into = np.full(SIZE, 3), np.full(SIZE, 3)
+    if RANK == 1:
+        out[1], into[:] = 4, 4
+    with pytest.raises(hiercoll.CollectiveMismatch, match=r"sends 24 bytes to rank 1, which receives 32"):
+        hiercoll.alltoallv_init(ours, [np.zeros(4 * SIZE), out], [np.zeros(4 * SIZE), into], algorithm="pairwise")
+    right(ours, FORMS["function"])

@@ -254,6 +254,24 @@ def test_interrupts_reach_who_waits_for_another_call(ours: hiercoll.Intracomm) -
     assert (other.wait() == np.arange(3)).all()
 
 
+def test_interrupted_and_waited_for_again(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between looks leaves a call as it is."""
+    call = Prepared("allgather")
+    call.fill(0)
+    with progress.lock, monkeypatch.context() as patch:
+        request = call.start(ours)
+        patch.setattr(progress, "advance_all", lambda: None)
+        patch.setattr(Request, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            request.Wait()
+    request.Wait()
+    call.check(0)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_one_place_for_all_threads(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends are received where they are sent, from the first request of a process on."""
     made: list[MPI.Intracomm] = []
