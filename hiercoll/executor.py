@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from time import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -178,6 +179,8 @@ class Plan:
     def __call__(self) -> Any:
         """Run once: start and wait. Returns the receive array."""
         if self.watch is not None or progress.active:
+            if self.watch is not None and not progress.active:
+                return self._run_watched(self.watch)
             if self.watch is not None or self.schedule is not None:
                 self.start()
                 return self.wait()
@@ -192,6 +195,27 @@ class Plan:
         except BaseException:
             self.broken = True
             raise
+        return self.recvbuf
+
+    def _run_watched(self, watch: Watch) -> Any:
+        """Start and wait, with a deadline, in few steps."""
+        engine = self._engine
+        if engine is None or self.active or self.broken:
+            engine = self._checked()
+        self.entry = entry = watch.begin(self)
+        if self._memory:
+            self._prepare(self._memory)
+        self.active = True
+        try:
+            engine.start()
+            if engine.progress(False):
+                entry.seconds = time() - entry.began
+            else:
+                watch.complete(self)
+        except BaseException:
+            self.interrupt()
+            raise
+        self.active = False
         return self.recvbuf
 
     def _run_ordered(self) -> None:
