@@ -30,6 +30,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # where the daemons are, and a 
 LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib")
 MPI_TYPE = {"mpich": "pmi2", "impi": "pmi2", "openmpi": "pmix"}  # the wrong one gives singletons, and no error
 PATIENCE = 60.0  # seconds for the daemons to come up
+ENDING = 10.0  # and for each to end
 
 # auth/none: whoever is in the lab may do everything in it, and nobody else can reach it.
 # config_overrides: take our word for CPUs and memory, which are not this machine's.
@@ -233,7 +234,7 @@ class Slurm:
             self._ask("scontrol", "shutdown")
         for name, daemon in self._daemons.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(2)
+                daemon.wait(ENDING)
                 continue
             print(f"lab: {name} did not stop by itself", file=sys.stderr)
             daemon.kill()
