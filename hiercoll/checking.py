@@ -5,18 +5,18 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll import progress
-from hiercoll.engines import Requested
+from hiercoll.engines import Pending
 from hiercoll.errors import CollectiveMismatch
-from hiercoll.executor import Plan, abandoned
+from hiercoll.executor import abandoned
 from hiercoll.interpreter import Sizes
-from hiercoll.watch import Watch, ranks_in_words
+from hiercoll.watch import Entry, Watch, ranks_in_words
 
 SAID = 256  # bytes of a call's description that ranks show each other
 BYTES = ("u1", "uint8")
@@ -85,7 +85,7 @@ def same_call(comm: MPI.Intracomm, said: Said, watch: Watch | None) -> None:
     steps, request = comparison(comm, said), None
     try:
         for request in steps:
-            _wait(request, said.what, watch)
+            wait_for(request, f"{said.what} (checking)", watch)
     except CollectiveMismatch:
         raise
     except BaseException:
@@ -118,13 +118,31 @@ class Later:
         return False
 
 
-def _wait(request: Any, what: str, watch: Watch | None) -> None:
-    """Wait for a request, while what is under way goes on: some ranks may complete that first. Not for
-    longer than the deadline."""
-    if watch is None:
-        while not request.Test():
-            progress.wait_politely()
-        return
-    plan = Plan(Requested(request), f"{what} (checking)", None, None)
-    plan.active, plan.entry = True, watch.begin(plan)
-    watch.complete(plan)
+class _Awaited:
+    """A request, for a watch; of who is late, MPI tells nothing."""
+
+    def __init__(self, request: MPI.Request, name: str) -> None:
+        self.name, self._request = name, request
+        self.entry: Entry | None = None
+
+    def test(self) -> bool:
+        """See `Running`."""
+        return bool(self._request.Test())
+
+    def pending(self) -> list[Pending]:
+        """See `Running`."""
+        return []
+
+
+def wait_for(request: MPI.Request, what: str, watch: Watch | None) -> None:
+    """Wait for a request, while what is under way goes on: some ranks may complete that first. Raises
+    CollectiveTimeout and CollectiveFailed."""
+    awaited = _Awaited(request, what)
+    if watch is not None:
+        awaited.entry = watch.begin(awaited)
+        try:
+            watch.complete(awaited)
+        except MPI.Exception as error:
+            raise watch.failed(awaited, error) from error
+    while not awaited.test():
+        progress.wait_politely()

@@ -25,10 +25,10 @@ from mpi4py import MPI
 from hiercoll import checking, native, progress
 from hiercoll.algorithms import get_algorithm
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
-from hiercoll.checking import Later, Said, Saying
+from hiercoll.checking import Later, Said, Saying, wait_for
 from hiercoll.choices import Choices
 from hiercoll.cuda import DeviceMemory
-from hiercoll.engines import Between, Board, Pending
+from hiercoll.engines import Between, Board
 from hiercoll.errors import (
     BufferSizeError,
     ConstraintError,
@@ -45,7 +45,7 @@ from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
 from hiercoll.tables import NATIVE, Table, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.uneven import Uneven
-from hiercoll.watch import UNKNOWN, Entry, Watch
+from hiercoll.watch import UNKNOWN, Watch
 from hiercoll.work import Cache, Key, Work
 
 COLLECTIVES = ("alltoall", "allgather", "alltoallv", "allgatherv")
@@ -74,39 +74,11 @@ class _Scratch:
         self.address, self.owner = memory.allocate(nbytes)
 
 
-class _Meeting:
-    """Ranks that wait for each other, for a watch; of who is late, MPI tells nothing."""
-
-    def __init__(self, name: str, request: MPI.Request) -> None:
-        self.name, self._request = name, request
-        self.entry: Entry | None = None
-
-    def test(self) -> bool:
-        """See `Running`."""
-        return bool(self._request.Test())
-
-    def pending(self) -> list[Pending]:
-        """See `Running`."""
-        return []
-
-
 def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
     """Wait until all ranks have come here, while calls in the background go on: some ranks may
     complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
     for _ in range(2):  # one that is late finds all of the others' first marks, but not their second ones
-        _meet_once(comm, what, watch)
-
-
-def _meet_once(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
-    meeting = _Meeting(what, MPI.Comm.Ibarrier(comm))
-    if watch is not None:
-        meeting.entry = watch.begin(meeting)
-        try:
-            watch.complete(meeting)
-        except MPI.Exception as error:
-            raise watch.failed(meeting, error) from error
-    while not meeting.test():
-        progress.wait_politely()
+        wait_for(MPI.Comm.Ibarrier(comm), what, watch)
 
 
 def _meet_first(comm: MPI.Intracomm, seconds: float) -> None:

@@ -494,28 +494,6 @@ def _do(transfers: Sequence[Transfer]) -> None:
         transfer.wait()
 
 
-class Requested:
-    """A request under way as an engine that has been started."""
-
-    def __init__(self, request: MPI.Request) -> None:
-        self._request = request
-
-    def start(self) -> None:
-        """It has been."""
-
-    def progress(self, block: bool) -> bool:
-        return bool(self._request.Test())
-
-    def run(self) -> None:
-        self._request.Wait()
-
-    def pending(self) -> list[Pending]:
-        return []
-
-    def free(self) -> None:
-        """Nothing is kept."""
-
-
 class Native:
     """The MPI library's own collective as an engine. As ``run`` on one rank may meet ``start`` on
     another one where users hold a plan (``own``), both are the nonblocking collective there: MPI
