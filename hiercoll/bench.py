@@ -36,9 +36,11 @@ from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES
 from hiercoll.tuning import interval
+from hiercoll.vectors import alltoallv_init, spread_of
 from hiercoll.work import Work
 
 Bytes = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.int64]
 POISON = 0xA5
 CONTROL = "control"  # native once more, under another name, to show what noise looks like
 SAMPLE = 0.06  # seconds of a sample, at least, so long as that is at most 50 runs
@@ -124,9 +126,18 @@ def tokens(source: int, target: int, size: int) -> Bytes:
     return words.view(np.uint8)[:size]
 
 
+def block_sizes(size: int, ranks: int) -> Counts:
+    """Bytes of the blocks of an alltoallv from each rank (row) to each: uniform, with mean ``size``."""
+    return np.random.default_rng(size).integers(0, 2 * size + 1, (ranks, ranks))
+
+
 def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, Bytes]:
     """A send buffer filled with tokens, and the receive buffer that is expected."""
     peers = range(ranks)
+    if collective == "alltoallv":
+        sizes = block_sizes(size, ranks)
+        send = np.concatenate([tokens(rank, peer, sizes[rank, peer]) for peer in peers])
+        return send, np.concatenate([tokens(peer, rank, sizes[peer, rank]) for peer in peers])
     if collective == "alltoall":
         send = np.concatenate([tokens(rank, peer, size) for peer in peers])
         return send, np.concatenate([tokens(peer, rank, size) for peer in peers])
@@ -247,14 +258,20 @@ class Contest:
     def _plan(self, index: int) -> tuple[Plan, int] | None:
         if index not in self._plans:
             self._plans[index] = None
-            init = alltoall_init if self.collective == "alltoall" else allgather_init
-            subject = self.subjects[index]
-            name = NATIVE if subject.algorithm == CONTROL else subject.algorithm
             with suppress(ConstraintError):
-                given: dict[str, Any] = dict(subject.params)
-                plan = init(self.comm, self._send, self._recv, algorithm=name, transport=subject.transport, **given)
+                plan = self._make(self.subjects[index])
                 self._plans[index] = plan, self._runs(index, plan)
         return self._plans[index]
+
+    def _make(self, subject: Subject) -> Plan:
+        given: dict[str, Any] = dict(subject.params)
+        given["algorithm"] = NATIVE if subject.algorithm == CONTROL else subject.algorithm
+        if self.collective == "alltoallv":
+            sizes = block_sizes(self.size, self.comm.size)
+            sent, received = sizes[self.comm.rank], sizes[:, self.comm.rank].copy()
+            return alltoallv_init(self.comm, [self._send, sent], [self._recv, received], **given)
+        init = alltoall_init if self.collective == "alltoall" else allgather_init
+        return init(self.comm, self._send, self._recv, transport=subject.transport, **given)
 
     def _runs(self, index: int, plan: Plan) -> int:
         """Runs in a sample, after two runs whose data are checked (one if it takes long)."""
@@ -327,9 +344,16 @@ class Bench:
             for row, index in zip(times, able, strict=True):
                 chosen = None
                 if subjects[index].algorithm == "auto":
-                    chosen = self.state.choices.decide(collective, size, False, self.arrays.kind).variant
+                    chosen = self._chosen(collective, size)
                 yield Result.of(collective, subjects[index], size, row, natives[0] if natives else None, bound, chosen)
             advance()
+
+    def _chosen(self, collective: str, size: int) -> Variant:
+        """What "auto" is."""
+        choices, sizes = self.state.choices, block_sizes(size, self.comm.size)
+        if collective == "alltoallv":
+            return choices.uneven(spread_of(sizes))[-1]
+        return choices.decide(collective, size, False, self.arrays.kind).variant
 
     def _best(self, collective: str, size: int, given: Sequence[Subject]) -> list[Subject]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
@@ -408,6 +432,11 @@ def link_bound(collective: str, topology: Topology, size: int, rate: float) -> f
     """Seconds that no algorithm can beat: what must pass the busiest node's link, each way by
     itself, at ``rate`` bytes per second, with the headers of Ethernet, IP and TCP."""
     p, most = topology.size, 0
+    if collective == "alltoallv":
+        sizes, node_of = block_sizes(size, p), np.array(topology.node_of)
+        across = sizes * (node_of[:, None] != node_of)
+        each_way = [np.bincount(node_of, across.sum(axis=axis)).max() for axis in (0, 1)]
+        return float(max(each_way)) * FRAME / PAYLOAD / rate
     for m in topology.node_sizes:
         most = max(most, m * (p - m) if collective == "alltoall" else max(p - m, m if len(topology.nodes) > 1 else 0))
     return most * size * FRAME / PAYLOAD / rate

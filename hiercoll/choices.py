@@ -11,7 +11,7 @@ from hiercoll.online import Regime, Trial
 from hiercoll.tables import NATIVE, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
-from hiercoll.tuner import Decision, decide, uneven_choice
+from hiercoll.tuner import Decision, Spread, decide, uneven_choices
 from hiercoll.work import Key
 
 ONLINE = 6  # candidates besides native that online tuning tries
@@ -43,7 +43,7 @@ class Choices:
         """Let "auto" decide anew for every size."""
         self._trials.clear()
         self.native_sizes.clear()
-        self.regime = Regime(uneven_choice(self._topology), self._topology.size, self._slowest, self._total)
+        self.regime = Regime(self.uneven, self._slowest, self._total)
 
     def select(
         self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, kind: str = "host"
@@ -81,6 +81,10 @@ class Choices:
         if algorithm == "auto" and not params and not self._disabled:
             return self.regime.current
         return self.select(work_of, algorithm, params, block, inplace)
+
+    def uneven(self, spread: Spread) -> tuple[Variant, ...]:
+        """What may serve an alltoallv: native, and what else, see `tuner.uneven_choices`."""
+        return uneven_choices(self._topology, spread, self.table, self._library)
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""

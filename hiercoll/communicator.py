@@ -151,12 +151,13 @@ class State:
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
+        self.watch: Watch | None = None
         self.last = ""  # what the last blocking call ran
         self.background = 0  # calls under way in the background
         self._comparisons: deque[Later] = deque()  # before they start
         self._votes: list[object] = []
-        self.memories = Memories(self.comm, lambda: self.node)
-        self.uneven = Uneven(self.comm, self.topology, lambda: self.node, lambda: self.vectors.drop_all())
+        self.memories = Memories(self.comm, lambda: self.node, self.meet)
+        self.uneven = Uneven(self.comm, self.topology, lambda: self.node, self.meet, lambda: self.vectors.drop_all())
         self._fitted: set[Key] = set()  # work that there has been device memory for on all ranks
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.vectors = Cache(MAX_PLANS, MAX_SCRATCH)  # plans with uneven blocks
@@ -174,9 +175,8 @@ class State:
         self._background_next = 0
         self._boards_made = 0
         self.choices = Choices(self.rank, self.topology, self.library, self.disabled, self._slowest, self._total)
-        self.watch: Watch | None = None
-        self.set_timeout(timeout)
         self.use_table(None)
+        self.set_timeout(timeout)
 
     def use_table(self, table: Table | str | Path | None) -> None:
         """Decide by ``table`` from now on, or one in a file, or (None) that of the environment.
@@ -194,7 +194,7 @@ class State:
                 warnings.warn(TableWarning(f"{error}; algorithms are chosen by the model"), stacklevel=4)
                 return Table()
 
-        progress.before_blocking()
+        self.meet(self.comm, "agreement on a table")
         self.choices.table = from_root(self.comm, read)
         self.forget_choices()
 
@@ -213,6 +213,13 @@ class State:
 
     def _expired(self, call: str) -> None:
         self.broken = call
+
+    def meet(self, comm: MPI.Intracomm, what: str) -> None:
+        """Wait for all ranks of ``comm`` before they do ``what`` MPI would wait in without a deadline.
+        Raises CollectiveTimeout. Collective."""
+        progress.before_blocking()
+        if self.watch is not None:
+            meet(comm, what, self.watch)
 
     def same_call(self, said: Said) -> None:
         """See `checking.same_call`."""
@@ -239,14 +246,14 @@ class State:
     def _slowest(self, seconds: float) -> float:
         """The largest value of all ranks. Collective."""
         most = np.empty(1)
-        progress.before_blocking()
-        self.comm.Allreduce(np.array([seconds]), most, op=MPI.MAX)
+        self.meet(self.comm, "agreement on algorithms")
+        self.comm.Allreduce(np.array([seconds], float), most, op=MPI.MAX)
         return float(most[0])
 
     def _total(self, numbers: Sequence[int]) -> list[int]:
         """The sums of all ranks. Collective."""
         total = np.empty(len(numbers), np.int64)
-        progress.before_blocking()
+        self.meet(self.comm, "agreement on algorithms")
         self.comm.Allreduce(np.array(numbers, np.int64), total)
         return [int(number) for number in total]
 
@@ -391,6 +398,7 @@ class State:
     def node(self) -> MPI.Intracomm:
         """This rank's node. Collective at its first use."""
         if self._node is None:
+            self.meet(self.comm, "agreement on nodes")
             self._node = split(self.comm, self.topology.node_of[self.rank])
         return self._node
 

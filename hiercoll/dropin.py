@@ -32,7 +32,17 @@ from hiercoll.messages import Message, basic_type, block_message, is_in_place
 from hiercoll.tables import NATIVE
 from hiercoll.transports import DIRECT
 from hiercoll.vectors import Call as VectorCall
-from hiercoll.vectors import Side, allgatherv_call, alltoallv, alltoallv_call, in_regime, run_again, serve_vector, side
+from hiercoll.vectors import (
+    Side,
+    allgatherv_call,
+    alltoallv,
+    alltoallv_call,
+    chosen_for_good,
+    in_regime,
+    run_again,
+    serve_vector,
+    side,
+)
 from hiercoll.work import Work
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
@@ -376,7 +386,7 @@ def _even_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> 
 def _uneven_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Request | None:
     """Start a call with uneven blocks; None leaves it to MPI, with nothing done."""
     state = _state_for_background(comm, recvbuf)
-    call = state and _uneven(state, collective, sendbuf, recvbuf)
+    call = state and _uneven(state, collective, sendbuf, recvbuf, forced.get(collective, AUTO))
     if not state or not call:
         return None
     work = state.without_shared(call.work, free=collective not in forced)
@@ -392,18 +402,23 @@ def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -
     state = _state(comm)
     if state is None or state.threadless or _on_device(recvbuf):
         return None
-    call = _uneven(state, collective, sendbuf, recvbuf)
+    chosen = forced.get(collective)
+    if chosen is None and collective == "alltoallv":
+        chosen = chosen_for_good(state, sendbuf, recvbuf)
+    call = _uneven(state, collective, sendbuf, recvbuf, chosen or AUTO)
     if call is None or call.work.algorithm == NATIVE:
         return None
     calls[f"{collective}_init"] += 1
     return requests.persistent(state, call.plan(own=True))
 
 
-def _uneven(state: State, collective: str, sendbuf: Any, recvbuf: Any) -> VectorCall | None:
+def _uneven(
+    state: State, collective: str, sendbuf: Any, recvbuf: Any, chosen: tuple[str, dict[str, Any]]
+) -> VectorCall | None:
     """The call, if it is sound."""
     make = alltoallv_call if collective == "alltoallv" else allgatherv_call
     try:
-        return make(state, sendbuf, recvbuf, *forced.get(collective, AUTO))
+        return make(state, sendbuf, recvbuf, *chosen)
     except CommunicatorError:
         raise
     except ArgumentError:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll import progress
 from hiercoll.buffers import CARD, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
@@ -30,10 +29,15 @@ class Room(NamedTuple):
 
 class Memories:
     """Memory of the host, and of devices as they are met. ``node`` gives the communicator of this
-    rank's node; it is collective at its first use."""
+    rank's node; it is collective at its first use. ``meet`` is called before what MPI waits in."""
 
-    def __init__(self, comm: MPI.Intracomm, node: Callable[[], MPI.Intracomm]) -> None:
-        self._comm, self._node = comm, node
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        node: Callable[[], MPI.Intracomm],
+        meet: Callable[[MPI.Intracomm, str], None],
+    ) -> None:
+        self._comm, self._node, self._meet = comm, node, meet
         self._known: dict[str, Memory] = {"host": HostMemory()}
         self._reach: bool | None = None  # whether mates can map each other's device memory; None: not tried
 
@@ -73,7 +77,7 @@ class Memories:
     def _least(self, value: int) -> int:
         """The smallest value of all ranks. Collective."""
         least = np.empty(1, dtype=int)
-        progress.before_blocking()
+        self._meet(self._comm, "agreement on device memory")
         self._comm.Allreduce(np.array([value], dtype=int), least, op=MPI.MIN)
         return int(least[0])
 

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TypeAlias
 
 from hiercoll.tables import NATIVE, Variant
+from hiercoll.tuner import Spread
 
 CALLS = 3  # timed calls of each candidate, after a first that makes its plan
 REGIME_CALLS = 5  # the same, where only two are tried
@@ -80,56 +81,64 @@ class Trial:
 
 
 class Regime:
-    """What serves calls of which no rank knows all sizes: native, or ``other`` where it was faster.
+    """What serves calls of which no rank knows all sizes: native, or another algorithm where it was faster.
 
-    Every so many calls a survey tells what blocks there are; if ``other`` may help, both are
-    tried. The longer that changes nothing, the rarer it becomes, and for native it ends. ``total`` adds numbers up over
-    all ranks; like ``agree``, see `Trial`, it is collective.
+    Every so many calls a survey tells what blocks there are, and ``candidates`` what may serve
+    them: native, and if another may help, both are tried. The longer that changes nothing, the rarer
+    it becomes, and for native it ends. ``total`` adds numbers up over all ranks; like ``agree``,
+    see `Trial`, it is collective.
     """
 
     def __init__(
         self,
-        other: Variant,
-        size: int,
+        candidates: Callable[[Spread], Sequence[Variant]],
         agree: Callable[[float], float],
         total: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
-        self._candidates, self._size, self._agree, self._total = [Variant(NATIVE), other], size, agree, total
-        self._period, self._last = FIRST_PERIOD // 2, -1
+        self._candidates, self._agree, self._total = candidates, agree, total
+        self._period, self._last = FIRST_PERIOD // 2, Variant("")
         self.left = 0  # calls that ``current`` still serves without a question
-        self.current = self._candidates[0]
+        self.current = Variant(NATIVE)
         self.trial: Trial | None = None
 
     @property
     def is_surely_native(self) -> bool:
         """Whether native has been the choice so often that nobody asks again."""
-        return self.current is self._candidates[0] and self._period > SURE
+        return self._serves_native and self._period > SURE
 
     @property
     def is_native(self) -> bool:
         """Whether the next call is native, without a question."""
-        return self.left > 0 and self.current is self._candidates[0]
+        return self.left > 0 and self._serves_native
 
-    def survey(self, nonempty: int, small: int) -> None:
-        """Of how many blocks this rank sends, and how many are small. Collective."""
-        blocks, less = self._total([nonempty, small])
-        if 2 * blocks > self._size**2 and 10 * less > 9 * blocks:
-            self.trial = Trial(self._candidates, self._agree, REGIME_CALLS)
-            self.current = self.trial.current
+    @property
+    def _serves_native(self) -> bool:
+        return self.current.algorithm == NATIVE
+
+    def whole(self, own: Spread) -> Spread:
+        """The blocks of all ranks, from those that each rank sends. Collective."""
+        filled, small, nbytes = self._total(own[:3])
+        return Spread(filled, small, nbytes, int(self._agree(own.most)))
+
+    def survey(self, own: Spread) -> None:
+        """Decide on what serves the next calls, by the blocks that each rank sends. Collective."""
+        candidates = self._candidates(self.whole(own))
+        if len(candidates) == 1:
+            self._settle(candidates[0])
         else:
-            self._settle(self._candidates[0])
+            self.trial = Trial(candidates, self._agree, REGIME_CALLS)
+            self.current = self.trial.current
 
     def note(self, seconds: float) -> None:
-        """A call has been served while both are tried. Collective."""
+        """A call has been served while several are tried. Collective."""
         assert self.trial is not None
-        self.trial.note(seconds if self.current is self._candidates[0] else GAIN * seconds)
+        self.trial.note(seconds if self._serves_native else GAIN * seconds)
         self.current = self.trial.current
         if self.trial.winner is not None:
             self._settle(self.trial.winner)
 
     def _settle(self, choice: Variant) -> None:
-        known = self._candidates.index(choice)
-        self._period = min(2 * self._period, LONGEST_PERIOD) if known == self._last else FIRST_PERIOD
-        self._last, self.current, self.trial, self.left = known, choice, None, self._period
+        self._period = min(2 * self._period, LONGEST_PERIOD) if choice == self._last else FIRST_PERIOD
+        self._last, self.current, self.trial, self.left = choice, choice, None, self._period
         if self.is_surely_native:
             self.left = FOR_GOOD

@@ -22,7 +22,7 @@ from hiercoll.dropin import Collectives
 from hiercoll.lifetime import get_state, get_topology
 from hiercoll.messages import block_message, is_in_place, vector_message
 from hiercoll.requests import Driven
-from hiercoll.tables import NATIVE
+from hiercoll.tables import NATIVE, TUNED
 
 BLOCKING = {"Alltoall": "alltoall", "Alltoallv": "alltoallv", "Allgather": "allgather", "Allgatherv": "allgatherv"}
 RETURNING = {
@@ -116,7 +116,7 @@ class Recorder:
 
     def _native(self, state: Any, collective: str, block: int, inplace: bool) -> float | None:
         """Seconds that the table says native takes, if it says so."""
-        if collective not in ("alltoall", "allgather") or not block:
+        if collective not in TUNED or not block:
             return None
         ranking = state.choices.decide(collective, block, inplace).ranking
         return next((candidate.seconds for candidate in ranking if candidate.algorithm == NATIVE), None)

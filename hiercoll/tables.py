@@ -27,6 +27,7 @@ FORMAT, VERSION = "hiercoll table", 1
 NATIVE = "native"
 PLACEMENTS = ("block", "cyclic", "irregular")
 MEMORIES = ("host", "cuda")
+TUNED = ("alltoall", "allgather", "alltoallv")  # collectives that tables are made for
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _seconds(value: Any) -> bool:
 
 def _entry(reader: _Reader, value: Any, at: str) -> Entry:
     data = reader.mapping(value, at)
-    collective = reader.one_of(data, "collective", at, ("alltoall", "allgather"))
+    collective = reader.one_of(data, "collective", at, TUNED)
     nodes = [(where, size) for where, size in reader.items(data, "nodes", at)]
     for where, size in nodes:
         if not _whole(size, 1):

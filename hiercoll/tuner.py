@@ -65,7 +65,17 @@ CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
         ("shared", {"form": "share"}),
         ("shared", {"form": "lane"}),
     ),
+    "alltoallv": (
+        ("aggregate", {"form": "share"}),
+        ("aggregate", {"form": "lane"}),
+        ("aggregate", {"form": "leader"}),
+        ("scatter_destination", {"window": 4}),
+        ("scatter_destination", {}),
+        ("pairwise", {}),
+    ),
 }
+AGGREGATE = Variant("aggregate", {"form": "share", "window": 4})
+EVEN = 4  # times the mean that the largest of an alltoallv's blocks may have to be like those of a table
 
 
 Given: TypeAlias = "tuple[tuple[str, Value], ...]"
@@ -133,6 +143,8 @@ def _decide(
     if topology.size == 1 or not CANDIDATES.get(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
+    if collective == "alltoallv" and (entry is None or layout_distance(entry, topology) != (0.0, 0.0)):
+        return Decision(Variant(NATIVE), f"trials in a program's own calls, {AGGREGATE.algorithm} against native")
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
         if not ranked:
@@ -162,10 +174,30 @@ def decide(
     return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory)
 
 
-def uneven_choice(topology: Topology) -> Variant:
-    """What ``algorithm="auto"`` of an alltoallv tries besides native: no rank knows all sizes, and
-    to ask for them on each call would cost as much as small blocks do."""
-    return Variant(NATIVE) if topology.size == 1 else Variant("aggregate", {"form": "share", "window": 4})
+class Spread(NamedTuple):
+    """What blocks an alltoallv has: how many are not empty, how many of these are small (they can
+    travel together), the bytes of all, and those of the largest."""
+
+    filled: int
+    small: int
+    nbytes: int
+    most: int
+
+
+def uneven_choices(topology: Topology, spread: Spread, table: Table, mpi: str) -> tuple[Variant, ...]:
+    """native, and what may be faster, if anything, for an alltoallv with such blocks on all ranks together.
+
+    A table says what that is where it was made for this layout and the blocks are like those it
+    was made with; it measured plans, so calls that are bound one by one have yet to try it.
+    """
+    native = Variant(NATIVE)
+    if topology.size == 1 or 2 * spread.filled <= topology.size**2:
+        return (native,)
+    mean = spread.nbytes // spread.filled
+    decision = decide("alltoallv", topology, mean, table=table, mpi=mpi)
+    if decision.ranking and spread.most <= EVEN * mean:
+        return (native,) if decision.variant.algorithm == NATIVE else (native, decision.variant)
+    return (native, AGGREGATE) if 10 * spread.small > 9 * spread.filled else (native,)
 
 
 _NO_TABLE = Table()

@@ -69,6 +69,9 @@ def variants(collective: str, topology: Topology) -> list[Variant]:
             more.append(("grouped", {"form": form, "inner": "overlap", "outer": "pairwise"}))
         more += [("grouped", {"form": "leader", "leaders": 2, "memory": "shared"})]
         more += [(name, {"window": window}) for name in ("scatter_destination", "eager") for window in (2, 4, 8, 16)]
+    elif collective == "alltoallv":
+        more += [("aggregate", {"form": form, "window": w}) for form in ("lane", "share", "leader") for w in (1, 4, 16)]
+        more += [("scatter_destination", {"window": window}) for window in (2, 4, 8, 16)]
     else:
         for form in ("lane", "share", "leader"):
             for flows in (0, 1, 4):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll import progress
 from hiercoll.buffers import HostMemory, UnevenLayout
 from hiercoll.engines import Board, Engine
 from hiercoll.executor import REQUEST_BYTES, Binding, Plan, bind
@@ -38,16 +37,18 @@ def allgatherv_layout(schedule: Schedule, blocks: Blocks) -> tuple[UnevenLayout,
 
 class Uneven:
     """What the uneven calls of a communicator share. ``node`` gives the communicator of this
-    rank's node; it is collective at its first use. ``moved`` is called before shared memory moves."""
+    rank's node; it is collective at its first use. ``meet`` is called before what MPI waits in, ``moved``
+    before shared memory moves."""
 
     def __init__(
         self,
         comm: MPI.Intracomm,
         topology: Topology,
         node: Callable[[], MPI.Intracomm],
+        meet: Callable[[MPI.Intracomm, str], None],
         moved: Callable[[], None],
     ) -> None:
-        self._moved = moved
+        self._meet, self._moved = meet, moved
         self._comm, self._topology, self._node = comm, topology, node
         self._memory = HostMemory()
         self._boards: dict[Hashable, tuple[int, Board]] = {}  # with their room in bytes
@@ -113,10 +114,10 @@ class Uneven:
                 self._moved()
                 board.free()
             room = max(nbytes, 2 * room)
-            progress.before_blocking()
-            most = np.empty(1, np.int64)
-            self._node().Allreduce(np.array([schedule.flags]), most, op=MPI.MAX)
-            board = Board(self._comm, self._node(), room, int(most[0]), 0, 0)
+            most, node = np.empty(1, np.int64), self._node()
+            self._meet(node, "agreement on shared memory")
+            node.Allreduce(np.array([schedule.flags]), most, op=MPI.MAX)
+            board = Board(self._comm, node, room, int(most[0]), 0, 0)
             self._boards[key] = room, board
         return board
 

@@ -20,6 +20,7 @@ from hiercoll.interpreter import Blocks, Sizes
 from hiercoll.lifetime import by_handle, get_state
 from hiercoll.messages import Message, block_message, copy_data, each_block, is_in_place, vector_message
 from hiercoll.tables import NATIVE
+from hiercoll.tuner import Spread
 from hiercoll.uneven import LIMIT
 from hiercoll.work import Work
 
@@ -84,7 +85,18 @@ def alltoallv_init(
     **params: Any,
 ) -> Plan:
     """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
-    return alltoallv_call(get_state(comm), sendbuf, recvbuf, algorithm, params, limit).plan(own=True)
+    state = get_state(comm)
+    if algorithm == "auto" and not params and not state.disabled:
+        algorithm, params = chosen_for_good(state, sendbuf, recvbuf)
+    return alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit).plan(own=True)
+
+
+def chosen_for_good(state: State, sendbuf: Any, recvbuf: Any) -> tuple[str, dict[str, Any]]:
+    """What serves a plan for an alltoallv, where nothing can be tried. Collective."""
+    _compare(state, "persistent alltoallv")
+    own = _looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf)
+    choice = state.choices.uneven(state.choices.regime.whole(own))[-1]
+    return choice.algorithm, dict(choice.params)
 
 
 def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
@@ -93,6 +105,7 @@ def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorith
 
 
 _address = MPI.Get_address
+FEW = 64  # numbers that Python adds up faster than NumPy
 
 
 class Side(NamedTuple):
@@ -244,7 +257,8 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     """A call that may be looked at, or timed; see `online.Regime`. ``native`` is the MPI library's."""
     regime = state.choices.regime
     if not regime.left and regime.trial is None:
-        regime.survey(*_looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf))
+        _compare(state, "alltoallv")
+        regime.survey(_looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf))
     begin, current = perf_counter(), regime.current.algorithm
     if current == NATIVE and state.unwatched:
         progress.before_blocking()
@@ -258,15 +272,27 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     return result
 
 
-def _looked_at(state: State, spec: Any) -> tuple[int, int]:
-    """How many blocks are not empty, and how many of these are small; of none for what cannot be
-    understood: whatever its arguments, every rank takes part in a survey."""
+def _compare(state: State, what: str) -> None:
+    """If calls are checked, see whether all ranks are about to look at their blocks together."""
+    if state.check:
+        state.same_call(Said(f"{what}, agreement on algorithms"))
+
+
+def _looked_at(state: State, spec: Any) -> Spread:
+    """The blocks that this rank sends; none for what cannot be understood: whatever its arguments,
+    every rank takes part in a survey."""
     try:
         message = vector_message(spec, state.size, readonly=True)
         sizes = np.asarray(message.counts) * message.element.size
     except (TypeError, ValueError, KeyError, BufferError, MPI.Exception):
-        return 0, 0
-    return int(np.count_nonzero(sizes)), int(np.count_nonzero((sizes > 0) & (sizes < LIMIT)))
+        return Spread(0, 0, 0, 0)
+    return spread_of(sizes)
+
+
+def spread_of(sizes: Sizes) -> Spread:
+    """Of blocks of so many bytes each."""
+    small = np.count_nonzero((sizes > 0) & (sizes < LIMIT))
+    return Spread(int(np.count_nonzero(sizes)), int(small), int(sizes.sum()), int(sizes.max()))
 
 
 def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
@@ -280,17 +306,22 @@ def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
 
 
 def _checked_native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
-    """`_native`, after a look at the arguments; what else serves a call has its own."""
-    alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)
+    """`_native`, after a look at the arguments, if they need one; what else serves a call has its own."""
+    if not (_fits(sendbuf) and _fits(recvbuf)):
+        alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)
     return _native(state, sendbuf, recvbuf)
 
 
 def _fits(spec: Any) -> bool:
     """Whether a specification is of the common kind, an array and one count per rank, and the array
     holds them. (MPI itself notices negative counts.)"""
-    if type(spec) is list and len(spec) == 2 and type(spec[0]) is np.ndarray and type(spec[1]) is np.ndarray:
-        return bool(np.add.reduce(spec[1]) <= spec[0].size)  # in a third of the time of sum()
-    return False
+    if type(spec) is not list or len(spec) != 2:
+        return False
+    array, counts = spec
+    if type(array) is not np.ndarray or type(counts) is not np.ndarray or counts.ndim != 1:
+        return False
+    # NumPy takes a microsecond for however few.
+    return bool((sum(counts.tolist()) if counts.size <= FEW else np.add.reduce(counts)) <= array.size)
 
 
 def alltoallv_call(

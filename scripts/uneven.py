@@ -3,8 +3,8 @@
     mpiexec -n 16 python scripts/uneven.py [--json FILE] [--mean 16,256,4096,16384]
 
 Each repetition runs every subject once, interleaved; the time of a call is the longest of all
-ranks. Counts are the same in each call of a line, or (--fresh) drawn anew. Calls on a communicator
-of its own come before each line is measured, until the drop-in communicator has settled. Prints
+ranks. Counts are the same in each call of a line, or (--fresh) drawn anew. Calls of the drop-in
+communicator, and of hiercoll.alltoallv on another one, come before each line is measured, until both have settled. Prints
 medians in microseconds, and the ratio of native to the drop-in communicator with its 90 % interval
 over repetitions; the last column is native against itself.
 """
@@ -62,7 +62,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of each call, by subject."""
     times: dict[str, list[float]] = {name: [] for name in cases}
-    comm = COMM.Dup()  # decisions of its own
+    comm, apart = COMM.Dup(), COMM.Dup()  # decisions of their own
     methods = {"native": comm.Alltoallv, "again": comm.Alltoallv}
     dropin = hiercoll.Intracomm(comm)
     most = int(max(table(kind, mean, seed).sum(axis=axis).max() for seed in range(64) for axis in (0, 1)))
@@ -96,15 +96,17 @@ def measure(
             elif name in methods:
                 methods[name](*sizes)
             else:
-                hiercoll.alltoallv(comm, *sizes, **cases[name])
+                hiercoll.alltoallv(apart, *sizes, **cases[name])
             times[name].append(time.perf_counter() - start)
 
     until(options.warm, 8, SETTLED, lambda _: dropin.Alltoallv(*given()))
+    until(options.warm, 8, SETTLED, lambda _: hiercoll.alltoallv(apart, *given()))
     repetitions = until(options.seconds, 16, 100_000, all_once)
     worst = {name: np.empty(repetitions) for name in cases}
     for name, own in times.items():
         COMM.Allreduce(np.array(own), worst[name], op=MPI.MAX)
     comm.Free()
+    apart.Free()
     return {name: values[4:].tolist() for name, values in worst.items()}
 
 

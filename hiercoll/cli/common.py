@@ -14,7 +14,7 @@ from rich.progress import Progress, ProgressColumn
 import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
 from hiercoll.errors import ArgumentError, HiercollError
-from hiercoll.tables import MEMORIES
+from hiercoll.tables import MEMORIES, TUNED
 from hiercoll.topology import LAYOUT_HELP, parse_layout
 from hiercoll.transports import parse_transport
 from hiercoll.units import parse_size
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 COLLECTIVES = ("alltoall", "allgather")
+SIZES_HELP = "Bytes per pair (alltoall; alltoallv: their mean) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR]"
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -151,6 +152,15 @@ def known_algorithm(collective: str, text: str) -> tuple[Algorithm, Params]:
     name, params = parse_algorithm(text)
     entry = get_algorithm(collective, name)
     return entry, entry.resolve(params)
+
+
+def measured(collective: str, memory: str) -> tuple[str, ...]:
+    """What is measured, of one collective or "all". Raises ArgumentError."""
+    if memory == "host":
+        return TUNED if collective == "all" else (collective,)
+    if collective == "alltoallv":
+        raise ArgumentError("--memory", "host with alltoallv", memory)
+    return COLLECTIVES if collective == "all" else (collective,)
 
 
 def world() -> MPI.Intracomm:

@@ -16,18 +16,19 @@ from rich.table import Table
 import hiercoll
 from hiercoll.algorithms import get_algorithm
 from hiercoll.cli.common import (
-    COLLECTIVES,
+    SIZES_HELP,
     RateType,
     SizesType,
     Together,
     TransportType,
     main,
+    measured,
     memory_option,
     parse_algorithm,
     quiet_progress,
     world,
 )
-from hiercoll.tables import NATIVE
+from hiercoll.tables import NATIVE, TUNED
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice([*COLLECTIVES, "all"]))
+@click.argument("collective", type=click.Choice([*TUNED, "all"]))
 @click.option(
     "--algorithm",
     "-a",
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     type=SizesType(),
     default="8:64K:8",
     show_default=True,
-    help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR].",
+    help=f"{SIZES_HELP}.",
 )
 @click.option("--samples", "-n", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds.")
 @click.option(
@@ -105,7 +106,7 @@ def bench(
         arrays = b.arrays_of(comm, memory)
         runner = b.Bench(comm, seconds=seconds, samples=samples, rate=link_rate, top=top, arrays=arrays)
         about = b.provenance(comm, runner.topology, memory) | {"link_rate": link_rate}
-        for name in COLLECTIVES if collective == "all" else (collective,):
+        for name in measured(collective, memory):
             subjects = _with_transports(_subjects(name, algorithms, control), transports)
             results = _bench_one(runner, name, subjects, sizes)
             if comm.rank == 0:
@@ -152,7 +153,7 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
     sizes = list(dict.fromkeys(result.size for result in results))
     best = {size: min((r for r in results if r.size == size), key=lambda r: r.median) for size in sizes}
     virtual = " (virtual nodes)" if about["virtual_nodes"] else ""
-    per = "bytes per pair" if collective == "alltoall" else "bytes per rank"
+    per = {"alltoall": "bytes per pair", "allgather": "bytes per rank"}.get(collective, "mean bytes per pair, uniform")
     table = Table(
         title=f"{collective}: us (spread of the middle half), {per}; {about['ranks']} ranks as "
         f"{about['layout']}{virtual}; {about['mpi']}",

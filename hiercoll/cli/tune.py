@@ -15,19 +15,20 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from hiercoll.cli.common import (
-    COLLECTIVES,
+    SIZES_HELP,
     SizesType,
     SizeType,
     Together,
     layout_option,
     main,
+    measured,
     memory_option,
     quiet_progress,
     world,
 )
 from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
-from hiercoll.tables import NATIVE, Entry, Table, Variant, dump, environment_table, load
+from hiercoll.tables import NATIVE, TUNED, Entry, Table, Variant, dump, environment_table, load
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import decide
 from hiercoll.tuning import Search, SizeResult, choices
@@ -36,7 +37,11 @@ from hiercoll.units import format_size, format_time
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SIZES = {"alltoall": "8:64K,24,192,1536,12K", "allgather": "8:256K,24,192,1536,12K,96K"}
+SIZES = {
+    "alltoall": "8:64K,24,192,1536,12K",
+    "allgather": "8:256K,24,192,1536,12K,96K",
+    "alltoallv": "8:64K:4,192,12K",
+}
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg]
@@ -54,7 +59,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 @main.command()
-@click.argument("collective", type=click.Choice([*COLLECTIVES, "all"]), default="all")
+@click.argument("collective", type=click.Choice([*TUNED, "all"]), default="all")
 @click.option(
     "--output",
     "-o",
@@ -68,8 +73,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
     "--sizes",
     "-s",
     type=SizesType(),
-    help="Bytes per pair (alltoall) or per rank (allgather): 8,64,4K or "
-    f"FROM:TO[:FACTOR]. Default: {SIZES['alltoall']}, and up to 256K for allgather.",
+    help=f"{SIZES_HELP}. Default: {SIZES['alltoall']}, up to 256K for allgather, fewer for alltoallv.",
 )
 @memory_option("; cuda binds each rank to a device, and tries every transport")
 @click.option("--fresh", is_flag=True, help="Do not go on from what an interrupted run has left.")
@@ -81,7 +85,7 @@ def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, 
     """
     comm = world()
     with Together(comm):
-        _tune(comm, COLLECTIVES if collective == "all" else (collective,), output, budget, sizes, memory, fresh)
+        _tune(comm, measured(collective, memory), output, budget, sizes, memory, fresh)
 
 
 def _tune(
@@ -316,7 +320,7 @@ def table_diff(one: Path, other: Path) -> None:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice(COLLECTIVES))
+@click.argument("collective", type=click.Choice(TUNED))
 @click.option("--size", "-s", type=SizeType(), required=True, help="Bytes per block.")
 @layout_option("2x4")
 @click.option("--table", "table_file", type=TABLE_FILE, help="Default: $HIERCOLL_TABLE, or the user's own table.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PALETTE = ("#56B4E9", "#999933", "#882255", "#332288", "#CC6677", "#6B3E1D", "#DDCC77", "#FFAABB")
 MARKERS = "o^vDPX<>"
 OTHER = "#CCCCCC"
-PER = {"alltoall": "bytes per pair of ranks", "allgather": "bytes per rank"}
+PER = {"alltoall": "bytes per pair of ranks", "allgather": "bytes per rank", "alltoallv": "mean bytes per pair"}
 RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "hiercoll", "text.parse_math": False, "font.size": 9.0}
 
 

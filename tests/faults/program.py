@@ -22,8 +22,15 @@ comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 dropin = hiercoll.Intracomm(comm)
 forced["alltoall"] = ("bruck", {})
-fresh = [comm.Dup() for _ in range(3)] if algorithm == "first call" else []
-hiercoll.get_topology(comm)  # from now on hiercoll serves nonblocking calls
+FIRST = {"first call": None, "first alltoallv": "auto", "first aggregate": "aggregate"}  # on a communicator
+fresh = [comm.Dup() for _ in range(3)] if algorithm in FIRST else []
+for each in [comm, *(fresh if FIRST.get(algorithm) else [])]:
+    hiercoll.get_topology(each)  # from now on hiercoll serves nonblocking calls
+
+
+def of_the_day() -> MPI.Intracomm:
+    """The third communicator in the third call, and in the fourth."""
+    return fresh.pop() if len(fresh) > 1 else fresh[0]
 
 
 def call(items: int = 4) -> None:
@@ -34,8 +41,10 @@ def call(items: int = 4) -> None:
         counts = np.full(size, items)
         hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="aggregate")
     elif algorithm == "first call":
-        # Of the third communicator in the third call, and in the fourth.
-        hiercoll.alltoall(fresh.pop() if len(fresh) > 1 else fresh[0], send, recv)
+        hiercoll.alltoall(of_the_day(), send, recv)
+    elif algorithm in FIRST:
+        counts = np.full(size, items)
+        hiercoll.alltoallv(of_the_day(), [send, counts], [recv, counts], algorithm=FIRST[algorithm])
     elif algorithm == "Ialltoall":
         dropin.Ialltoall(send, recv).Wait()
     elif algorithm == "Ialltoallv":
@@ -65,7 +74,7 @@ def misbehave() -> None:
     if fault == "other call" and algorithm.startswith("I"):
         dropin.Iallgather(np.arange(4), np.empty(4 * size, int)).Wait()
     elif fault == "other call":
-        hiercoll.allgather(comm, np.arange(4), algorithm="direct")
+        hiercoll.allgather(fresh[0] if fresh else comm, np.arange(4), algorithm="direct")
     if fault == "other size":
         call(5)
 
@@ -90,7 +99,7 @@ except hiercoll.HiercollError as error:
 partial = folder / f"{rank}.part"
 partial.write_text(json.dumps({"problem": problem, "seconds": seconds, "again": again}))
 partial.rename(folder / f"{rank}.json")
-late = fault == "late" and algorithm == "first call"  # then it is told, too
+late = fault == "late" and algorithm in FIRST  # then it is told, too
 others = [peer for peer in range(size) if peer != CULPRIT or fault.startswith("other") or late]
 patience = time.monotonic() + (12 if late else 5)
 while time.monotonic() < patience and not all((folder / f"{peer}.json").exists() for peer in others):

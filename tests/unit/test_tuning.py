@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from statistics import median
 
@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.online import CALLS, FOR_GOOD, Regime, Trial, explore
-from hiercoll.tables import NATIVE, Variant
+from hiercoll.tables import NATIVE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
+from hiercoll.tuner import AGGREGATE, Spread, uneven_choices
 from hiercoll.tuning import Search, SizeResult, _steadier, choices, interval, variants
 
 Cost = Callable[[int, Variant], float]
@@ -255,20 +256,64 @@ def test_online_explorer_needs_no_segments() -> None:
 def test_regime(faster: bool) -> None:
     """Tries both where small blocks abound, keeps what is faster, and asks more and more seldom; in the
     end no more, if that is native."""
-    other = Variant("aggregate", {})
-    regime = Regime(other, 4, lambda seconds: seconds, lambda numbers: numbers)
+    other, many, few = Variant("aggregate", {}), Spread(16, 16, 160, 10), Spread(3, 3, 30, 10)
+
+    def candidates(spread: Spread) -> list[Variant]:
+        return [Variant(NATIVE), other] if spread == many else [Variant(NATIVE)]
+
+    regime = Regime(candidates, lambda seconds: seconds, lambda numbers: numbers)
     periods = []
     for _ in range(4):
         assert not regime.left
-        regime.survey(16, 16)
+        regime.survey(many)
         while regime.trial is not None:
             regime.note(1.0 if (regime.current is other) == faster else 2.0)
         assert (regime.current == other) == faster and regime.is_native == (not faster)
         periods.append(regime.left)
         regime.left = 0
     assert periods == [32, 64, 128, 256 if faster else FOR_GOOD] and regime.is_surely_native == (not faster)
-    regime.survey(3, 3)  # sparse: the library's own, without a trial
-    assert regime.trial is None and regime.current.algorithm == "native"
-    regime.left = 0
-    regime.survey(16, 2)  # large
-    assert regime.trial is None and regime.current.algorithm == "native"
+    regime.survey(few)  # the library's own, without a trial
+    assert regime.trial is None and regime.is_native
+
+
+FOUR = parse_layout("2x2")
+MANY = Spread(filled=16, small=16, nbytes=1600, most=200)  # of 4 ranks
+UNEVEN = Entry("alltoallv", "MPICH 5.0.2", "host", (2, 2), "block", (), ())
+
+
+def uneven_table(*choices: Choice) -> Table:
+    """With an entry for alltoallv on 2x2."""
+    figures = [Figure(choice.start, choice.variant, 1e-5, 1e-5, 1e-5, 5) for choice in choices]
+    return Table((replace(UNEVEN, choices=choices, figures=tuple(figures)),))
+
+
+@pytest.mark.parametrize(
+    "spread, tried",
+    [
+        (MANY, True),
+        (MANY._replace(filled=8), False),  # sparse
+        (MANY._replace(small=14), False),  # large
+        (MANY._replace(filled=0, small=0, nbytes=0, most=0), False),
+    ],
+)
+def test_uneven_without_table(spread: Spread, tried: bool) -> None:
+    """Where small blocks abound, putting them together is tried."""
+    found = uneven_choices(FOUR, spread, Table(), "MPICH 5.0.2")
+    assert found == ((Variant(NATIVE), AGGREGATE) if tried else (Variant(NATIVE),))
+    assert uneven_choices(parse_layout("1x1"), MANY, Table(), "MPICH 5.0.2") == (Variant(NATIVE),)
+
+
+def test_uneven_by_table() -> None:
+    """By total, maximum and number of the blocks: a table decides for blocks like those it was made with."""
+    pairwise = Variant("pairwise", {"exchange": "rotation"})
+    table = uneven_table(Choice(1, pairwise), Choice(1000, Variant(NATIVE)))
+
+    def found(spread: Spread, layout: str = "2x2", mpi: str = "MPICH 5.0.2") -> tuple[Variant, ...]:
+        return uneven_choices(parse_layout(layout), spread, table, mpi)
+
+    native, together = (Variant(NATIVE),), (Variant(NATIVE), AGGREGATE)
+    assert found(MANY) == (Variant(NATIVE), pairwise)
+    assert found(MANY._replace(nbytes=16000, most=2000)) == native  # large ones
+    assert found(MANY._replace(most=2000)) == together  # one much larger than the others: not what was measured
+    assert found(MANY._replace(filled=8)) == native  # sparse ones
+    assert found(MANY, mpi="Open MPI 5.0.11") == found(MANY._replace(filled=36, small=36), "2x3") == together
