@@ -168,9 +168,8 @@ class Engine(Protocol):
         """Free the requests."""
 
 
-def _all_complete(requests: list[MPI.Prequest]) -> bool:
+def _all_complete(requests: list[MPI.Prequest], testall: Callable[..., bool] = MPI.Request.Testall) -> bool:
     """Whether requests are complete, after a few looks: what is about to be is seen soonest here."""
-    testall = MPI.Request.Testall
     return testall(requests) or testall(requests) or testall(requests) or testall(requests)
 
 
@@ -204,11 +203,12 @@ class Rounds:
     def start(self) -> None:
         self._current = 0
         if self._rounds:
-            self._enter(*self._rounds[0][:2])
+            self._enter(0)
 
-    def _enter(self, requests: list[MPI.Prequest], actions: list[Action]) -> None:
+    def _enter(self, current: int, startall: Any = MPI.Prequest.Startall) -> None:
+        requests, actions, _ = self._rounds[current]
         if requests:
-            MPI.Prequest.Startall(requests)
+            startall(requests)
         for action in actions:
             action()
 
@@ -225,7 +225,7 @@ class Rounds:
                 return False
             current += 1
             if current < len(rounds):
-                self._enter(*rounds[current][:2])
+                self._enter(current)
         self._current = current
         return True
 

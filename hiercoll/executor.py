@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -36,9 +36,7 @@ from hiercoll.schedule import (
     Signal,
     Wait,
 )
-
-if TYPE_CHECKING:
-    from hiercoll.watch import Entry, Watch
+from hiercoll.watch import BEGAN, SECONDS, Entry, Watch
 
 INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
@@ -209,7 +207,7 @@ class Plan:
         try:
             engine.start()
             if engine.progress(False):
-                entry.seconds = time() - entry.began
+                entry[SECONDS] = time() - entry[BEGAN]
             else:
                 watch.complete(self)
         except BaseException:

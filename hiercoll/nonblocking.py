@@ -20,6 +20,7 @@ from hiercoll.executor import Plan
 from hiercoll.lifetime import get_state
 from hiercoll.uneven import LIMIT
 from hiercoll.vectors import Call, allgatherv_call, alltoallv_call
+from hiercoll.watch import BEGAN, SECONDS
 
 
 class Request:
@@ -64,7 +65,7 @@ class Request:
             self.error, self._state.broken = error, self.name
         if self.done or self.error is not None:
             if self.entry is not None:
-                self.entry.seconds = time() - self.entry.began
+                self.entry[SECONDS] = time() - self.entry[BEGAN]
             self._leave()
             if self._plan.on_free is None:  # else it is somebody's, for more starts
                 self._plan.free()

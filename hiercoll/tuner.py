@@ -143,7 +143,7 @@ def _decide(
     if topology.size == 1 or not CANDIDATES.get(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
-    if collective == "alltoallv" and (entry is None or layout_distance(entry, topology) != (0.0, 0.0)):
+    if collective == "alltoallv" and _own_entry(table, collective, mpi, memory, topology) is None:
         return Decision(Variant(NATIVE), f"trials in a program's own calls, {AGGREGATE.algorithm} against native")
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
@@ -194,13 +194,20 @@ def uneven_choices(topology: Topology, spread: Spread, table: Table, mpi: str) -
     if topology.size == 1 or 2 * spread.filled <= topology.size**2:
         return (native,)
     mean = spread.nbytes // spread.filled
-    decision = decide("alltoallv", topology, mean, table=table, mpi=mpi)
-    if decision.ranking and spread.most <= EVEN * mean:
-        return (native,) if decision.variant.algorithm == NATIVE else (native, decision.variant)
+    entry = _own_entry(table, "alltoallv", mpi, "host", topology)
+    if entry is not None and spread.most <= EVEN * mean:
+        choice = entry.choice(mean)
+        return (native,) if choice.algorithm == NATIVE else (native, choice)
     return (native, AGGREGATE) if 10 * spread.small > 9 * spread.filled else (native,)
 
 
 _NO_TABLE = Table()
+
+
+def _own_entry(table: Table, collective: str, mpi: str, memory: str, topology: Topology) -> Entry | None:
+    """The entry for this very layout, if there is one."""
+    entry = table.find(collective, mpi, memory, topology)
+    return entry if entry is not None and layout_distance(entry, topology) == (0.0, 0.0) else None
 
 
 def _able(collective: str, topology: Topology, block: int, inplace: bool, variant: Variant) -> bool:

@@ -4,9 +4,9 @@
 
 Each repetition runs every subject once, interleaved; the time of a call is the longest of all
 ranks. Counts are the same in each call of a line, or (--fresh) drawn anew. Calls of the drop-in
-communicator, and of hiercoll.alltoallv on another one, come before each line is measured, until both have settled. Prints
-medians in microseconds, and the ratio of native to the drop-in communicator with its 90 % interval
-over repetitions; the last column is native against itself.
+communicator, and of hiercoll.alltoallv on another one, come before each line is measured, until both
+have settled. Prints medians in microseconds, and the ratio of native to the drop-in communicator with
+its 90 % interval over repetitions; the last column is native against itself.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from hiercoll import (
     communicator,
 )
 from hiercoll.lifetime import get_state
+from hiercoll.watch import SECONDS
 
 RANK, SIZE = WORLD.rank, WORLD.size
 GOOD = np.zeros(4 * SIZE)
@@ -208,7 +209,7 @@ def test_deadlines_do_not_disturb(comm: MPI.Intracomm, timeout: float) -> None:
         assert plan()[-1, 0] == 10 * (comm.size - 1)
     np.testing.assert_array_equal(hiercoll.ialltoall(comm, send).wait(), np.arange(comm.size) * 10 + comm.rank)
     watch = get_state(comm).watch
-    assert watch is not None and watch.number >= 10 and all(entry.seconds is not None for entry in watch.record)
+    assert watch is not None and watch.number >= 10 and all(entry[SECONDS] is not None for entry in watch.record)
     hiercoll.configure(comm, timeout=0)
     assert get_state(comm).watch is None
     for wrong in (-1, float("inf")):

@@ -63,6 +63,55 @@ def test_tune_command_on_two_by_two(monkeypatch: pytest.MonkeyPatch, folder: Pat
     world.Free()
 
 
+@pytest.mark.ranks([4])
+def test_tune_uneven(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A table for alltoallv; plans follow it, calls try what it says; the benchmark checks all data."""
+    monkeypatch.setenv("HIERCOLL_NODES", "2x2")
+    world = WORLD.Dup()
+    for module in ("tune", "measure"):
+        monkeypatch.setattr(f"hiercoll.cli.{module}.world", lambda: world)
+    path = folder / "uneven.json"
+    for command in (
+        ["tune", "alltoallv", "--budget", "3s", "-o", str(path)],
+        ["bench", "alltoallv", "--seconds", ".05"],
+    ):
+        done = CliRunner().invoke(main, [*command, "--sizes", "16,2K"])
+        assert done.exit_code == 0, done.output
+        WORLD.Barrier()
+    (entry,) = load(path).entries
+    assert entry.collective == "alltoallv" and {16, 2048} <= {figure.size for figure in entry.figures}
+    assert any(figure.variant.algorithm == "aggregate" for figure in entry.figures)
+    done = CliRunner().invoke(main, ["tune", "alltoallv", "--memory", "cuda", "-o", str(path)])
+    assert done.exit_code == 1 and (WORLD.rank or "expected host with alltoallv" in done.output)
+    world.Free()
+
+
+@pytest.mark.ranks([3, 4])
+@pytest.mark.parametrize("drop_in", [False, True])
+def test_plans_follow_a_table_for_uneven_blocks(comm: MPI.Intracomm, drop_in: bool) -> None:
+    """By what blocks all ranks have together."""
+    chosen = Variant("pairwise", {"exchange": "rotation"})
+    hiercoll.configure(comm, table=table_for(comm, chosen, "alltoallv"))
+    counts = np.arange(comm.size) + comm.rank + 1
+    few = counts * (np.arange(comm.size) == comm.rank)
+    send = np.repeat(100 * comm.rank + np.arange(comm.size), counts)
+    for numbers, algorithm in ((few, "native"), (counts, "pairwise")):  # of the first most blocks are empty
+        recv = np.full(counts.sum(), -1)
+        if drop_in:
+            before = dropin.calls["alltoallv_init"]
+            request = hiercoll.Intracomm(comm).Alltoallv_init([send, numbers], [recv, numbers])
+            request.Start()
+            request.Wait()
+            request.Free()
+            served = algorithm != "native" and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+            assert dropin.calls["alltoallv_init"] == before + served
+        else:
+            with hiercoll.alltoallv_init(comm, [send, numbers], [recv, numbers]) as plan:
+                assert plan.name.split()[:2] == ["alltoallv", algorithm]
+                plan()
+    np.testing.assert_array_equal(recv, np.repeat(100 * np.arange(comm.size) + comm.rank, counts))
+
+
 @pytest.mark.ranks([3, 4])
 def test_search_measures_everything_it_shows(on_layout: OnLayout) -> None:
     comm = on_layout("2+1" if WORLD.size == 3 else "2x2")

@@ -288,7 +288,7 @@ def uneven_table(*choices: Choice) -> Table:
 
 
 @pytest.mark.parametrize(
-    "spread, tried",
+    ("spread", "tried"),
     [
         (MANY, True),
         (MANY._replace(filled=8), False),  # sparse

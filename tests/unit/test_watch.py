@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hiercoll import CollectiveTimeout
 from hiercoll.cli import main
 from hiercoll.errors import DiagnosisError
-from hiercoll.watch import RECORDED, Entry, Watch, diagnose
+from hiercoll.watch import NUMBER, RECORDED, SECONDS, Entry, Watch, diagnose
 
 
 class Pending(NamedTuple):
@@ -54,8 +54,8 @@ def test_in_time() -> None:
     for number in range(RECORDED + 20):
         run(made, Stuck(f"alltoall {number}", 5))
     assert not expired and len(made.record) == RECORDED
-    assert made.record[-1].number == RECORDED + 20 and made.record[0].number == 21
-    assert all(entry.seconds is not None for entry in made.record)
+    assert made.record[-1][NUMBER] == RECORDED + 20 and made.record[0][NUMBER] == 21
+    assert all(entry[SECONDS] is not None for entry in made.record)
 
 
 def test_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
