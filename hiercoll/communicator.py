@@ -446,7 +446,7 @@ class State:
             plan = Plan(native.uneven(comm, work, blocks, addresses, own=own), work.name, None, None)
             if own:
                 self._own[plan] = None
-                plan.on_free = self._release
+                plan.on_free, plan.watch = self._release, self.watch
             return plan
         schedule = self.schedule(work)
         if background:
@@ -463,7 +463,7 @@ class State:
                 self._boards_made += 1
                 board.number = self._boards_made
             self._own[plan] = board
-            plan.on_free = self._release
+            plan.on_free, plan.watch = self._release, self.watch
         return plan
 
     def without_shared(self, work: Work, free: bool) -> Work:

@@ -28,7 +28,7 @@ from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state, known_state
-from hiercoll.messages import Message, basic_type, block_message, is_in_place
+from hiercoll.messages import UNREADABLE, Message, basic_type, block_message, is_in_place
 from hiercoll.tables import NATIVE
 from hiercoll.transports import DIRECT
 from hiercoll.vectors import Call as VectorCall
@@ -83,7 +83,7 @@ class Collectives:
             calls["alltoallv"] += 1
             return
         state = _state(self)
-        if state is None or _on_device(recvbuf):
+        if state is None or (forced and _on_device(recvbuf)):
             native(sendbuf, recvbuf)
             return
         calls["alltoallv"] += 1
@@ -293,7 +293,7 @@ def _blocks(state: State, collective: str, sendbuf: Any, recvbuf: Any) -> Blocks
             if is_in_place(sendbuf)
             else block_message(sendbuf, size if collective == "alltoall" else 0, readonly=True)
         )
-    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception):
+    except UNREADABLE:
         return None
     block = into.counts * into.element.size
     if out is not None and out.counts * out.element.size != block:
@@ -400,11 +400,11 @@ def _uneven_nonblocking(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) 
 def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> MPI.Prequest | None:
     """A persistent call with uneven blocks; None leaves it to MPI, with nothing done."""
     state = _state(comm)
-    if state is None or state.threadless or _on_device(recvbuf):
+    if state is None or state.threadless:
         return None
     chosen = forced.get(collective)
     if chosen is None and collective == "alltoallv":
-        chosen = chosen_for_good(state, sendbuf, recvbuf)
+        chosen = chosen_for_good(state, sendbuf, recvbuf)  # native for all where one rank cannot be served
     call = _uneven(state, collective, sendbuf, recvbuf, chosen or AUTO)
     if call is None or call.work.algorithm == NATIVE:
         return None

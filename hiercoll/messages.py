@@ -19,6 +19,8 @@ from mpi4py import MPI
 from hiercoll.buffers import is_plain
 
 _to_oneself = Lock()  # for messages of one thread at a time: they all look the same
+# What a specification may raise that mpi4py does not understand, or that names no datatype of its own.
+UNREADABLE = (TypeError, ValueError, KeyError, BufferError, OverflowError, AttributeError, MPI.Exception)
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
 
 

@@ -117,8 +117,8 @@ class Regime:
 
     def whole(self, own: Spread) -> Spread:
         """The blocks of all ranks, from those that each rank sends. Collective."""
-        filled, small, nbytes = self._total(own[:3])
-        return Spread(filled, small, nbytes, int(self._agree(own.most)))
+        filled, small, nbytes, unfit = self._total([own.filled, own.small, own.nbytes, own.unfit])
+        return Spread(filled, small, nbytes, int(self._agree(own.most)), unfit)
 
     def survey(self, own: Spread) -> None:
         """Decide on what serves the next calls, by the blocks that each rank sends. Collective."""

@@ -313,6 +313,8 @@ def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) ->
     name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[collective]))
     given = reader.mapping(data.get("params", {}), f"{at}.params")
     transport = data.get("transport", AUTO)
+    if collective == "alltoallv" and transport != AUTO:
+        raise reader.wrong(f"{at}.transport", "none for alltoallv", transport)
     try:
         parse_transport(transport)
     except ArgumentError as error:

@@ -144,7 +144,8 @@ def _decide(
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if collective == "alltoallv" and _own_entry(table, collective, mpi, memory, topology) is None:
-        return Decision(Variant(NATIVE), f"trials in a program's own calls, {AGGREGATE.algorithm} against native")
+        tried = f"a program's own calls try {AGGREGATE.algorithm}, plans take it, where small blocks abound"
+        return Decision(Variant(NATIVE), f"no table for alltoallv, {topology} and {mpi or 'this MPI library'}; {tried}")
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
         if not ranked:
@@ -171,17 +172,20 @@ def decide(
     ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Deterministic in
     its arguments, so all ranks that call it alike choose alike.
     """
+    inplace = inplace and collective != "alltoallv"  # of which what is in place is copied before
     return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory)
 
 
 class Spread(NamedTuple):
     """What blocks an alltoallv has: how many are not empty, how many of these are small (they can
-    travel together), the bytes of all, and those of the largest."""
+    travel together), the bytes of all, and those of the largest. ``unfit``: how many ranks have
+    arguments that only the MPI library can serve, or refuse."""
 
-    filled: int
-    small: int
-    nbytes: int
-    most: int
+    filled: int = 0
+    small: int = 0
+    nbytes: int = 0
+    most: int = 0
+    unfit: int = 0
 
 
 def uneven_choices(topology: Topology, spread: Spread, table: Table, mpi: str) -> tuple[Variant, ...]:
@@ -191,7 +195,7 @@ def uneven_choices(topology: Topology, spread: Spread, table: Table, mpi: str) -
     was made with; it measured plans, so calls that are bound one by one have yet to try it.
     """
     native = Variant(NATIVE)
-    if topology.size == 1 or 2 * spread.filled <= topology.size**2:
+    if topology.size == 1 or spread.unfit or 2 * spread.filled <= topology.size**2:
         return (native,)
     mean = spread.nbytes // spread.filled
     entry = _own_entry(table, "alltoallv", mpi, "host", topology)

@@ -110,12 +110,13 @@ class Uneven:
         """A shared buffer with at least ``nbytes``, as all mates know. Of the node where it must grow."""
         room, board = self._boards.get(key, (-1, None))
         if board is None or room < nbytes:
-            if board is not None:
-                self._moved()
-                board.free()
-            room = max(nbytes, 2 * room)
             most, node = np.empty(1, np.int64), self._node()
             self._meet(node, "agreement on shared memory")
+            if board is not None:
+                self._moved()
+                del self._boards[key]
+                board.free()
+            room = max(nbytes, 2 * room)
             node.Allreduce(np.array([schedule.flags]), most, op=MPI.MAX)
             board = Board(self._comm, node, room, int(most[0]), 0, 0)
             self._boards[key] = room, board

@@ -14,11 +14,12 @@ from hiercoll import progress
 from hiercoll.buffers import Now, Transfer
 from hiercoll.checking import Said
 from hiercoll.communicator import State
-from hiercoll.errors import BufferSizeError, BufferTypeError, ParameterError
+from hiercoll.cuda import is_device_array
+from hiercoll.errors import ArgumentError, BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
 from hiercoll.interpreter import Blocks, Sizes
 from hiercoll.lifetime import by_handle, get_state
-from hiercoll.messages import Message, block_message, copy_data, each_block, is_in_place, vector_message
+from hiercoll.messages import UNREADABLE, Message, block_message, copy_data, each_block, is_in_place, vector_message
 from hiercoll.tables import NATIVE
 from hiercoll.tuner import Spread
 from hiercoll.uneven import LIMIT
@@ -42,10 +43,11 @@ def alltoallv(
     What a rank sends to another one is as long as what that one receives from it.
 
     ``limit`` (bytes, equal on all ranks): smaller blocks travel together (algorithm
-    "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" where
-    the program's own calls have shown it to be faster: of every 32 to 256 calls the first
-    is looked at, and if small blocks abound, the next twelve try both; what has been
-    native all the while stays so. Arrays are on the host.
+    "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" (or what
+    a table for this layout says) where the program's own calls have shown it to be faster:
+    of every 32 to 256 calls the first is looked at, and if small blocks abound (or the table
+    says so), the next twelve try both; what has been native all the while stays so. Arrays
+    are on the host.
 
     Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError, UnknownAlgorithmError, ParameterError.
@@ -53,7 +55,7 @@ def alltoallv(
     """
     plain = algorithm == "auto" and not params and limit == LIMIT
     known = by_handle.get(comm.handle) if plain and isinstance(comm, MPI.Comm) else None
-    if known is not None and known.unwatched and known.choices.regime.is_native and _fits(sendbuf) and _fits(recvbuf):
+    if known is not None and known.unwatched and known.choices.regime.is_native and _sound(known, sendbuf, recvbuf):
         known.choices.regime.left -= 1
         progress.before_blocking()
         return _native(known, sendbuf, recvbuf)
@@ -84,7 +86,12 @@ def alltoallv_init(
     limit: int = LIMIT,
     **params: Any,
 ) -> Plan:
-    """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
+    """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`.
+
+    "auto" looks at the blocks of all ranks: where most are empty it is native; where the largest
+    is at most four times the mean, what a table for this layout says; else "aggregate" if nine in
+    ten of them are below ``LIMIT`` bytes, else native.
+    """
     state = get_state(comm)
     if algorithm == "auto" and not params and not state.disabled:
         algorithm, params = chosen_for_good(state, sendbuf, recvbuf)
@@ -94,7 +101,7 @@ def alltoallv_init(
 def chosen_for_good(state: State, sendbuf: Any, recvbuf: Any) -> tuple[str, dict[str, Any]]:
     """What serves a plan for an alltoallv, where nothing can be tried. Collective."""
     _compare(state, "persistent alltoallv")
-    own = _looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf)
+    own = _looked_at(state, sendbuf, recvbuf)
     choice = state.choices.uneven(state.choices.regime.whole(own))[-1]
     return choice.algorithm, dict(choice.params)
 
@@ -105,7 +112,6 @@ def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorith
 
 
 _address = MPI.Get_address
-FEW = 64  # numbers that Python adds up faster than NumPy
 
 
 class Side(NamedTuple):
@@ -258,7 +264,7 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     regime = state.choices.regime
     if not regime.left and regime.trial is None:
         _compare(state, "alltoallv")
-        regime.survey(_looked_at(state, recvbuf if is_in_place(sendbuf) else sendbuf))
+        regime.survey(_looked_at(state, sendbuf, recvbuf))
     begin, current = perf_counter(), regime.current.algorithm
     if current == NATIVE and state.unwatched:
         progress.before_blocking()
@@ -278,15 +284,12 @@ def _compare(state: State, what: str) -> None:
         state.same_call(Said(f"{what}, agreement on algorithms"))
 
 
-def _looked_at(state: State, spec: Any) -> Spread:
-    """The blocks that this rank sends; none for what cannot be understood: whatever its arguments,
-    every rank takes part in a survey."""
+def _looked_at(state: State, sendbuf: Any, recvbuf: Any) -> Spread:
+    """The blocks that this rank sends. Whatever its arguments, every rank takes part in a survey."""
     try:
-        message = vector_message(spec, state.size, readonly=True)
-        sizes = np.asarray(message.counts) * message.element.size
-    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception):
-        return Spread(0, 0, 0, 0)
-    return spread_of(sizes)
+        return spread_of(alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}).sent.sizes)
+    except ArgumentError:
+        return Spread(unfit=1)
 
 
 def spread_of(sizes: Sizes) -> Spread:
@@ -306,22 +309,31 @@ def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
 
 
 def _checked_native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
-    """`_native`, after a look at the arguments, if they need one; what else serves a call has its own."""
-    if not (_fits(sendbuf) and _fits(recvbuf)):
-        alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)
+    """`_native`, after a look at the arguments; what else serves a call has its own."""
+    if not _sound(state, sendbuf, recvbuf):
+        alltoallv_call(state, sendbuf, recvbuf, NATIVE, {})
     return _native(state, sendbuf, recvbuf)
 
 
-def _fits(spec: Any) -> bool:
-    """Whether a specification is of the common kind, an array and one count per rank, and the array
-    holds them. (MPI itself notices negative counts.)"""
+def _sound(state: State, sendbuf: Any, recvbuf: Any) -> bool:
+    """Whether both buffers are of the common kind, an array and one count per rank, hold their blocks,
+    and this rank receives from itself what it sends: the checks of `alltoallv_call`, at less cost."""
+    sent, received = _counts(state, sendbuf), _counts(state, recvbuf)
+    own = state.rank
+    return bool(sent and received and sent[own] * sendbuf[0].itemsize == received[own] * recvbuf[0].itemsize)
+
+
+def _counts(state: State, spec: Any) -> list[int] | None:
+    """The counts of a buffer of the common kind, if it holds them. In Python: of few numbers NumPy takes
+    longer for one question."""
     if type(spec) is not list or len(spec) != 2:
-        return False
+        return None
     array, counts = spec
-    if type(array) is not np.ndarray or type(counts) is not np.ndarray or counts.ndim != 1:
-        return False
-    # NumPy takes a microsecond for however few.
-    return bool((sum(counts.tolist()) if counts.size <= FEW else np.add.reduce(counts)) <= array.size)
+    if type(array) is not np.ndarray or type(counts) is not np.ndarray or counts.dtype.kind != "i":
+        return None
+    found: list[int] = counts.tolist()
+    fit = counts.shape == (state.size,) and min(found) >= 0 and sum(found) <= array.size
+    return found if fit else None
 
 
 def alltoallv_call(
@@ -369,7 +381,10 @@ def allgatherv_call(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, pa
 def _read(state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int) -> Message:
     """The message. Raises BufferTypeError."""
     try:
-        return reader(spec, blocks, readonly=argument == "sendbuf")
-    except (TypeError, ValueError, KeyError, BufferError, MPI.Exception) as error:
+        message = reader(spec, blocks, readonly=argument == "sendbuf")
+        if is_device_array(message.buffer):
+            raise TypeError(f"{type(message.buffer).__name__}, in the memory of a device")
+        return message
+    except UNREADABLE as error:
         expected = "a buffer on the host with mpi4py's counts, displacements and datatype"
         raise BufferTypeError(argument, expected, str(error), state.rank) from None

@@ -28,6 +28,7 @@ from hiercoll.cli.common import (
     quiet_progress,
     world,
 )
+from hiercoll.errors import ArgumentError
 from hiercoll.tables import NATIVE, TUNED
 from hiercoll.units import format_size, format_time
 
@@ -106,9 +107,11 @@ def bench(
         arrays = b.arrays_of(comm, memory)
         runner = b.Bench(comm, seconds=seconds, samples=samples, rate=link_rate, top=top, arrays=arrays)
         about = b.provenance(comm, runner.topology, memory) | {"link_rate": link_rate}
-        for name in measured(collective, memory):
-            subjects = _with_transports(_subjects(name, algorithms, control), transports)
-            results = _bench_one(runner, name, subjects, sizes)
+        if transports and collective == "alltoallv":
+            raise ArgumentError("--transport", "none with alltoallv", ", ".join(transports))
+        given = {name: _subjects(name, algorithms, control) for name in measured(collective, memory)}
+        for name, subjects in given.items():
+            results = _bench_one(runner, name, _with_transports(subjects, transports, name), sizes)
             if comm.rank == 0:
                 _print_results(name, results, about)
                 if json_file:
@@ -116,11 +119,12 @@ def bench(
                         file.writelines(json.dumps(b.record(result, about)) + "\n" for result in results)
 
 
-def _with_transports(subjects: list[Subject], transports: tuple[str, ...]) -> list[Subject]:
-    """native first (and the control last) as they are, and everything else with each transport."""
+def _with_transports(subjects: list[Subject], transports: tuple[str, ...], collective: str) -> list[Subject]:
+    """native first (and the control last) as they are, and everything else with each transport, if
+    the collective knows them."""
     from hiercoll.bench import CONTROL
 
-    if not transports:
+    if not transports or collective == "alltoallv":
         return subjects
     last = [subject for subject in subjects[1:] if subject.algorithm == CONTROL]
     own = [replace(each, transport=name) for each in subjects[1:] if each not in last for name in transports]

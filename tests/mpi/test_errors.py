@@ -207,6 +207,10 @@ def test_deadlines_do_not_disturb(comm: MPI.Intracomm, timeout: float) -> None:
         hiercoll.alltoallv(comm, [send, counts], [result, counts])
     with hiercoll.allgather_init(comm, send) as plan:
         assert plan()[-1, 0] == 10 * (comm.size - 1)
+    for algorithm in ("auto", "native", "pairwise"):
+        with hiercoll.alltoallv_init(comm, [send, counts], [result, counts], algorithm=algorithm) as uneven:
+            uneven()
+            assert uneven.watch is get_state(comm).watch
     np.testing.assert_array_equal(hiercoll.ialltoall(comm, send).wait(), np.arange(comm.size) * 10 + comm.rank)
     watch = get_state(comm).watch
     assert watch is not None and watch.number >= 10 and all(entry[SECONDS] is not None for entry in watch.record)

@@ -14,6 +14,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.algorithms import REGISTRY
+from hiercoll.online import FOR_GOOD
 
 RANK, SIZE = WORLD.rank, WORLD.size
 V_CASES: list[tuple[str, dict[str, Any]]] = [
@@ -177,18 +178,29 @@ def test_plans(on_layout: Callable[[str], MPI.Intracomm], algorithm: str) -> Non
     np.testing.assert_array_equal(recv, np.concatenate([items(peer, 0, numbers[peer], 0) for peer in range(SIZE)]))
 
 
-def test_bad_arguments(comm: MPI.Intracomm) -> None:
-    """Typed errors before anything moves; the communicator stays usable."""
-    array, ones = np.zeros(SIZE, "i4"), [1] * SIZE
+@pytest.mark.parametrize("numbers", [list, np.array])
+@pytest.mark.parametrize("settled", [False, True])
+def test_bad_arguments(comm: MPI.Intracomm, numbers: Callable[[list[int]], Any], settled: bool) -> None:
+    """Typed errors before anything moves, where native has won too; the communicator stays usable."""
+    array, ones = np.zeros(SIZE, "i4"), numbers([1] * SIZE)
     other = np.zeros(SIZE, "i4")
+    if settled:
+        hiercoll.lifetime.get_state(comm).choices.regime.left = FOR_GOOD
     with pytest.raises(BufferSizeError, match="fit the buffer"):
-        hiercoll.alltoallv(comm, [array, [2] * SIZE], [other, [2] * SIZE])
+        hiercoll.alltoallv(comm, [array, numbers([2] * SIZE)], [other, numbers([2] * SIZE)])
     with pytest.raises(BufferTypeError, match="items"):
-        hiercoll.alltoallv(comm, [array, [1] * (SIZE + 1)], [other, ones])
+        hiercoll.alltoallv(comm, [array, numbers([1] * (SIZE + 1))], [other, ones])
     with pytest.raises(BufferTypeError, match="sendbuf"):
         hiercoll.alltoallv(comm, "text", [other, ones])
+    for strange in (5, {}, object()):
+        with pytest.raises(BufferTypeError, match="sendbuf"):
+            hiercoll.alltoallv(comm, [array, ones, None, strange], [other, ones])
+    with pytest.raises(BufferTypeError, match="recvbuf"):
+        hiercoll.alltoallv(comm, [array, ones], [other, 2**70])
     with pytest.raises(BufferSizeError, match="itself"):
-        hiercoll.alltoallv(comm, [array, [0] * SIZE], [other, ones])
+        hiercoll.alltoallv(comm, [array, numbers([0] * SIZE)], [other, ones])
+    with pytest.raises(BufferSizeError, match="at least 0"):
+        hiercoll.alltoallv(comm, [array, numbers([-1] * SIZE)], [other, ones])
     with pytest.raises(BufferSizeError, match="itself"):
         hiercoll.allgatherv(comm, array[:0], [other, ones])
     with pytest.raises(ParameterError, match="limit"):
@@ -196,6 +208,19 @@ def test_bad_arguments(comm: MPI.Intracomm) -> None:
     with pytest.raises(ParameterError, match="window"):
         hiercoll.alltoallv(comm, [array, ones], [other, ones], algorithm="aggregate", window=0)
     alltoallv(comm, counts("uniform", 1), 1)
+
+
+def test_a_view_on_one_rank(comm: MPI.Intracomm) -> None:
+    """Of what hiercoll does not serve, a displacement before the start of the buffer, all ranks leave a
+    plan to the MPI library."""
+    dropin = hiercoll.Intracomm(comm)
+    ones, places = np.ones(SIZE, int), np.arange(SIZE)
+    whole, back = np.full(SIZE + 1, -1), int(RANK == SIZE - 1)
+    request = dropin.Alltoallv_init([10 * RANK + places, ones], [whole[back:], ones, places - back, MPI.INT64_T])
+    request.Start()
+    request.Wait()
+    request.Free()
+    np.testing.assert_array_equal(whole[:SIZE], 10 * places + RANK)
 
 
 class Again:

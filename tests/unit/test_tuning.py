@@ -293,6 +293,7 @@ def uneven_table(*choices: Choice) -> Table:
         (MANY, True),
         (MANY._replace(filled=8), False),  # sparse
         (MANY._replace(small=14), False),  # large
+        (MANY._replace(unfit=1), False),  # what a rank has only the MPI library can serve
         (MANY._replace(filled=0, small=0, nbytes=0, most=0), False),
     ],
 )
