@@ -352,7 +352,7 @@ class Bench:
         """What "auto" is."""
         choices, sizes = self.state.choices, block_sizes(size, self.comm.size)
         if collective == "alltoallv":
-            return choices.uneven(spread_of(sizes))[-1]
+            return choices.uneven_for_good(spread_of(sizes))
         return choices.decide(collective, size, False, self.arrays.kind).variant
 
     def _best(self, collective: str, size: int, given: Sequence[Subject]) -> list[Subject]:

@@ -83,8 +83,12 @@ class Choices:
         return self.select(work_of, algorithm, params, block, inplace)
 
     def uneven(self, spread: Spread) -> tuple[Variant, ...]:
-        """What may serve an alltoallv: native, and what else, see `tuner.uneven_choices`."""
+        """What to try for an alltoallv: native, and what else may be faster."""
         return uneven_choices(self._topology, spread, self.table, self._library)
+
+    def uneven_for_good(self, spread: Spread) -> Variant:
+        """What to take for an alltoallv where nothing can be tried."""
+        return uneven_choices(self._topology, spread, self.table, self._library, tried=False)[-1]
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""

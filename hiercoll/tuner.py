@@ -75,6 +75,9 @@ CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
     ),
 }
 AGGREGATE = Variant("aggregate", {"form": "share", "window": 4})
+SURELY_SMALL = (
+    512  # bytes of the mean block up to which that was faster wherever it was measured, see docs/performance.md
+)
 EVEN = 4  # times the mean that the largest of an alltoallv's blocks may have to be like those of a table
 
 
@@ -144,7 +147,7 @@ def _decide(
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if collective == "alltoallv" and _own_entry(table, collective, mpi, memory, topology) is None:
-        tried = f"a program's own calls try {AGGREGATE.algorithm}, plans take it, where small blocks abound"
+        tried = f"a program's own calls try {AGGREGATE.algorithm}, plans take it, where blocks are small"
         return Decision(Variant(NATIVE), f"no table for alltoallv, {topology} and {mpi or 'this MPI library'}; {tried}")
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
@@ -188,11 +191,14 @@ class Spread(NamedTuple):
     unfit: int = 0
 
 
-def uneven_choices(topology: Topology, spread: Spread, table: Table, mpi: str) -> tuple[Variant, ...]:
+def uneven_choices(
+    topology: Topology, spread: Spread, table: Table, mpi: str, *, tried: bool = True
+) -> tuple[Variant, ...]:
     """native, and what may be faster, if anything, for an alltoallv with such blocks on all ranks together.
 
     A table says what that is where it was made for this layout and the blocks are like those it
     was made with; it measured plans, so calls that are bound one by one have yet to try it.
+    Where nothing will be ``tried``, what comes last is taken.
     """
     native = Variant(NATIVE)
     if topology.size == 1 or spread.unfit or 2 * spread.filled <= topology.size**2:
@@ -202,7 +208,8 @@ def uneven_choices(topology: Topology, spread: Spread, table: Table, mpi: str) -
     if entry is not None and spread.most <= EVEN * mean:
         choice = entry.choice(mean)
         return (native,) if choice.algorithm == NATIVE else (native, choice)
-    return (native, AGGREGATE) if 10 * spread.small > 9 * spread.filled else (native,)
+    promising = 10 * spread.small > 9 * spread.filled and (tried or mean <= SURELY_SMALL)
+    return (native, AGGREGATE) if promising else (native,)
 
 
 _NO_TABLE = Table()

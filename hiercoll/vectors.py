@@ -89,8 +89,8 @@ def alltoallv_init(
     """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`.
 
     "auto" looks at the blocks of all ranks: where most are empty it is native; where the largest
-    is at most four times the mean, what a table for this layout says; else "aggregate" if nine in
-    ten of them are below ``LIMIT`` bytes, else native.
+    is at most four times the mean, what a table for this layout says; else "aggregate" if the
+    mean is at most 512 bytes and nine in ten are below ``LIMIT`` bytes; else native.
     """
     state = get_state(comm)
     if algorithm == "auto" and not params and not state.disabled:
@@ -102,7 +102,7 @@ def chosen_for_good(state: State, sendbuf: Any, recvbuf: Any) -> tuple[str, dict
     """What serves a plan for an alltoallv, where nothing can be tried. Collective."""
     _compare(state, "persistent alltoallv")
     own = _looked_at(state, sendbuf, recvbuf)
-    choice = state.choices.uneven(state.choices.regime.whole(own))[-1]
+    choice = state.choices.uneven_for_good(state.choices.regime.whole(own))
     return choice.algorithm, dict(choice.params)
 
 

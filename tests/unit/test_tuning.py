@@ -301,6 +301,9 @@ def test_uneven_without_table(spread: Spread, tried: bool) -> None:
     """Where small blocks abound, putting them together is tried."""
     found = uneven_choices(FOUR, spread, Table(), "MPICH 5.0.2")
     assert found == ((Variant(NATIVE), AGGREGATE) if tried else (Variant(NATIVE),))
+    kept = uneven_choices(FOUR, spread, Table(), "MPICH 5.0.2", tried=False)
+    assert kept == found
+    assert uneven_choices(FOUR, MANY._replace(nbytes=16_000), Table(), "", tried=False) == (Variant(NATIVE),)
     assert uneven_choices(parse_layout("1x1"), MANY, Table(), "MPICH 5.0.2") == (Variant(NATIVE),)
 
 
