@@ -3,7 +3,10 @@
 `Intracomm` is mpi4py's, and means what mpi4py's means. Whether a call goes through hiercoll
 depends on nothing that may differ between ranks: the collective, and the communicator. What
 ranks may well spell differently (datatypes, gaps, counts in other units) each rank brings into
-shape for itself. Arguments that mpi4py refuses are mpi4py's to refuse.
+shape for itself. Arguments that mpi4py refuses are mpi4py's to refuse. There are two exceptions,
+which all ranks must make alike: device arrays, and uneven blocks outside of the buffer that they are
+given with, at which MPI does not look. (Alltoallv_init, and Alltoallv where it asks all ranks, find
+those on one rank, and leave the call to the MPI library on all.)
 """
 
 from __future__ import annotations
