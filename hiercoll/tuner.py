@@ -75,9 +75,7 @@ CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
     ),
 }
 AGGREGATE = Variant("aggregate", {"form": "share", "window": 4})
-SURELY_SMALL = (
-    512  # bytes of the mean block up to which that was faster wherever it was measured, see docs/performance.md
-)
+SURELY_SMALL = 512  # bytes of the mean block up to which it was always faster, see docs/performance.md
 EVEN = 4  # times the mean that the largest of an alltoallv's blocks may have to be like those of a table
 
 
