@@ -24,12 +24,14 @@ ANY = -(2**62)  # less than what stands for any elements
 
 
 class Said(NamedTuple):
-    """A call as ranks compare it: in words, the elements of its blocks (those of bytes go with
-    any), and the bytes of each block that is sent, and to be received, where they may differ."""
+    """A call as ranks compare it: in words, and the elements of its blocks (those of bytes go with
+    any). Where blocks differ, the bytes of each that is sent, and of each to be received, and the
+    elements of those that are sent, and to be received."""
 
     what: str
     elements: str = ""
     sizes: tuple[Sizes, Sizes] | None = None
+    kinds: tuple[str, str] = ("", "")
 
     def __str__(self) -> str:
         return f"{self.what} of {self.elements}" if self.elements else self.what
@@ -52,15 +54,28 @@ def comparison(comm: MPI.Intracomm, said: Said) -> Iterator[MPI.Request]:
         raise CollectiveMismatch(f"rank {comm.rank}: ranks make different calls: {_sides(texts)}")
     if said.sizes is None:
         return
-    sent, received = said.sizes
-    coming = np.empty(comm.size, np.int64)
-    yield comm.Ialltoall(sent.astype(np.int64), coming)
-    wrong = np.flatnonzero(coming != received)
-    found = np.array([wrong[0], coming[wrong[0]], received[wrong[0]]] if len(wrong) else [-1, 0, 0], np.int64)
-    everyone = np.empty((comm.size, 3), np.int64)
+    going, due = (
+        np.stack([sizes, np.full(comm.size, _number(kind))], axis=1).astype(np.int64)
+        for sizes, kind in zip(said.sizes, said.kinds, strict=True)
+    )
+    coming = np.empty_like(due)
+    yield comm.Ialltoall(going, coming)
+    other = (coming[:, 1] != due[:, 1]) & (coming[:, 1] > 0) & (due[:, 1] > 0) & (due[:, 0] > 0)
+    wrong = np.flatnonzero((coming[:, 0] != due[:, 0]) | other)
+    first = [wrong[0], *coming[wrong[0]], *due[wrong[0]]] if len(wrong) else [-1, 0, 0, 0, 0]
+    found, everyone = np.array(first, np.int64), np.empty((comm.size, 5), np.int64)
     yield comm.Iallgather(found, everyone)
     if (everyone[:, 0] >= 0).any():
-        raise CollectiveMismatch(f"rank {comm.rank}: {said.what}: sizes differ: {_differences(everyone)}")
+        raise CollectiveMismatch(f"rank {comm.rank}: {said.what}: blocks differ: {_differences(everyone)}")
+
+
+def _number(kind: str) -> int:
+    """Elements as a number from which `_word` tells them; 0 for those that go with any."""
+    return 0 if kind in BYTES else int.from_bytes(kind.encode()[:7], "little")
+
+
+def _word(number: int) -> str:
+    return number.to_bytes(7, "little").rstrip(b"\0").decode(errors="replace")
 
 
 def _sides(texts: npt.NDArray[np.uint8]) -> str:
@@ -72,10 +87,12 @@ def _sides(texts: npt.NDArray[np.uint8]) -> str:
 
 
 def _differences(found: Sizes) -> str:
-    """Who sends other sizes than are received, the first of each rank."""
+    """Who sends other blocks than are received, the first of each rank."""
     return "; ".join(
         f"rank {source} sends {nbytes} bytes to rank {rank}, which receives {due}"
-        for rank, (source, nbytes, due) in enumerate(found.tolist())
+        if nbytes != due
+        else f"rank {source} sends elements {_word(kind)} to rank {rank}, which receives {_word(wanted)}"
+        for rank, (source, nbytes, kind, due, wanted) in enumerate(found.tolist())
         if source >= 0
     )
 

@@ -19,7 +19,16 @@ from hiercoll.errors import ArgumentError, BufferSizeError, BufferTypeError, Par
 from hiercoll.executor import Plan
 from hiercoll.interpreter import Blocks, Sizes
 from hiercoll.lifetime import by_handle, get_state
-from hiercoll.messages import UNREADABLE, Message, block_message, copy_data, each_block, is_in_place, vector_message
+from hiercoll.messages import (
+    UNREADABLE,
+    Message,
+    basic_type,
+    block_message,
+    copy_data,
+    each_block,
+    is_in_place,
+    vector_message,
+)
 from hiercoll.tables import NATIVE
 from hiercoll.tuner import Spread
 from hiercoll.uneven import LIMIT
@@ -160,6 +169,7 @@ class Call(NamedTuple):
     received: Side
     result: Any
     limit: int = LIMIT
+    kinds: tuple[str, str] = ("", "")  # elements that are sent, and received, if calls are checked
 
     def plan(self, *, own: bool = False, background: bool = False, keep: bool = False) -> Plan:
         """See `State.uneven_plan`; one to ``keep`` holds neither the buffers nor the counts."""
@@ -180,7 +190,7 @@ class Call(NamedTuple):
     def said(self, prefix: str = "") -> Said:
         """As ranks compare it."""
         sent = self.sent.sizes if self.work.collective == "alltoallv" else np.repeat(self.sent.sizes, self.state.size)
-        return Said(f"{prefix}{self.work.name}", "", (sent.copy(), self.received.sizes.copy()))
+        return Said(f"{prefix}{self.work.name}", "", (sent.copy(), self.received.sizes.copy()), self.kinds)
 
 
 def serve_vector(
@@ -345,16 +355,18 @@ def alltoallv_call(
     variant = state.choices.select_uneven("alltoallv", algorithm, params, 0, False)
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
     received = side(state, into, state.size, "recvbuf")
+    out = into
     if is_in_place(sendbuf):
         sent = side(state, into._replace(element=into.element._replace(plain=False)), state.size, "sendbuf")
     else:
-        sent = side(state, _read(state, vector_message, sendbuf, "sendbuf", state.size), state.size, "sendbuf")
+        out = _read(state, vector_message, sendbuf, "sendbuf", state.size)
+        sent = side(state, out, state.size, "sendbuf")
     own = int(sent.sizes[state.rank])
     if own != received.sizes[state.rank]:
         expected = f"{own} bytes from rank {state.rank} itself, as sendbuf has"
         raise BufferSizeError("recvbuf", expected, received.sizes[state.rank], state.rank)
     work = Work("alltoallv", variant.algorithm, variant.params, 0, False)
-    return Call(state, work, sent, received, into.buffer, limit)
+    return Call(state, work, sent, received, into.buffer, limit, _kinds(state, out, into))
 
 
 def allgatherv_call(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any]) -> Call:
@@ -363,19 +375,25 @@ def allgatherv_call(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, pa
     received, inplace = side(state, into, state.size, "recvbuf"), is_in_place(sendbuf)
     mean = -(-int(received.sizes.sum()) // state.size)
     variant = state.choices.select_uneven("allgatherv", algorithm, params, mean, inplace)
-    own = slice(state.rank, state.rank + 1)
+    own, out = slice(state.rank, state.rank + 1), into
     if inplace:
         sent = Side(received.address, received.sizes[own], received.at[own], None)
         if received.copying:  # brought there before, as well as back after
             load = Now(partial(copy_data, state.comm, into, state.size, received.owner, outward=True))
             sent = sent._replace(copying=(load,))
     else:
-        sent = side(state, _read(state, block_message, sendbuf, "sendbuf", 0), 1, "sendbuf")
+        out = _read(state, block_message, sendbuf, "sendbuf", 0)
+        sent = side(state, out, 1, "sendbuf")
     if int(sent.sizes[0]) != int(received.sizes[state.rank]):
         expected = f"{sent.sizes[0]} bytes from rank {state.rank} itself, as sendbuf has"
         raise BufferSizeError("recvbuf", expected, received.sizes[state.rank], state.rank)
     work = Work("allgatherv", variant.algorithm, variant.params, 0, inplace)
-    return Call(state, work, sent, received, into.buffer)
+    return Call(state, work, sent, received, into.buffer, kinds=_kinds(state, out, into))
+
+
+def _kinds(state: State, out: Message, into: Message) -> tuple[str, str]:
+    """What is sent and received consists of these, for ranks to compare."""
+    return (basic_type(out.datatype), basic_type(into.datatype)) if state.check else ("", "")
 
 
 def _read(state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int) -> Message:

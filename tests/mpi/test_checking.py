@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,26 @@ def test_other_spellings_of_the_same(ours: hiercoll.Intracomm, form: str) -> Non
     if RANK == 0:
         expected = np.concatenate([np.arange(3) + 1000 * peer for peer in range(SIZE)])
         np.testing.assert_array_equal(strided.values, expected)
+
+
+@pytest.mark.parametrize("name", ["alltoallv", "allgatherv", "Alltoallv", "Allgatherv"])
+def test_elements_of_uneven_blocks(ours: hiercoll.Intracomm, name: str) -> None:
+    """Whose bytes are as many; where nothing is sent, other elements are no mistake, nor are bytes."""
+    call, gather = getattr(ours, name, None) or partial(getattr(hiercoll, name), ours), "gather" in name
+    ones = np.ones(SIZE, int)
+    mine = "f8" if RANK == 1 else "i8"
+    send = np.zeros(1 if gather else SIZE, mine)
+    with pytest.raises(hiercoll.CollectiveMismatch, match=r"sends elements .8 to rank 1, which receives f8"):
+        call(send if gather else [send, ones], [np.zeros(SIZE, mine), ones])
+    bytes_of = np.arange(len(send)).astype("i8").view("u1") if RANK == 0 else np.arange(len(send)) + 10 * RANK
+    counts, theirs = (8 * ones, 8 * ones) if RANK == 0 else (ones, ones)
+    into = np.zeros(SIZE, "i8")
+    call(bytes_of if gather else [bytes_of, counts], [into.view("u1") if RANK == 0 else into, theirs])
+    expected = 10 * np.arange(SIZE) + (0 if gather else RANK)
+    np.testing.assert_array_equal(into, expected)
+    if not gather:
+        few = np.zeros(SIZE, int)
+        call([np.zeros(SIZE, mine), few], [np.zeros(SIZE), few])
 
 
 def test_uneven_persistent(ours: hiercoll.Intracomm) -> None:
