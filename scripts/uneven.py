@@ -66,8 +66,12 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in cases}
     comm = COMM.Dup()  # decisions of its own
     dropin = hiercoll.Intracomm(comm)
-    # Not a method of dropin's: where native has won it puts mpi4py's in the place of that.
-    methods = {"native": comm.Alltoallv, "again": comm.Alltoallv, "drop-in": lambda *sizes: dropin.Alltoallv(*sizes)}
+    # Looked up in each call, as a program does: where native has won, dropin's method is mpi4py's.
+    methods: dict[str, Callable[..., None]] = {
+        "native": lambda *sizes: comm.Alltoallv(*sizes),
+        "again": lambda *sizes: comm.Alltoallv(*sizes),
+        "drop-in": lambda *sizes: dropin.Alltoallv(*sizes),
+    }
     most = int(max(table(kind, mean, seed).sum(axis=axis).max() for seed in range(64) for axis in (0, 1)))
     send, recv = np.zeros(2 * most, np.uint8), np.zeros(2 * most, np.uint8)
     tables = (table(kind, mean, seed) for seed in itertools.count())
