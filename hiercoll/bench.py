@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from math import inf
 from random import Random
 from time import perf_counter
@@ -126,9 +127,12 @@ def tokens(source: int, target: int, size: int) -> Bytes:
     return words.view(np.uint8)[:size]
 
 
+@lru_cache(maxsize=1)  # asked for by every plan of a size
 def block_sizes(size: int, ranks: int) -> Counts:
-    """Bytes of the blocks of an alltoallv from each rank (row) to each: uniform, with mean ``size``."""
-    return np.random.default_rng(size).integers(0, 2 * size + 1, (ranks, ranks))
+    """Bytes of the blocks of an alltoallv from each rank (row) to each: uniform, with mean ``size``. Read-only."""
+    sizes = np.random.default_rng(size).integers(0, 2 * size + 1, (ranks, ranks))
+    sizes.flags.writeable = False
+    return sizes
 
 
 def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, Bytes]:
@@ -350,10 +354,9 @@ class Bench:
 
     def _chosen(self, collective: str, size: int) -> Variant:
         """What "auto" is."""
-        choices, sizes = self.state.choices, block_sizes(size, self.comm.size)
         if collective == "alltoallv":
-            return choices.uneven_for_good(spread_of(sizes))
-        return choices.decide(collective, size, False, self.arrays.kind).variant
+            return self.state.choices.uneven_for_good(spread_of(block_sizes(size, self.comm.size)))
+        return self.state.choices.decide(collective, size, False, self.arrays.kind).variant
 
     def _best(self, collective: str, size: int, given: Sequence[Subject]) -> list[Subject]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""

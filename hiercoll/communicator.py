@@ -215,8 +215,8 @@ class State:
         self.broken = call
 
     def meet(self, comm: MPI.Intracomm, what: str) -> None:
-        """Wait for all ranks of ``comm`` before they do ``what`` MPI would wait in without a deadline.
-        Raises CollectiveTimeout. Collective."""
+        """Wait for all ranks of ``comm``, up to the deadline, before ``what``, where MPI would wait without
+        one. Raises CollectiveTimeout. Collective."""
         progress.before_blocking()
         if self.watch is not None:
             meet(comm, what, self.watch)

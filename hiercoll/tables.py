@@ -106,6 +106,10 @@ class Entry:
         text = f"{len(self.nodes)}x{self.nodes[0]}" if even else "+".join(map(str, self.nodes))
         return text if self.placement == "block" else f"{text}:{self.placement}"
 
+    def is_for(self, topology: Topology) -> bool:
+        """Whether it was made for this very layout, up to the order of nodes."""
+        return layout_distance(self, topology) == (0.0, 0.0)
+
     def choice(self, size: int) -> Variant:
         """What is chosen for blocks of ``size`` bytes."""
         at = bisect_right([choice.start for choice in self.choices], size) - 1

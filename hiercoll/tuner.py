@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import Value
 from hiercoll.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
-from hiercoll.tables import NATIVE, Entry, Table, Variant, layout_distance
+from hiercoll.tables import NATIVE, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.transports import AUTO
 
@@ -144,7 +144,7 @@ def _decide(
     if topology.size == 1 or not CANDIDATES.get(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
-    if collective == "alltoallv" and _own_entry(table, collective, mpi, memory, topology) is None:
+    if collective == "alltoallv" and (entry is None or not entry.is_for(topology)):
         tried = f"a program's own calls try {AGGREGATE.algorithm}, plans take it, where blocks are small"
         return Decision(Variant(NATIVE), f"no table for alltoallv, {topology} and {mpi or 'this MPI library'}; {tried}")
     if entry is None:
@@ -153,7 +153,7 @@ def _decide(
             return Decision(Variant(NATIVE), "no algorithm can run here")
         why = f"the cost model; no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
         return Decision(ranked[0].variant, why, tuple(ranked))
-    if layout_distance(entry, topology) == (0.0, 0.0):
+    if entry.is_for(topology):
         return _by_entry(entry, topology, block, inplace, table.source)
     return _by_neighbour(entry, topology, block, inplace, table.source)
 
@@ -202,8 +202,8 @@ def uneven_choices(
     if topology.size == 1 or spread.unfit or 2 * spread.filled <= topology.size**2:
         return (native,)
     mean = spread.nbytes // spread.filled
-    entry = _own_entry(table, "alltoallv", mpi, "host", topology)
-    if entry is not None and spread.most <= EVEN * mean:
+    entry = table.find("alltoallv", mpi, "host", topology)
+    if entry is not None and entry.is_for(topology) and spread.most <= EVEN * mean:
         choice = entry.choice(mean)
         return (native,) if choice.algorithm == NATIVE else (native, choice)
     promising = 10 * spread.small > 9 * spread.filled and (tried or mean <= SURELY_SMALL)
@@ -211,12 +211,6 @@ def uneven_choices(
 
 
 _NO_TABLE = Table()
-
-
-def _own_entry(table: Table, collective: str, mpi: str, memory: str, topology: Topology) -> Entry | None:
-    """The entry for this very layout, if there is one."""
-    entry = table.find(collective, mpi, memory, topology)
-    return entry if entry is not None and layout_distance(entry, topology) == (0.0, 0.0) else None
 
 
 def _able(collective: str, topology: Topology, block: int, inplace: bool, variant: Variant) -> bool:
