@@ -29,6 +29,7 @@ Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI dat
 __all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"]
 
 _address = MPI.Get_address
+_PLAIN = frozenset((int, str))  # types of parameters
 
 
 def alltoall(
@@ -47,8 +48,8 @@ def alltoall(
     comm.size equal blocks (in memory order), an mpi4py buffer specification
     ``[buffer, count per block, MPI datatype]``, or ``MPI.IN_PLACE``. ``recvbuf``: an
     array of as many bytes and the same dtype; None for a new one like ``sendbuf``.
-    ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by a tuning
-    table or the cost model (see `configure`), "native" is the MPI library's own. All ranks pass the same ones.
+    ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by a tuning table (see `configure`) and is
+    "native" without one, which is ``comm.Alltoall`` itself. All ranks pass the same ones.
 
     Device arrays (anything with the CUDA array interface) on all ranks alike: what has been
     enqueued on ``stream`` (a stream or its handle; by default that of sendbuf) comes first,
@@ -63,8 +64,8 @@ def alltoall(
     BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
-    if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        state, plan = known_plan(comm, "alltoall", sendbuf, recvbuf, algorithm)
+    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
+        state, plan = known_plan(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
@@ -88,8 +89,8 @@ def allgather(
     ``MPI.IN_PLACE`` the rank's block lies in its place in ``recvbuf``. Collective
     (MPI 4.1, 6.7).
     """
-    if not params and type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        state, plan = known_plan(comm, "allgather", sendbuf, recvbuf, algorithm)
+    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
+        state, plan = known_plan(comm, "allgather", sendbuf, recvbuf, algorithm, params)
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
@@ -139,8 +140,8 @@ def configure(
 
     ``table``: a tuning table or its file, read by rank 0; None for the one that
     ``HIERCOLL_TABLE`` names or that lies in the user's configuration folder, if any; where
-    there is none, the cost model decides. ``tune="online"``: the first calls of each size
-    try candidates, and the fastest serves the later ones; for long jobs. `alltoall_init`
+    there is none, "auto" is "native". ``tune="online"``: the first calls of each size
+    try candidates, and one that has proved faster than native serves the later ones; for long jobs. `alltoall_init`
     and `allgather_init` use what was found, but try nothing. ``timeout``: seconds that a call
     may wait before it raises CollectiveTimeout, 0 for ever; None leaves it as it is
     (at first ``HIERCOLL_TIMEOUT``).
@@ -160,7 +161,7 @@ def configure(
 
 
 def known_plan(
-    comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str
+    comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str, params: dict[str, Any]
 ) -> tuple[State, Plan] | tuple[None, None]:
     """The state, and the cached plan, of a call seen before with arrays at these addresses.
 
@@ -170,6 +171,10 @@ def known_plan(
     try:
         state = by_handle[comm.handle]
         key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes)
+        if params:
+            if not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
+                return None, None
+            key += tuple(params.items())  # type: ignore[assignment]
         plan: Plan = state.plans[key]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return None, None
@@ -265,10 +270,11 @@ class Call(NamedTuple):
         elements = str(self.received.dtype) if self.received.typed else ""
         return said(collective, algorithm, params, self.inplace, self.block, elements)
 
-    def chosen(self, algorithm: str, params: dict[str, Any]) -> Work:
-        """What runs. Raises UnknownAlgorithmError or ParameterError."""
+    def chosen(self, algorithm: str, params: dict[str, Any], *, held: bool = False) -> Work:
+        """What runs, in a call or a plan (``held``). Raises UnknownAlgorithmError or ParameterError."""
         kind = self.state.memories[self.received.place].kind
-        return self.work(self.state.choices.select(self.collective, algorithm, params, self.block, self.inplace, kind))
+        select = self.state.choices.select
+        return self.work(select(self.collective, algorithm, params, self.block, self.inplace, kind, held))
 
     def work(self, variant: Variant) -> Work:
         """The call with this algorithm, and with its transport where that is free and can be."""
@@ -349,7 +355,7 @@ def _plan(
     way: Way,
 ) -> Plan:
     call = checked(comm, collective, send, recv, way)
-    plan = call.state.own_plan(call.chosen(algorithm, params), call.received.place, *call.addresses)
+    plan = call.state.own_plan(call.chosen(algorithm, params, held=True), call.received.place, *call.addresses)
     plan.recvbuf, plan.stream = call.received.array, call.stream
     plan.keep_alive(call.sent, call.received)
     return plan

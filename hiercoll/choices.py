@@ -8,7 +8,7 @@ from typing import Any
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.errors import ParameterError, UnknownAlgorithmError
 from hiercoll.online import Regime, Trial
-from hiercoll.tables import NATIVE, Table, Variant
+from hiercoll.tables import NATIVE, NATIVE_FORMS, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import Decision, Spread, decide, uneven_choices
@@ -19,7 +19,7 @@ ONLINE = 6  # candidates besides native that online tuning tries
 
 class Choices:
     """The choices of a communicator; the same on all ranks. ``slowest`` gives the largest of the ranks'
-    seconds, ``total`` adds numbers up; both are collective."""
+    seconds, for each of several, ``total`` adds numbers up; both are collective."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Choices:
         topology: Topology,
         library: str,
         disabled: bool,
-        slowest: Callable[[float], float],
+        slowest: Callable[[Sequence[float]], list[float]],
         total: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
         self._rank, self._topology, self._library, self._disabled = rank, topology, library, disabled
@@ -46,26 +46,37 @@ class Choices:
         self.regime = Regime(self.uneven, self._slowest, self._total)
 
     def select(
-        self, collective: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, kind: str = "host"
+        self,
+        collective: str,
+        algorithm: str,
+        params: dict[str, Any],
+        block: int,
+        inplace: bool,
+        kind: str = "host",
+        held: bool = False,
     ) -> Variant:
-        """The algorithm to run with all its parameters; equal on all ranks by construction.
+        """The algorithm to run with all its parameters, in a call or a plan (``held``); equal on all ranks by
+        construction.
 
         Raises UnknownAlgorithmError or ParameterError.
         """
         if not isinstance(algorithm, str):
             raise UnknownAlgorithmError("algorithm", "a name", repr(algorithm), self._rank)
-        if algorithm in ("auto", NATIVE) and params:
+        if algorithm == "auto" and params:
             name, value = next(iter(params.items()))
-            raise ParameterError(f"parameter {name!r}", f"none with algorithm={algorithm!r}", repr(value), self._rank)
+            raise ParameterError(f"parameter {name!r}", "none with algorithm='auto'", repr(value), self._rank)
+        if algorithm == NATIVE:
+            self._check_form(params, held)
         if self._disabled:
             return Variant(NATIVE)
         transport = AUTO
         if algorithm == "auto":
             trial = self._trials.get((collective, block, inplace, kind))
-            chosen = trial.current if trial else self.decide(collective, block, inplace, kind).variant
+            tried = trial and (trial.winner if held else trial.current)  # a plan tries nothing
+            chosen = tried or self.decide(collective, block, inplace, kind, held).variant
             algorithm, params, transport = chosen.algorithm, dict(chosen.params), chosen.transport
         if algorithm == NATIVE:
-            return Variant(NATIVE, {}, transport)
+            return Variant(NATIVE, params, transport)
         if algorithm not in REGISTRY[collective]:
             expected = f"auto, native, {', '.join(REGISTRY[collective])}"
             raise UnknownAlgorithmError("algorithm", expected, repr(algorithm), self._rank)
@@ -74,13 +85,25 @@ class Choices:
         except ParameterError as error:
             raise ParameterError(error.argument, error.expected, error.got, self._rank) from None
 
-    def select_uneven(self, work_of: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool) -> Variant:
+    def _check_form(self, params: dict[str, Any], held: bool) -> None:
+        """The one parameter of native. Raises ParameterError."""
+        forms = NATIVE_FORMS if held else NATIVE_FORMS[:1]
+        for name, value in params.items():
+            if name != "form" or value not in forms:
+                expected = (
+                    f"form={' or '.join(forms)} at most with algorithm='native' in a {'plan' if held else 'call'}"
+                )
+                raise ParameterError(f"parameter {name!r}", expected, repr(value), self._rank)
+
+    def select_uneven(
+        self, work_of: str, algorithm: str, params: dict[str, Any], block: int, inplace: bool, held: bool = False
+    ) -> Variant:
         """As `select`, for "alltoallv" and "allgatherv"; ``block``: their mean size if all ranks know it."""
         if work_of == "allgatherv":
-            return self.select("allgather", algorithm, params, block, inplace)
+            return self.select("allgather", algorithm, params, block, inplace, held=held)
         if algorithm == "auto" and not params and not self._disabled:
             return self.regime.current
-        return self.select(work_of, algorithm, params, block, inplace)
+        return self.select(work_of, algorithm, params, block, inplace, held=held)
 
     def uneven(self, spread: Spread) -> tuple[Variant, ...]:
         """What to try for an alltoallv: native, and what else may be faster."""
@@ -90,7 +113,7 @@ class Choices:
         """What to take for an alltoallv where nothing can be tried."""
         return uneven_choices(self._topology, spread, self.table, self._library, tried=False)[-1]
 
-    def decide(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Decision:
+    def decide(self, collective: str, block: int, inplace: bool, kind: str = "host", held: bool = False) -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""
         return decide(
             collective,
@@ -100,6 +123,7 @@ class Choices:
             table=self.table,
             mpi=self._library,
             memory=kind,
+            held=held,
         )
 
     def trial(self, collective: str, block: int, inplace: bool, kind: str = "host") -> Trial | None:

@@ -133,6 +133,7 @@ class State:
         timeout = _seconds(os.environ.get("HIERCOLL_TIMEOUT", ""))
         _meet_first(comm, timeout)
         self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
+        self.user: MPI.Intracomm = getattr(comm, "plain", comm)  # where calls that are left to the MPI library run
         self.rank, self.size = self.comm.rank, self.comm.size
         try:
             self.topology: Topology = discover(self.comm)
@@ -205,7 +206,7 @@ class State:
 
     def set_timeout(self, seconds: float) -> None:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
-        seconds = self._slowest(seconds)
+        (seconds,) = self._slowest([seconds])
         known = (self.name, self.rank, self.topology.node_of, world_ranks(self.comm))
         self.watch = Watch(seconds, *known, self._expired) if seconds else None
         self.choices.native_sizes.clear()
@@ -243,12 +244,13 @@ class State:
         self.choices.forget()
         progress.end_shortcuts()
 
-    def _slowest(self, seconds: float) -> float:
-        """The largest value of all ranks. Collective."""
-        most = np.empty(1)
+    def _slowest(self, seconds: Sequence[float]) -> list[float]:
+        """The largest values of all ranks, each of several. Collective."""
+        mine = np.array(seconds, float)
+        most = np.empty_like(mine)
         self.meet(self.comm, "agreement on algorithms")
-        self.comm.Allreduce(np.array([seconds], float), most, op=MPI.MAX)
-        return float(most[0])
+        self.comm.Allreduce(mine, most, op=MPI.MAX)
+        return [float(value) for value in most]
 
     def _total(self, numbers: Sequence[int]) -> list[int]:
         """The sums of all ranks. Collective."""
@@ -405,14 +407,15 @@ class State:
     def _plain(
         self, work: Work, place: str, send: int, recv: int, *, own: bool = False, comm: MPI.Intracomm | None = None
     ) -> Plan:
-        """A plan without a schedule: the MPI library's collective, or nothing for empty blocks."""
-        comm = comm or self.comm
+        """A plan without a schedule: nothing for empty blocks, or the MPI library's collective, on the user's
+        communicator if it is blocking there, so that it is what a program without hiercoll would run."""
+        comm = comm or (self.comm if own else self.user)
         if work.block == 0:
             layout = BlockLayout(0, 1)
             return bind(Schedule(self.rank, ()), Binding(self.comm, (), self.memories[place], layout, {}, 0), work.name)
         memory = self.memories[place]
         if not work.transport.segments:
-            return Plan(native.even(comm, work, send, recv, own=own), work.name, None, memory, direct=True)
+            return Plan(native.even(comm, work, send, recv, held=own), work.name, None, memory, direct=True)
         blocks = self.size if work.collective == "alltoall" else 1
         sent = range(self.rank, self.rank + 1) if work.inplace and blocks == 1 else range(blocks)
         layout = BlockLayout(work.block)
@@ -423,7 +426,7 @@ class State:
         before = memory.copy(layout, source, (host, out))
         after = memory.copy(layout, (host, HOST[0 : self.size]), (recv, RECV[0 : self.size]))
         assert isinstance(before, Transfer) and isinstance(after, Transfer)
-        engine = Between([before], native.even(comm, work, host + apart * work.block, host, own=own), [after])
+        engine = Between([before], native.even(comm, work, host + apart * work.block, host, held=own), [after])
         plan = Plan(engine, work.name, None, memory)
         plan.keep_alive(owner)
         return plan
@@ -442,8 +445,8 @@ class State:
         """A plan for blocks of uneven sizes, for one call, which may be in the ``background``, for more
         (``keep``), or (``own``; collective) for a user to hold."""
         if work.algorithm == NATIVE:
-            comm = self.background_comm if background else self.comm
-            plan = Plan(native.uneven(comm, work, blocks, addresses, own=own), work.name, None, None)
+            comm = self.background_comm if background else self.comm if own else self.user
+            plan = Plan(native.uneven(comm, work, blocks, addresses, held=own), work.name, None, None)
             if own:
                 self._own[plan] = None
                 plan.on_free, plan.watch = self._release, self.watch

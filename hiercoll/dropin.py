@@ -52,6 +52,7 @@ AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 calls: Counter[str] = Counter()  # by collective, of this process: those that hiercoll served
 forced: dict[str, tuple[str, dict[str, Any]]] = {}  # algorithm and parameters instead of "auto", by collective
 AUTO: tuple[str, dict[str, Any]] = ("auto", {})
+_NO_PARAMS: dict[str, Any] = {}
 _ALLTOALL, _ALLGATHER = MPI.Comm.Alltoall, MPI.Comm.Allgather
 _NATIVE_CALLS = {name: f"{name}, native" for name in ("alltoall", "allgather")}  # as counted
 
@@ -115,6 +116,11 @@ class Collectives:
                 calls["allgatherv"] += 1
                 return
         super().Allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
+
+    @property
+    def plain(self: Any) -> MPI.Intracomm:
+        """The same communicator with mpi4py's own collectives."""
+        return MPI.Intracomm(self)
 
     def free(self: Any) -> None:
         """As mpi4py's: the predefined communicators of the module stay."""
@@ -257,10 +263,10 @@ class Blocks(NamedTuple):
         """Whether blocks are just bytes in their order, in both buffers."""
         return all(message.element.plain and message.address for message in (self.out, self.into) if message)
 
-    def work(self) -> Work:
-        """What runs."""
+    def work(self, *, held: bool = False) -> Work:
+        """What runs, in a call or (``held``) as a persistent request."""
         name, params = forced.get(self.collective, AUTO)
-        variant = self.state.choices.select(self.collective, name, params, self.block, self.out is None)
+        variant = self.state.choices.select(self.collective, name, params, self.block, self.out is None, held=held)
         return Work(self.collective, variant.algorithm, variant.params, self.block, self.out is None)
 
     def said(self, collective: str) -> Said:
@@ -315,7 +321,7 @@ def _even(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> bool:
             if progress.active:
                 progress.before_blocking()
             return False
-        state, plan = known_plan(comm, collective, sendbuf, recvbuf, "auto")
+        state, plan = known_plan(comm, collective, sendbuf, recvbuf, "auto", _NO_PARAMS)
         # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
         if state is not None and plan is not None and (plan.schedule is not None or not state.unwatched):
             calls[collective] += 1
@@ -332,7 +338,7 @@ def _serve_blocks(call: Blocks) -> bool:
     """Serve a call that is sound; False leaves it to MPI, as do all ranks."""
     state, collective = call.state, call.collective
     trial = None if collective in forced else state.choices.trial(collective, call.block, call.out is None)
-    if call.block and state.unwatched and trial is None and call.work().algorithm == NATIVE:
+    if call.block and state.unwatched and trial is None and call.work().is_native:
         if call.out is not None and not forced:
             state.choices.native_sizes.add((collective, call.block * state.size))
         calls[_NATIVE_CALLS[collective]] += 1
@@ -379,7 +385,7 @@ def _even_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -> 
     call = _blocks(state, collective, sendbuf, recvbuf)
     if call is None or not call.block:
         return None
-    work = call.work()
+    work = call.work(held=True)
     if work.algorithm == NATIVE:
         return None
     calls[f"{collective}_init"] += 1
@@ -408,7 +414,7 @@ def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -
     chosen = forced.get(collective)
     if chosen is None and collective == "alltoallv":
         chosen = chosen_for_good(state, sendbuf, recvbuf)  # native for all where one rank cannot be served
-    call = _uneven(state, collective, sendbuf, recvbuf, chosen or AUTO)
+    call = _uneven(state, collective, sendbuf, recvbuf, chosen or AUTO, held=True)
     if call is None or call.work.algorithm == NATIVE:
         return None
     calls[f"{collective}_init"] += 1
@@ -416,12 +422,18 @@ def _uneven_persistent(comm: Any, collective: str, sendbuf: Any, recvbuf: Any) -
 
 
 def _uneven(
-    state: State, collective: str, sendbuf: Any, recvbuf: Any, chosen: tuple[str, dict[str, Any]]
+    state: State,
+    collective: str,
+    sendbuf: Any,
+    recvbuf: Any,
+    chosen: tuple[str, dict[str, Any]],
+    *,
+    held: bool = False,
 ) -> VectorCall | None:
     """The call, if it is sound."""
     make = alltoallv_call if collective == "alltoallv" else allgatherv_call
     try:
-        return make(state, sendbuf, recvbuf, *chosen)
+        return make(state, sendbuf, recvbuf, *chosen, held=held)
     except CommunicatorError:
         raise
     except ArgumentError:

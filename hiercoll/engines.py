@@ -495,9 +495,9 @@ def _do(transfers: Sequence[Transfer]) -> None:
 
 
 class Native:
-    """The MPI library's own collective as an engine. As ``run`` on one rank may meet ``start`` on
-    another one where users hold a plan (``own``), both are the nonblocking collective there: MPI
-    does not match it with the blocking one."""
+    """The MPI library's own collective as an engine: run as the blocking call, or (``held``) as the nonblocking
+    one and a wait. Where users hold a plan, ``run`` on one rank may meet ``start`` on another one, and MPI
+    does not match the two."""
 
     def __init__(
         self,
@@ -505,15 +505,15 @@ class Native:
         nonblocking: Callable[..., MPI.Request],
         args: tuple[Any, ...],
         datatypes: list[MPI.Datatype],
-        own: bool,
+        held: bool,
     ) -> None:
-        self.run = self._start_and_wait if own else partial(blocking, *args)
-        self.start = partial(self._start, nonblocking, args)
+        self.run = self._start_and_wait if held else partial(blocking, *args)
+        self._begin = partial(nonblocking, *args)
         self._datatypes = datatypes
         self._request = MPI.REQUEST_NULL
 
-    def _start(self, nonblocking: Callable[..., MPI.Request], args: tuple[Any, ...]) -> None:
-        self._request = nonblocking(*args)
+    def start(self) -> None:
+        self._request = self._begin()
 
     def _start_and_wait(self) -> None:
         self.start()
@@ -531,3 +531,19 @@ class Native:
     def free(self) -> None:
         for datatype in self._datatypes:
             datatype.Free()
+
+
+class NativePersistent(Native):
+    """The MPI library's own persistent collective (MPI 4.1, 6.13). Making it is collective."""
+
+    def __init__(self, init: Callable[..., MPI.Prequest], args: tuple[Any, ...], datatypes: list[MPI.Datatype]) -> None:
+        self._made = init(*args)
+        super().__init__(lambda: None, lambda: self._made, (), datatypes, held=True)
+
+    def start(self) -> None:
+        self._made.Start()
+        self._request = self._made
+
+    def free(self) -> None:
+        self._made.Free()
+        super().free()

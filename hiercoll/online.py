@@ -1,9 +1,9 @@
 """Tuning while a program runs (``tune="online"``): its own calls try the candidates.
 
-Every candidate serves a few calls of a size; then all ranks agree on its time, and at last
-on the winner, which serves the calls that follow. A winner that cuts blocks into segments
-has their number tuned as Blink does (Wang et al. 2020, section 4.2): increased by factors
-while that helps, then decreased by steps.
+Native and the candidates serve calls in turns, and the fastest is selected. That one and native then serve
+calls in pairs, and it replaces native if these, which did not select it, show it faster beyond chance. A winner
+that cuts blocks into segments has their number tuned as Blink does (Wang et al. 2020, section 4.2), step by
+step: increased by factors while that helps, then decreased by steps.
 """
 
 from __future__ import annotations
@@ -13,42 +13,69 @@ from collections.abc import Callable, Generator, Sequence
 from statistics import median
 from typing import TypeAlias
 
+from hiercoll.statistics import is_faster
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.tuner import Spread
 
-CALLS = 3  # timed calls of each candidate, after a first that makes its plan
-REGIME_CALLS = 5  # the same, where only two are tried
+TURNS = 3  # timed calls of each candidate that select one, after a first that makes its plan
+PAIRS = 13  # of calls that decide between native and what was selected
+STEP_PAIRS = 6  # the same between two numbers of segments
 MOST_SEGMENTS = 64
 FIRST_PERIOD, LONGEST_PERIOD = 32, 256  # calls between two surveys
-GAIN = 1.1  # by which others must be faster than native, so that noise does not choose them
 SURE, FOR_GOOD = 128, sys.maxsize  # after how many calls between two surveys there is none any more
 
-Explorer: TypeAlias = "Generator[Variant, float, Variant]"
+Explorer: TypeAlias = "Generator[list[Variant], list[float], Variant]"
 
 
 def explore(candidates: Sequence[Variant]) -> Explorer:
-    """Yields what to try next, is sent its time, returns the fastest."""
-    best, least = candidates[0], float("inf")
-    for candidate in candidates:
-        seconds = yield candidate
-        if seconds < least:
-            best, least = candidate, seconds
-    if "segments" not in best.params:
-        return best
-    step = int(best.params["segments"])
+    """Yields what is to serve the next calls, in this order, is sent their times, returns what is to serve from
+    then on. The first candidate is native."""
+    native = candidates[0]
+    yield from _warm(candidates)
+    best = candidates[1] if len(candidates) == 2 else (yield from _select(candidates))
+    if best == native or not (yield from _is_better(best, native, PAIRS)):
+        return native
+    return (yield from _segment(best)) if "segments" in best.params else best
+
+
+def _warm(candidates: Sequence[Variant]) -> Generator[list[Variant], list[float], None]:
+    """A call of each, which makes its plan; its time says nothing."""
+    yield list(candidates)
+
+
+def _select(candidates: Sequence[Variant]) -> Explorer:
+    """The fastest, from some calls of each in turns, each turn beginning with another one."""
+    count = len(candidates)
+    order = [(turn + place) % count for turn in range(TURNS) for place in range(count)]
+    times = yield [candidates[index] for index in order]
+    medians = [median(time for at, time in zip(order, times, strict=True) if at == index) for index in range(count)]
+    return candidates[min(range(count), key=medians.__getitem__)]
+
+
+def _is_better(new: Variant, old: Variant, pairs: int) -> Generator[list[Variant], list[float], bool]:
+    """Whether calls in pairs, each variant first in every other pair, show ``new`` faster."""
+    times = yield [variant for pair in range(pairs) for variant in ((old, new) if pair % 2 else (new, old))]
+    firsts, seconds = times[::2], times[1::2]
+    ratios = [(a / b if pair % 2 else b / a) for pair, (a, b) in enumerate(zip(firsts, seconds, strict=True))]
+    return is_faster(ratios)
+
+
+def _segment(best: Variant) -> Explorer:
+    """The best number of segments."""
     while 2 * (step := int(best.params["segments"])) <= MOST_SEGMENTS:
-        more = _segmented(best, 2 * step)
-        seconds = yield more
-        if seconds >= least:
+        if not (yield from _step(more := _segmented(best, 2 * step), best)):
             break
-        best, least = more, seconds
+        best = more
     for segments in range(2 * step - 1, step, -max(1, step // 4)):
-        fewer = _segmented(best, segments)
-        seconds = yield fewer
-        if seconds >= least:
+        if not (yield from _step(fewer := _segmented(best, segments), best)):
             break
-        best, least = fewer, seconds
+        best = fewer
     return best
+
+
+def _step(new: Variant, best: Variant) -> Generator[list[Variant], list[float], bool]:
+    yield from _warm([new])
+    return (yield from _is_better(new, best, STEP_PAIRS))
 
 
 def _segmented(variant: Variant, segments: int) -> Variant:
@@ -56,28 +83,31 @@ def _segmented(variant: Variant, segments: int) -> Variant:
 
 
 class Trial:
-    """The calls of one size. ``agree`` gives the slowest rank's seconds; it is collective,
-    and all ranks make the same calls in the same order."""
+    """The calls of one size: native, the first of the ``candidates``, and the others. ``agree`` gives the slowest
+    rank's seconds of each of some calls; it is collective, and all ranks make the same calls in the same order."""
 
-    def __init__(self, candidates: Sequence[Variant], agree: Callable[[float], float], calls: int = CALLS) -> None:
-        self._calls = calls
+    def __init__(self, candidates: Sequence[Variant], agree: Callable[[Sequence[float]], list[float]]) -> None:
         self._explorer = explore(candidates)
         self._agree = agree
         self._times: list[float] = []
-        self.current = next(self._explorer)
+        self._next = next(self._explorer)
         self.winner: Variant | None = None
 
+    @property
+    def current(self) -> Variant:
+        """What serves the next call."""
+        return self.winner or self._next[len(self._times)]
+
     def note(self, seconds: float) -> None:
-        """The current candidate has served a call. Sets ``winner`` when all have been tried."""
+        """The current candidate has served a call. Sets ``winner`` when all is known."""
         self._times.append(seconds)
-        if len(self._times) <= self._calls:
+        if len(self._times) < len(self._next):
             return
-        agreed = self._agree(median(self._times[1:]))
-        self._times = []
+        agreed, self._times = self._agree(self._times), []
         try:
-            self.current = self._explorer.send(agreed)
+            self._next = self._explorer.send(agreed)
         except StopIteration as end:
-            self.winner = self.current = end.value
+            self.winner = end.value
 
 
 class Regime:
@@ -92,7 +122,7 @@ class Regime:
     def __init__(
         self,
         candidates: Callable[[Spread], Sequence[Variant]],
-        agree: Callable[[float], float],
+        agree: Callable[[Sequence[float]], list[float]],
         total: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
         self._candidates, self._agree, self._total = candidates, agree, total
@@ -113,12 +143,12 @@ class Regime:
 
     @property
     def _serves_native(self) -> bool:
-        return self.current.algorithm == NATIVE
+        return self.current.is_native
 
     def whole(self, own: Spread) -> Spread:
         """The blocks of all ranks, from those that each rank sends. Collective."""
         filled, small, nbytes, unfit = self._total([own.filled, own.small, own.nbytes, own.unfit])
-        return Spread(filled, small, nbytes, int(self._agree(own.most)), unfit)
+        return Spread(filled, small, nbytes, int(self._agree([own.most])[0]), unfit)
 
     def survey(self, own: Spread) -> None:
         """Decide on what serves the next calls, by the blocks that each rank sends. Collective."""
@@ -126,13 +156,13 @@ class Regime:
         if len(candidates) == 1:
             self._settle(candidates[0])
         else:
-            self.trial = Trial(candidates, self._agree, REGIME_CALLS)
+            self.trial = Trial(candidates, self._agree)
             self.current = self.trial.current
 
     def note(self, seconds: float) -> None:
         """A call has been served while several are tried. Collective."""
         assert self.trial is not None
-        self.trial.note(seconds if self._serves_native else GAIN * seconds)
+        self.trial.note(seconds)
         self.current = self.trial.current
         if self.trial.winner is not None:
             self._settle(self.trial.winner)

@@ -13,11 +13,13 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from math import inf, isfinite, log2
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.algorithms.registry import spelled
 from hiercoll.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.topology import Topology
@@ -25,18 +27,30 @@ from hiercoll.transports import AUTO, parse_transport
 
 FORMAT, VERSION = "hiercoll table", 1
 NATIVE = "native"
+NATIVE_FORMS = ("nonblocking", "persistent")  # besides the blocking one; the second for plans only
 PLACEMENTS = ("block", "cyclic", "irregular")
 MEMORIES = ("host", "cuda")
+# One call after a barrier; calls in a row; one call after other code and data: of public calls, and of held plans.
+TIMINGS = SINGLE, ROW, COLD, PLAN, PLAN_ROW, PLAN_COLD = (
+    "single", "row", "cold", "plan-single", "plan-row", "plan-cold"
+)  # fmt: skip
+OLD = "held plans in a row"  # the timing of figures that do not say theirs, native's too: not to be compared with calls
 TUNED = ("alltoall", "allgather", "alltoallv")  # collectives that tables are made for
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An algorithm with all its parameters, or ``native``; on devices, with the transport of its messages."""
+    """An algorithm with its parameters, on devices with the transport of its messages; or ``native``, the MPI library's
+    own blocking call (``form=nonblocking``: the nonblocking one and a wait; ``form=persistent``: for plans)."""
 
     algorithm: str
     params: Params = field(default_factory=dict)
     transport: str = AUTO
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is the MPI library's own call as a program makes it, the blocking one."""
+        return self.algorithm == NATIVE and not self.params
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -46,7 +60,7 @@ class Variant:
     def spelled(self, collective: str) -> str:
         """The name with those parameters that differ from the defaults, and the transport."""
         entry = REGISTRY.get(collective, {}).get(self.algorithm)
-        name = entry.spelled(self.params) if entry else self.algorithm
+        name = entry.spelled(self.params) if entry else f"{self.algorithm} {spelled(self.params)}".strip()
         return name if self.transport == AUTO else f"{name} {self.transport}"
 
     def record(self) -> dict[str, Any]:
@@ -62,10 +76,19 @@ class Choice:
     start: int
     variant: Variant
 
+    def record(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"from": self.start, **self.variant.record()}
+
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured of a variant: median and quartiles of ``samples`` times."""
+    """What was measured of a variant: median and quartiles of ``samples`` times.
+
+    ``timing``: of public calls one at a time ("single") or in a row ("row"), or of a held plan
+    ("plan-single", one start at a time). ``ranked``: measured anew after it had been selected, so that it can be
+    compared with others of its timing and size.
+    """
 
     size: int
     variant: Variant
@@ -73,11 +96,13 @@ class Figure:
     q1: float
     q3: float
     samples: int
+    timing: str = SINGLE
+    ranked: bool = True
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The choices for one collective in one setting.
+    """The choices for one collective in one setting, for calls and for ``plans`` (where none: as for calls).
 
     ``nodes`` are the numbers of ranks of the nodes, ``placement`` is `Topology.placement`,
     ``mpi`` the library's name and version, ``about`` where and when it was measured,
@@ -93,6 +118,7 @@ class Entry:
     figures: tuple[Figure, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
     links: Links = DEFAULT_LINKS
+    plans: tuple[Choice, ...] = ()
 
     @property
     def setting(self) -> tuple[object, ...]:
@@ -110,17 +136,33 @@ class Entry:
         """Whether it was made for this very layout, up to the order of nodes."""
         return layout_distance(self, topology) == (0.0, 0.0)
 
-    def choice(self, size: int) -> Variant:
-        """What is chosen for blocks of ``size`` bytes."""
-        at = bisect_right([choice.start for choice in self.choices], size) - 1
-        return self.choices[max(at, 0)].variant
+    def choice(self, size: int, *, held: bool = False) -> Variant:
+        """What is chosen for blocks of ``size`` bytes, in calls or (``held``) in plans."""
+        choices = (held and self.plans) or self.choices
+        at = bisect_right([choice.start for choice in choices], size) - 1
+        return choices[max(at, 0)].variant
 
     def measured(self, size: int) -> list[Figure]:
-        """The figures of the size nearest to ``size``, fastest first."""
-        if not self.figures:
+        """The figures of single calls that can be compared, of the size nearest to ``size``, fastest first."""
+        able = [figure for figure in self.figures if figure.ranked and figure.timing == SINGLE]
+        if not able:
             return []
-        near = min({figure.size for figure in self.figures}, key=lambda known: (_distance(known, size), known))
-        return sorted((figure for figure in self.figures if figure.size == near), key=lambda figure: figure.median)
+        near = min({figure.size for figure in able}, key=lambda known: (_distance(known, size), known))
+        return sorted((figure for figure in able if figure.size == near), key=lambda figure: figure.median)
+
+    def native_seconds(self, size: int) -> float | None:
+        """What a single call of the MPI library's own takes for blocks of ``size`` bytes, in between what was
+        measured (on logarithmic scales); None outside of that."""
+        known = sorted(
+            (figure.size, figure.median)
+            for figure in self.figures
+            if figure.variant.is_native and figure.ranked and figure.timing == SINGLE
+        )
+        for (below, less), (above, more) in pairwise([*known, *known[-1:]]):
+            if below <= size <= above and less > 0:
+                share = log2(size / below) / log2(above / below) if above > below else 0.0
+                return float(less * (more / less) ** share)
+        return None
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: one is read once and asked often
@@ -287,10 +329,10 @@ def _entry(reader: _Reader, value: Any, at: str) -> Entry:
             raise reader.wrong(where, "a number of ranks, at least 1", size)
     if not nodes:
         raise reader.wrong(f"{at}.nodes", "at least one node", [])
-    choices = [_choice(reader, each, where, collective) for where, each in reader.items(data, "choices", at)]
-    starts = [choice.start for choice in choices]
-    if not starts or starts != sorted(set(starts)):
-        raise reader.wrong(f"{at}.choices", "at least one, with growing 'from'", starts)
+    choices = _choices(reader, data, "choices", at, collective)
+    for number, choice in enumerate(choices):
+        if choice.variant == Variant(NATIVE, {"form": "persistent"}):
+            raise reader.wrong(f"{at}.choices[{number}].params", "no persistent form for calls", choice.variant.params)
     links = DEFAULT_LINKS
     if "links" in data:
         where, pairs = f"{at}.links", reader.mapping(data["links"], f"{at}.links")
@@ -301,10 +343,11 @@ def _entry(reader: _Reader, value: Any, at: str) -> Entry:
         memory=reader.one_of(data, "memory", at, MEMORIES),
         nodes=tuple(size for _, size in nodes),
         placement=reader.one_of(data, "placement", at, PLACEMENTS),
-        choices=tuple(choices),
+        choices=choices,
         figures=tuple(_figure(reader, each, where, collective) for where, each in reader.items(data, "figures", at)),
         about=reader.mapping(data.get("about", {}), f"{at}.about"),
         links=links,
+        plans=_choices(reader, data, "plans", at, collective) if "plans" in data else (),
     )
 
 
@@ -324,13 +367,21 @@ def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) ->
     except ArgumentError as error:
         raise reader.wrong(f"{at}.transport", error.expected, transport) from None
     if name == NATIVE:
-        if given:
-            raise reader.wrong(f"{at}.params", "none for native", given)
-        return Variant(NATIVE, {}, transport)
+        if given and (set(given) != {"form"} or given["form"] not in NATIVE_FORMS):
+            raise reader.wrong(f"{at}.params", f"none for native, or form: {' or '.join(NATIVE_FORMS)}", given)
+        return Variant(NATIVE, given, transport)
     try:
         return Variant(name, get_algorithm(collective, name).resolve(given), transport)
     except ArgumentError as error:
         raise reader.wrong(f"{at}.params", f"{error.argument}: {error.expected}", given) from None
+
+
+def _choices(reader: _Reader, data: dict[str, Any], name: str, at: str, collective: str) -> tuple[Choice, ...]:
+    choices = [_choice(reader, each, where, collective) for where, each in reader.items(data, name, at)]
+    starts = [choice.start for choice in choices]
+    if not starts or starts != sorted(set(starts)):
+        raise reader.wrong(f"{at}.{name}", "at least one, with growing 'from'", starts)
+    return tuple(choices)
 
 
 def _choice(reader: _Reader, value: Any, at: str, collective: str) -> Choice:
@@ -342,7 +393,11 @@ def _figure(reader: _Reader, value: Any, at: str, collective: str) -> Figure:
     data = reader.mapping(value, at)
     median, q1, q3 = (reader.seconds(data, name, at) for name in ("median", "q1", "q3"))
     size, samples = reader.whole(data, "size", at, 1), reader.whole(data, "samples", at, 1)
-    return Figure(size, _variant(reader, data, at, collective), median, q1, q3, samples)
+    timing = reader.one_of(data, "timing", at, (SINGLE, ROW, PLAN)) if "timing" in data else OLD
+    ranked = data.get("ranked", timing != OLD)
+    if not isinstance(ranked, bool):
+        raise reader.wrong(f"{at}.ranked", "true or false", ranked)
+    return Figure(size, _variant(reader, data, at, collective), median, q1, q3, samples, timing, ranked)
 
 
 def dump(table: Table) -> str:
@@ -361,7 +416,8 @@ def dump(table: Table) -> str:
             "placement": json.dumps(entry.placement),
             "about": json.dumps(entry.about),
             "links": json.dumps({"node": asdict(entry.links.node), "network": asdict(entry.links.network)}),
-            "choices": lines([{"from": choice.start, **choice.variant.record()} for choice in entry.choices]),
+            "choices": lines([choice.record() for choice in entry.choices]),
+            **({"plans": lines([choice.record() for choice in entry.plans])} if entry.plans else {}),
             "figures": lines([figure_record(figure) for figure in entry.figures]),
         }
         entries.append("  {\n" + ",\n".join(f'    "{name}": {text}' for name, text in data.items()) + "\n  }")
@@ -371,5 +427,7 @@ def dump(table: Table) -> str:
 
 def figure_record(figure: Figure) -> dict[str, Any]:
     """A figure as JSON data."""
-    rest = {"median": figure.median, "q1": figure.q1, "q3": figure.q3, "samples": figure.samples}
+    rest: dict[str, Any] = {"median": figure.median, "q1": figure.q1, "q3": figure.q3, "samples": figure.samples}
+    if figure.timing != OLD:
+        rest |= {"timing": figure.timing, "ranked": figure.ranked}
     return {"size": figure.size, **figure.variant.record(), **rest}

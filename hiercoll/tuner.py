@@ -75,7 +75,6 @@ CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
     ),
 }
 AGGREGATE = Variant("aggregate", {"form": "share", "window": 4})
-SURELY_SMALL = 512  # bytes of the mean block up to which it was always faster, see docs/performance.md
 EVEN = 4  # times the mean that the largest of an alltoallv's blocks may have to be like those of a table
 
 
@@ -139,22 +138,20 @@ class Decision:
 
 @lru_cache(maxsize=4096)
 def _decide(
-    collective: str, topology: Topology, block: int, inplace: bool, table: Table, mpi: str, memory: str
+    collective: str, topology: Topology, block: int, inplace: bool, table: Table, mpi: str, memory: str, held: bool
 ) -> Decision:
     if topology.size == 1 or not CANDIDATES.get(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if collective == "alltoallv" and (entry is None or not entry.is_for(topology)):
-        tried = f"a program's own calls try {AGGREGATE.algorithm}, plans take it, where blocks are small"
+        tried = f"a program's own calls try {AGGREGATE.algorithm} where blocks are small"
         return Decision(Variant(NATIVE), f"no table for alltoallv, {topology} and {mpi or 'this MPI library'}; {tried}")
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
-        if not ranked:
-            return Decision(Variant(NATIVE), "no algorithm can run here")
-        why = f"the cost model; no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
-        return Decision(ranked[0].variant, why, tuple(ranked))
+        why = f"no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
+        return Decision(Variant(NATIVE), f"{why}; of the others, the cost model says" if ranked else why, tuple(ranked))
     if entry.is_for(topology):
-        return _by_entry(entry, topology, block, inplace, table.source)
+        return _by_entry(entry, topology, block, inplace, table.source, held)
     return _by_neighbour(entry, topology, block, inplace, table.source)
 
 
@@ -167,14 +164,16 @@ def decide(
     table: Table | None = None,
     mpi: str = "",
     memory: str = "host",
+    held: bool = False,
 ) -> Decision:
-    """What ``algorithm="auto"`` runs for blocks of ``block`` bytes.
+    """What ``algorithm="auto"`` runs for blocks of ``block`` bytes, in calls or (``held``) in plans.
 
-    ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Deterministic in
-    its arguments, so all ranks that call it alike choose alike.
+    ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Without one it is the MPI library's own
+    collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try.
+    Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     inplace = inplace and collective != "alltoallv"  # of which what is in place is copied before
-    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory)
+    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held)
 
 
 class Spread(NamedTuple):
@@ -195,8 +194,8 @@ def uneven_choices(
     """native, and what may be faster, if anything, for an alltoallv with such blocks on all ranks together.
 
     A table says what that is where it was made for this layout and the blocks are like those it
-    was made with; it measured plans, so calls that are bound one by one have yet to try it.
-    Where nothing will be ``tried``, what comes last is taken.
+    was made with; other counts may have other needs, so that calls try it. Where nothing will be
+    ``tried``, in plans, what comes last is taken.
     """
     native = Variant(NATIVE)
     if topology.size == 1 or spread.unfit or 2 * spread.filled <= topology.size**2:
@@ -204,9 +203,9 @@ def uneven_choices(
     mean = spread.nbytes // spread.filled
     entry = table.find("alltoallv", mpi, "host", topology)
     if entry is not None and entry.is_for(topology) and spread.most <= EVEN * mean:
-        choice = entry.choice(mean)
-        return (native,) if choice.algorithm == NATIVE else (native, choice)
-    promising = 10 * spread.small > 9 * spread.filled and (tried or mean <= SURELY_SMALL)
+        choice = entry.choice(mean, held=not tried)
+        return (native,) if choice.is_native else (native, choice)
+    promising = tried and 10 * spread.small > 9 * spread.filled
     return (native, AGGREGATE) if promising else (native,)
 
 
@@ -221,14 +220,13 @@ def _able(collective: str, topology: Topology, block: int, inplace: bool, varian
     return (entry.in_place or not inplace) and entry.refusal(topology, variant.params) is None
 
 
-def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str) -> Decision:
+def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool) -> Decision:
     """By an entry for this very layout."""
     figures = [f for f in entry.measured(block) if _able(entry.collective, topology, block, inplace, f.variant)]
     ranking = tuple(Candidate(v.algorithm, v.params, f.median, 0.0, v.transport) for f in figures for v in [f.variant])
-    variant, why = entry.choice(block), f"{source}: measured for {entry.layout} with {entry.mpi}"
+    variant, why = entry.choice(block, held=held), f"{source}: measured for {entry.layout} with {entry.mpi}"
     if not _able(entry.collective, topology, block, inplace, variant):
-        variant = figures[0].variant if figures else Variant(NATIVE)
-        why += "; the choice cannot work in place, this is the next fastest"
+        variant, why = Variant(NATIVE), f"{why}; the choice there cannot work in place"
     return Decision(variant, why, ranking)
 
 

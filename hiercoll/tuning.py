@@ -1,10 +1,11 @@
 """Finding out what is fastest: the search behind ``hiercoll tune``.
 
-Per size, the cost model sets aside what is hopeless, and the rest takes part in successive
-halving (Jamieson, Talwalkar 2016): all are measured a little, the slow ones drop out, the
-others are measured more. ``native`` stays to the end, and is replaced only by what is faster
-beyond the noise, and again so some time later: machines have phases that favour one or the
-other. Between neighbouring sizes with different winners, sizes in between follow.
+Candidates are selected size by size: the cost model sets aside what is hopeless, and the rest takes part in
+successive halving (Jamieson, Talwalkar 2016): all are measured a little, the slow ones drop out, the others are
+measured more. Between neighbouring sizes with different favourites, sizes in between follow. When all sizes have their
+finalists, these are measured anew with native, in single calls and in rows. One replaces native if these samples,
+which did not select it, show it faster: beyond chance, with as many finalists and sizes as there were, and not
+slower in rows. What looks disturbed then is measured once more. Plans are treated alike, for themselves.
 Measuring is handed in as a callable; every decision is made from values that all ranks share.
 """
 
@@ -12,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
-from math import comb, isqrt, sqrt
-from statistics import median, quantiles
+from itertools import islice, pairwise
+from math import isqrt, sqrt
+from statistics import median
 from typing import Any, Protocol, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.cost import DEFAULT_LINKS, Links
-from hiercoll.tables import NATIVE, Choice, Figure, Variant
+from hiercoll.statistics import LEVEL, chance, discoveries, quartiles
+from hiercoll.tables import NATIVE, NATIVE_FORMS, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Figure, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES, Candidate, rank_by_model
@@ -30,28 +32,94 @@ RUNS = 30  # times the best prediction that it gets besides
 MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured variant may take
 LOOK = 2.0  # times the fastest at first look from which on a variant drops out
 ROUNDS = ((1, LOOK, 12), (2, 1.3, 7), (3, 1.15, 4))  # samples; slower than the best by which drops out; most that stay
-FEWEST, FINAL = 5, 21  # samples of those that are left, at least and (time permitting) at most
-STEADIER = 1.2  # times a variant's upper quartile from which on native's makes up for no gain in the median
-CERTAIN = 1.5  # times native's speed from which on a winner is not measured once more at the end
+FINALISTS = 2  # for calls, and for plans
+FEWEST, FINAL = 8, 21  # samples of finalists, at least and (time permitting) at most
+CLEARLY = 1.1  # times native's speed from which on a favourite makes for measurements between sizes
 CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
+FAR = 1.25  # times native's time at both neighbouring sizes from which on a size looks disturbed
+SELECTING, BETWEEN, DECIDING = 0.4, 0.5, 0.92  # of the budget is over when these are
 NATIVE_VARIANT = Variant(NATIVE)
+NONBLOCKING, PERSISTENT = (Variant(NATIVE, {"form": form}) for form in NATIVE_FORMS)
+
+Kind: TypeAlias = "tuple[object, ...]"
 
 
 class Contest(Protocol):
     """Measurements at one size."""
 
-    def look(self, index: int) -> float:
-        """Seconds of the variant with this number, about, from a few runs; infinite if it cannot run."""
+    def able(self, index: int, timing: str = SINGLE) -> bool:
+        """Whether the variant with this number can run so."""
 
-    def times(self, which: Sequence[int], samples: int) -> list[list[float]]:
-        """Seconds of the variants with these numbers, ``samples`` of each, taking turns."""
+    def look(self, index: int, timing: str = SINGLE) -> float:
+        """Its seconds, about, from a few runs; infinite if it cannot run."""
+
+    def cost(self, index: int, timing: str) -> float:
+        """Seconds that a sample takes, about."""
+
+    def times(self, which: Sequence[tuple[int, str]], turns: int) -> list[list[float]]:
+        """Seconds of these variants, timed so, ``turns`` samples of each, taking turns."""
 
     def close(self) -> None:
         """No more measurements."""
 
 
-Kind: TypeAlias = "tuple[object, ...]"
 Open: TypeAlias = "Callable[[str, int, Sequence[Variant]], Contest]"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What may be the best at a size, in calls and in plans, and what was measured to find that out."""
+
+    size: int
+    finalists: tuple[Variant, ...]
+    held: tuple[Variant, ...]
+    figures: tuple[Figure, ...]
+
+    @property
+    def favourite(self) -> Kind:
+        """What kind of variant seems clearly the fastest; native if none does."""
+        seconds = {figure.variant.key: figure.median for figure in self.figures}
+        native = NATIVE_VARIANT.key
+        if self.finalists and CLEARLY * seconds[self.finalists[0].key] < seconds[native]:
+            return _kind(self.finalists[0])
+        return _kind(NATIVE_VARIANT)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Selection:
+        """From JSON data. Raises KeyError or TypeError for what is none."""
+        finalists, held = (tuple(Variant(**each) for each in record[name]) for name in ("finalists", "held"))
+        figures = tuple(Figure(**{**each, "variant": Variant(**each["variant"])}) for each in record["figures"])
+        return cls(record["size"], finalists, held, figures)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found the best, of calls or of plans: with native's time over its own, and the probability that
+    chance made it look so."""
+
+    winner: Variant = NATIVE_VARIANT
+    gain: float = 1.0
+    chance: float = 1.0
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """What was found at a size, with the figures, those of single calls that can be compared first."""
+
+    size: int
+    calls: Verdict
+    plans: Verdict
+    figures: tuple[Figure, ...]
+    native: float  # seconds of native's single call
+
+    @property
+    def winner(self) -> Variant:
+        """What was found the best for calls."""
+        return self.calls.winner
 
 
 def variants(collective: str, topology: Topology) -> list[Variant]:
@@ -94,9 +162,9 @@ def variants(collective: str, topology: Topology) -> list[Variant]:
 class Search:
     """The search for one collective on one communicator.
 
-    ``open`` begins measurements at a size, ``clock`` gives seconds, the same on all ranks.
-    ``report`` is told each size as it is done; ``budget`` is in seconds from ``begin``.
-    ``transports`` are those that every variant is tried with.
+    ``open`` begins measurements at a size, ``clock`` gives seconds, the same on all ranks. ``note`` is told what
+    has been selected at a size, ``report`` what has been decided; ``done`` is what was noted before.
+    ``budget`` is in seconds from ``run``. ``transports`` are those that every variant is tried with.
     """
 
     collective: str
@@ -105,8 +173,9 @@ class Search:
     clock: Callable[[], float]
     budget: float
     links: Links = DEFAULT_LINKS
+    note: Callable[[Selection], None] = lambda selection: None
     report: Callable[[SizeResult], None] = lambda result: None
-    done: dict[int, SizeResult] = field(default_factory=dict)
+    done: dict[int, Selection] = field(default_factory=dict)
     transports: Sequence[str] = (AUTO,)
 
     def run(self, sizes: Sequence[int]) -> list[SizeResult]:
@@ -115,49 +184,29 @@ class Search:
         Of a budget that does not suffice for all, every size gets its share.
         """
         begin = self.clock()
-        left = [size for size in sorted(set(sizes)) if size not in self.done]
-        weights = {size: self._needed(size) for size in left}
-        share, with_between = 0.7, 0.85  # of the budget: for the sizes that were asked for, and with those between
-        while left:
-            size = left.pop(0)
-            rest = self.budget * share - (self.clock() - begin)
-            total = weights[size] + sum(weights[other] for other in left)
-            self._contest(size, max(0.0, rest * weights[size] / total), self._seeds(size))
-        for size in self._between():
-            rest = self.budget * with_between - (self.clock() - begin)
+        for size, seconds in self._shares([s for s in sizes if s not in self.done], begin + self.budget * SELECTING):
+            self._select(size, seconds)
+        for size in islice(self._between(), len(sizes)):
+            rest = begin + self.budget * BETWEEN - self.clock()
             if rest <= 0:
                 break
-            self._contest(size, min(rest, self._needed(size)), self._seeds(size), only_seeds=True)
-        self._look_again(self.budget - (self.clock() - begin))
-        return [self.done[size] for size in sorted(self.done)]
+            self._select(size, min(rest, self._needed(size)), only_seeds=True)
+        found: dict[int, SizeResult] = {}
+        for size, seconds in self._shares(list(self.done), begin + self.budget * DECIDING):
+            found[size] = self._decide(self.done[size], seconds)
+        doubtful = disturbed([found[size] for size in sorted(found)])
+        for size, seconds in self._shares(doubtful, begin + self.budget):
+            found[size] = self._decide(self.done[size], seconds)
+        return believed([found[size] for size in sorted(found)])
 
-    def _look_again(self, seconds: float) -> None:
-        """Measure winners that are not far ahead once more, now that time has passed; one that
-        is not faster again gives way to native."""
-        begin = self.clock()
-        doubtful = [
-            result
-            for result in self.done.values()
-            if result.winner.key != NATIVE_VARIANT.key and result.gain < CERTAIN and result.again is None
-        ]
-        for number, result in enumerate(doubtful, 1):
-            contest = self.open(self.collective, result.size, [NATIVE_VARIANT, result.winner])
-            natives: list[float] = []
-            own: list[float] = []
-            while self._go_on(len(own), begin + seconds * number / len(doubtful)):
-                for samples, more in zip((natives, own), contest.times((0, 1), 2), strict=True):
-                    samples += more
-            contest.close()
-            again = median(native / other for native, other in zip(natives, own, strict=True))
-            looked = replace(result, again=again)
-            if again <= 1.0 and not _steadier(natives, own):
-                looked = replace(looked, winner=NATIVE_VARIANT, gain=1.0)
-            self.done[result.size] = looked
-            self.report(looked)
-
-    def _go_on(self, samples: int, until: float) -> bool:
-        """Whether to take more samples: the fewest in any case, the most if time permits."""
-        return samples < FEWEST or (samples < FINAL and self.clock() < until)
+    def _shares(self, sizes: Iterable[int], until: float) -> Iterator[tuple[int, float]]:
+        """The sizes, ascending, each with its share of the seconds that are left until then."""
+        left = sorted(set(sizes))
+        weights = {size: self._needed(size) for size in left}
+        while left:
+            rest = max(0.0, until - self.clock())
+            yield left[0], rest * weights[left[0]] / sum(weights[size] for size in left)
+            del left[0]
 
     def _needed(self, size: int) -> float:
         """Seconds that measuring at a size takes, about."""
@@ -165,13 +214,13 @@ class Search:
         return FIXED + RUNS * (ranked[0].seconds if ranked else 0.0)
 
     def _between(self) -> Iterator[int]:
-        """Sizes in the middle of neighbours with different winners, while there are any; widest gap first."""
+        """Sizes in the middle of neighbours with different favourites, while there are any; widest gap first."""
         while True:
             known = sorted(self.done)
             gaps = [
                 (b / a, a, b)
                 for a, b in pairwise(known)
-                if b / a > CLOSE and self.done[a].winner.key != self.done[b].winner.key
+                if b / a > CLOSE and self.done[a].favourite != self.done[b].favourite
             ]
             middles = [(ratio, round(sqrt(a * b))) for ratio, a, b in gaps if a < round(sqrt(a * b)) < b]
             if not middles:
@@ -179,12 +228,12 @@ class Search:
             yield max(middles)[1]
 
     def _seeds(self, size: int) -> list[Variant]:
-        """The best three of each of the neighbouring sizes that are known."""
+        """The finalists of each of the neighbouring sizes that are known."""
         below = [self.done[max(known)]] if (known := [s for s in self.done if s < size]) else []
         above = [self.done[min(known)]] if (known := [s for s in self.done if s > size]) else []
-        return [figure.variant for result in below + above for figure in result.figures[:3]]
+        return [variant for each in below + above for variant in (*each.finalists, *each.held)]
 
-    def _field(self, size: int, seeds: Iterable[Variant], only_seeds: bool) -> tuple[list[Variant], int]:
+    def _field(self, size: int, only_seeds: bool) -> tuple[list[Variant], int]:
         """What may be measured, and how much of it is looked at first: native, the seeds, and of
         each kind of what the model does not find hopeless the one that it finds the best; in turns
         the fastest and that with the fewest messages at a time, since the model knows no contention."""
@@ -198,9 +247,9 @@ class Search:
             kinds.setdefault(_kind(each.variant), each)
         few_flows = sorted(kinds.values(), key=lambda each: each.flows)
         in_turns = [each.variant for pair in zip(kinds.values(), few_flows, strict=True) for each in pair]
-        found = self._transported([NATIVE_VARIANT, *(each.variant for each in promising)])
-        heads = [NATIVE_VARIANT, *seeds, *self._transported([NATIVE_VARIANT, *in_turns])]
-        first = {variant.key: variant for variant in heads}
+        heads = [NATIVE_VARIANT, NONBLOCKING, *self._seeds(size), *self._transported([NATIVE_VARIANT, *in_turns])]
+        first = {variant.key: variant for variant in heads if variant.key != PERSISTENT.key}
+        found = self._transported(each.variant for each in promising)
         rest = {variant.key: variant for variant in found if variant.key not in first}
         return [*first.values(), *rest.values()], len(first)
 
@@ -213,23 +262,16 @@ class Search:
             if variant.algorithm != NATIVE or transport in (AUTO, "staged")
         ]
 
-    def _contest(self, size: int, seconds: float, seeds: list[Variant], only_seeds: bool = False) -> None:
-        """Measure at one size for about ``seconds``."""
+    def _select(self, size: int, seconds: float, only_seeds: bool = False) -> None:
+        """Find the finalists of a size in about ``seconds``."""
         begin = self.clock()
-        chosen, heads = self._field(size, seeds, only_seeds)
+        chosen, heads = self._field(size, only_seeds)
         contest = self.open(self.collective, size, chosen)
-        samples: list[list[float]] = [[] for _ in chosen]
-        paired: list[list[float]] = [[] for _ in chosen]  # native's time in the same turn over that of the variant
-
-        def measure(which: list[int], count: int) -> None:
-            times = contest.times(which, count)
-            for position, index in enumerate(which):
-                samples[index] += times[position]
-                if which[0] == 0:
-                    paired[index] += [own / other for own, other in zip(times[0], times[position], strict=True)]
+        samples: dict[int, list[float]] = {}
+        looks: dict[int, float] = {}
 
         def so_far(index: int) -> float:
-            return median(samples[index]) if samples[index] else looks[index]
+            return median(samples[index]) if index in samples else looks[index]
 
         def look(which: Iterable[int], share: float) -> None:
             for index in which:
@@ -237,22 +279,54 @@ class Search:
                     break
                 looks[index] = contest.look(index)
 
-        looks: dict[int, float] = {}
         look(range(heads), 0.4)
         best = {_kind(chosen[index]) for index in sorted(list(looks)[1:], key=so_far)[:2]}
         look([index for index in range(heads, len(chosen)) if _kind(chosen[index]) in best], 0.5)
         alive = list(looks)
         for count, slower, most in ROUNDS:
             alive = _survivors(alive, so_far, slower, most)
-            if self.clock() - begin > 0.8 * seconds:
+            if samples and self.clock() - begin > 0.8 * seconds:
                 break
-            measure(alive, count)
-        alive = _survivors(alive, so_far, 1.06, 4)
-        while self._go_on(len(paired[0]), begin + seconds):
-            measure(alive, 2)
+            for index, row in zip(alive, contest.times([(index, SINGLE) for index in alive], count), strict=True):
+                samples.setdefault(index, []).extend(row)
         contest.close()
-        self.done[size] = _result(size, [(chosen[i], samples[i], paired[i]) for i in range(len(chosen)) if samples[i]])
-        self.report(self.done[size])
+        ranked = sorted(samples, key=so_far)
+        faster = [chosen[index] for index in ranked[: ranked.index(0)]]
+        others = [chosen[index] for index in ranked if chosen[index].algorithm != NATIVE]
+        figures = tuple(_figure(size, chosen[index], samples[index], SINGLE, ranked=False) for index in ranked)
+        finalists, held = tuple(faster[:FINALISTS]), (*others[:FINALISTS], PERSISTENT)
+        self.done[size] = Selection(size, finalists, held, figures)
+        self.note(self.done[size])
+
+    def _decide(self, selection: Selection, seconds: float) -> SizeResult:
+        """Measure native and the finalists anew in about ``seconds``, and say which is the best."""
+        begin, size = self.clock(), selection.size
+        both = {variant.key: variant for variant in (NATIVE_VARIANT, *selection.finalists, *selection.held)}
+        place, field = {key: index for index, key in enumerate(both)}, list(both.values())
+        contest = self.open(self.collective, size, field)
+        calls, plans = ([place[each.key] for each in some] for some in (selection.finalists, selection.held))
+        entries = [(index, timing) for index in (0, *calls) for timing in (SINGLE, ROW)]
+        if sum(contest.cost(*entry) for entry in entries) * FEWEST < seconds / 2:  # else plans take what calls take
+            plans = [index for index in plans if contest.able(index, PLAN)]
+            entries += [(index, timing) for index in (0, *plans) for timing in (PLAN, PLAN_ROW)]
+        else:
+            plans = []
+        times: dict[tuple[int, str], list[float]] = {entry: [] for entry in entries}
+        while (taken := len(times[0, SINGLE])) < FEWEST or (taken < FINAL and self.clock() - begin < seconds):
+            for entry, row in zip(entries, contest.times(entries, 2), strict=True):
+                times[entry] += row
+        contest.close()
+        figures = [
+            _figure(size, field[index], row, timing, ranked=True)
+            for (index, timing), row in times.items()
+            if timing in (SINGLE, ROW, PLAN)
+        ]
+        figures.sort(key=lambda figure: ((SINGLE, ROW, PLAN).index(figure.timing), figure.median))
+        verdict = _verdict(field, calls, times, (SINGLE, ROW))
+        plan = _verdict(field, plans, times, (PLAN, PLAN_ROW)) if plans else verdict
+        result = SizeResult(size, verdict, plan, (*figures, *selection.figures), median(times[0, SINGLE]))
+        self.report(result)
+        return result
 
 
 def _kind(variant: Variant) -> Kind:
@@ -271,86 +345,59 @@ def _survivors(alive: list[int], seconds: Callable[[int], float], slower: float,
     return [0, *sorted(able, key=seconds)[:most]]
 
 
-@dataclass(frozen=True)
-class SizeResult:
-    """What was found at a size: the winner, and the figures, the fastest first."""
-
-    size: int
-    winner: Variant
-    figures: tuple[Figure, ...]
-    gain: float  # native's time over the winner's
-    again: float | None = None  # the same some time later, where that was measured
-
-    def record(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> SizeResult:
-        """From JSON data. Raises KeyError or TypeError for what is no result."""
-        figures = tuple(Figure(**{**figure, "variant": Variant(**figure["variant"])}) for figure in record["figures"])
-        return cls(record["size"], Variant(**record["winner"]), figures, record["gain"], record["again"])
+def _figure(size: int, variant: Variant, times: Sequence[float], timing: str, *, ranked: bool) -> Figure:
+    q1, middle, q3 = quartiles(times)
+    return Figure(size, variant, middle, q1, q3, len(times), timing, ranked)
 
 
-def _result(size: int, measured: list[tuple[Variant, list[float], list[float]]]) -> SizeResult:
-    """Of what is better than native, what three in four samples show as the fastest: medians
-    alone do not tell what is now fast and now slow. Else native.
+def _verdict(
+    field: Sequence[Variant],
+    candidates: Sequence[int],
+    times: dict[tuple[int, str], list[float]],
+    timings: tuple[str, str],
+) -> Verdict:
+    """The fastest candidate that is faster than native, the first of the ``field``, beyond chance and not slower
+    in rows. Any of several would have been taken, so each has its share of the level."""
+    found = []
+    for index in candidates:
+        single, row = (
+            [native / own for native, own in zip(times[0, timing], times[index, timing], strict=True)]
+            for timing in timings
+        )
+        doubt = min(1.0, len(candidates) * chance(single))
+        if doubt <= LEVEL and median(single) > 1.0 and median(row) >= 1.0:
+            found.append((median(times[index, timings[0]]), index, Verdict(field[index], median(single), doubt)))
+    return min(found)[2] if found else Verdict()
 
-    Better is what is faster beyond the noise, or no slower in the median and clearly faster in
-    the upper quartile: an algorithm that floods a link may take the same time at one start and
-    five times as long at the next, as TCP falls behind.
-    """
-    figures: list[Figure] = []
-    most = max(len(times) for _, times, _ in measured)
-    for variant, times, _ in measured:
-        q1, middle, q3 = _quartiles(times)
-        figures.append(Figure(size, variant, middle, q1, q3, len(times)))
-    natives = measured[0][1]
-    finalists = [
-        number
-        for number, (figure, (_, times, ratios)) in enumerate(zip(figures, measured, strict=True))
-        if figure.variant.key != NATIVE_VARIANT.key
-        and 2 * figure.samples >= most
-        and (interval(ratios)[0] > 1.0 or (median(ratios) >= 1.0 and _steadier(natives, times)))
+
+def disturbed(results: Sequence[SizeResult]) -> list[int]:
+    """Sizes, of ascending results, that something else may have disturbed: one whose winner stands alone between
+    neighbours that agree, or at which native took far longer than at both."""
+    return [
+        here.size
+        for before, here, after in zip(results, results[1:], results[2:], strict=False)
+        if (before.winner.key == after.winner.key != here.winner.key)
+        or here.native > FAR * max(before.native, after.native)
     ]
-    winner, gain = NATIVE_VARIANT, 1.0
-    if finalists:
-        best = min(finalists, key=lambda number: figures[number].q3)
-        winner, gain = figures[best].variant, median(measured[best][2])
-    figures.sort(key=lambda figure: (2 * figure.samples < most, figure.median))
-    return SizeResult(size, winner, tuple(figures), gain)
 
 
-def _quartiles(times: list[float]) -> list[float]:
-    return quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+def believed(results: Sequence[SizeResult]) -> list[SizeResult]:
+    """Results with what may be chance, as so many sizes were looked at, left to native."""
+    chances = [verdict.chance for result in results for verdict in (result.calls, result.plans)]
+    sure = iter(discoveries(chances))
+    kept = [[verdict if next(sure) else Verdict() for verdict in (each.calls, each.plans)] for each in results]
+    return [replace(result, calls=calls, plans=plans) for result, (calls, plans) in zip(results, kept, strict=True)]
 
 
-def _steadier(natives: list[float], own: list[float]) -> bool:
-    """Whether native is clearly slower in its upper quartile."""
-    return _quartiles(natives)[2] > STEADIER * _quartiles(own)[2]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % confidence interval of the median of what ``values`` are samples of, without
-    assumptions about its distribution (order statistics; all values if there are few)."""
-    ordered, n = sorted(values), len(values)
-    tail, index = 0.0, 0
-    while index < n // 2:
-        tail += comb(n, index) / 2**n
-        if tail > 0.025:
-            break
-        index += 1
-    index = max(index - 1, 0)
-    return ordered[index], ordered[n - 1 - index]
-
-
-def choices(results: Sequence[SizeResult]) -> tuple[Choice, ...]:
-    """From which size on which winner is chosen: halfway, as a factor, between its first size and the one before."""
+def choices(results: Sequence[SizeResult], *, held: bool = False) -> tuple[Choice, ...]:
+    """From which size on which winner is chosen, in calls or (``held``) plans: halfway, as a factor, between its
+    first size and the one before."""
     found: list[Choice] = []
     before = 0
     for result in results:
-        if not found or result.winner.key != found[-1].variant.key:
+        winner = (result.plans if held else result.calls).winner
+        if not found or winner.key != found[-1].variant.key:
             start = round(sqrt(before * result.size)) if before else 1
-            found.append(Choice(max(start, before + 1), result.winner))
+            found.append(Choice(max(start, before + 1), winner))
         before = result.size
     return tuple(found)

@@ -55,7 +55,7 @@ def alltoallv(
     "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" (or what
     a table for this layout says) where the program's own calls have shown it to be faster:
     of every 32 to 256 calls the first is looked at, and if small blocks abound (or the table
-    says so), the next twelve try both; what has been native all the while stays so. Arrays
+    says so), the next 28 try both in turns; what has been native all the while stays so. Arrays
     are on the host.
 
     Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
@@ -97,14 +97,13 @@ def alltoallv_init(
 ) -> Plan:
     """A plan for `alltoallv` on these buffers with these counts; see `hiercoll.alltoall_init`.
 
-    "auto" looks at the blocks of all ranks: where most are empty it is native; where the largest
-    is at most four times the mean, what a table for this layout says; else "aggregate" if the
-    mean is at most 512 bytes and nine in ten are below ``LIMIT`` bytes; else native.
+    "auto" looks at the blocks of all ranks: where most are empty, or the largest is more than four
+    times the mean, or there is no table for this layout, it is native; else what the table says.
     """
     state = get_state(comm)
     if algorithm == "auto" and not params and not state.disabled:
         algorithm, params = chosen_for_good(state, sendbuf, recvbuf)
-    return alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit).plan(own=True)
+    return alltoallv_call(state, sendbuf, recvbuf, algorithm, params, limit, held=True).plan(own=True)
 
 
 def chosen_for_good(state: State, sendbuf: Any, recvbuf: Any) -> tuple[str, dict[str, Any]]:
@@ -117,7 +116,7 @@ def chosen_for_good(state: State, sendbuf: Any, recvbuf: Any) -> tuple[str, dict
 
 def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
     """A plan for `allgatherv` on these buffers with these counts; see `hiercoll.alltoall_init`."""
-    return allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params).plan(own=True)
+    return allgatherv_call(get_state(comm), sendbuf, recvbuf, algorithm, params, held=True).plan(own=True)
 
 
 _address = MPI.Get_address
@@ -275,12 +274,12 @@ def in_regime(state: State, sendbuf: Any, recvbuf: Any, native: Callable[[Any, A
     if not regime.left and regime.trial is None:
         _compare(state, "alltoallv")
         regime.survey(_looked_at(state, sendbuf, recvbuf))
-    begin, current = perf_counter(), regime.current.algorithm
-    if current == NATIVE and state.unwatched:
+    begin, current = perf_counter(), regime.current
+    if current.is_native and state.unwatched:
         progress.before_blocking()
         result = native(sendbuf, recvbuf)
     else:
-        result = serve_vector(state, "alltoallv", sendbuf, recvbuf, current, dict(regime.current.params))
+        result = serve_vector(state, "alltoallv", sendbuf, recvbuf, current.algorithm, dict(current.params))
     if regime.trial is not None:
         regime.note(perf_counter() - begin)
     else:
@@ -311,7 +310,7 @@ def spread_of(sizes: Sizes) -> Spread:
 def _native(state: State, sendbuf: Any, recvbuf: Any) -> Any:
     """The MPI library's own, without a look at the arguments. Raises as `alltoallv` does."""
     try:
-        state.comm.Alltoallv(sendbuf, recvbuf)
+        state.user.Alltoallv(sendbuf, recvbuf)
     except (TypeError, ValueError, KeyError, BufferError) as error:
         alltoallv_call(state, sendbuf, recvbuf, NATIVE, {}, LIMIT)  # says what is wrong
         raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), state.rank) from None
@@ -347,12 +346,18 @@ def _counts(state: State, spec: Any) -> list[int] | None:
 
 
 def alltoallv_call(
-    state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], limit: int = LIMIT
+    state: State,
+    sendbuf: Any,
+    recvbuf: Any,
+    algorithm: str,
+    params: dict[str, Any],
+    limit: int = LIMIT,
+    held: bool = False,
 ) -> Call:
-    """The call, if it is sound."""
+    """The call, if it is sound; for a plan that a user holds if ``held``."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), state.rank)
-    variant = state.choices.select_uneven("alltoallv", algorithm, params, 0, False)
+    variant = state.choices.select_uneven("alltoallv", algorithm, params, 0, False, held)
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
     received = side(state, into, state.size, "recvbuf")
     out = into
@@ -369,12 +374,14 @@ def alltoallv_call(
     return Call(state, work, sent, received, into.buffer, limit, _kinds(state, out, into))
 
 
-def allgatherv_call(state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any]) -> Call:
-    """The call, if it is sound."""
+def allgatherv_call(
+    state: State, sendbuf: Any, recvbuf: Any, algorithm: str, params: dict[str, Any], held: bool = False
+) -> Call:
+    """As `alltoallv_call`."""
     into = _read(state, vector_message, recvbuf, "recvbuf", state.size)
     received, inplace = side(state, into, state.size, "recvbuf"), is_in_place(sendbuf)
     mean = -(-int(received.sizes.sum()) // state.size)
-    variant = state.choices.select_uneven("allgatherv", algorithm, params, mean, inplace)
+    variant = state.choices.select_uneven("allgatherv", algorithm, params, mean, inplace, held)
     own, out = slice(state.rank, state.rank + 1), into
     if inplace:
         sent = Side(received.address, received.sizes[own], received.at[own], None)

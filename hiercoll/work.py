@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any, TypeAlias
 
 from hiercoll.algorithms import Params
+from hiercoll.tables import NATIVE
 from hiercoll.transports import DIRECT, Transport
 
 Key: TypeAlias = "tuple[Hashable, ...]"
@@ -56,6 +57,11 @@ class Work:
         self.collective, self.algorithm, self.params = collective, algorithm, params
         self.block, self.inplace, self.kind, self.transport = block, inplace, kind, transport
         self.key: Key = (collective, algorithm, tuple(params.items()), kind, transport, block, inplace)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is the MPI library's own call as a program makes it, the blocking one."""
+        return self.algorithm == NATIVE and not self.params
 
     @property
     def family(self) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.bench import buffers
 from hiercoll.cli.common import SizesType, parse_algorithm
+from hiercoll.measuring import buffers
 from hiercoll.units import format_size
 
 SECONDS = 2.0  # for each figure

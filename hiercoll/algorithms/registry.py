@@ -89,7 +89,7 @@ class Algorithm:
         if refusal is None and inplace and not self.in_place:
             refusal = "separate send and receive buffers"
         if refusal is not None:
-            got = f"{topology}, {'in place' if inplace else 'not in place'}, {_spelled(resolved)}"
+            got = f"{topology}, {'in place' if inplace else 'not in place'}, {spelled(resolved)}"
             raise ConstraintError(f"algorithm {self.name!r}", refusal, got, rank)
         schedule = self.function(topology, rank, **resolved)
         return in_place(schedule, self.collective) if inplace else schedule
@@ -117,10 +117,11 @@ class Algorithm:
 
     def spelled(self, params: Mapping[str, Value]) -> str:
         """The name with those parameters that differ from the defaults: ``bruck radix=4``."""
-        return f"{self.name} {_spelled(self.changed(params))}".strip()
+        return f"{self.name} {spelled(self.changed(params))}".strip()
 
 
-def _spelled(params: Mapping[str, Value]) -> str:
+def spelled(params: Mapping[str, Value]) -> str:
+    """Parameters in words: ``radix=4 order=ring``."""
     return " ".join(f"{name}={value}" for name, value in params.items())
 
 

@@ -181,6 +181,12 @@ def quiet_progress(comm: MPI.Intracomm, *columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=Console(stderr=True), auto_refresh=False, disable=comm.rank > 0)
 
 
+def wide_console(width: int = 140) -> Console:
+    """For tables: at least so wide. (Launchers give ranks a terminal of 80 columns, whatever the user's is.)"""
+    console = Console()
+    return console if console.width >= width else Console(width=width)
+
+
 class Together:
     """What all ranks do: an error that all have is told once, an error of one ends the job."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.table import Table
+from rich.table import Table as Grid
 
 import hiercoll
 from hiercoll.algorithms import get_algorithm
@@ -26,14 +25,15 @@ from hiercoll.cli.common import (
     memory_option,
     parse_algorithm,
     quiet_progress,
+    wide_console,
     world,
 )
 from hiercoll.errors import ArgumentError
-from hiercoll.tables import NATIVE, TUNED
+from hiercoll.tables import NATIVE, NATIVE_FORMS, ROW, SINGLE, TIMINGS, TUNED, Variant
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from hiercoll.bench import Bench, Result, Subject
+    from hiercoll.bench import Bench, Result
 
 
 @main.command()
@@ -54,13 +54,23 @@ if TYPE_CHECKING:
     show_default=True,
     help=f"{SIZES_HELP}.",
 )
+@click.option(
+    "--timing",
+    "timings",
+    type=click.Choice(TIMINGS),
+    multiple=True,
+    default=(SINGLE, ROW),
+    show_default=True,
+    help="single: one call after a barrier; row: calls in a row; cold: after other code and data; of public calls, or "
+    "of held plans. May be repeated.",
+)
 @click.option("--samples", "-n", type=click.IntRange(1), help="Samples per algorithm and size. Default: see --seconds.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=0.3,
     show_default=True,
-    help="Time for each algorithm and size, about.",
+    help="Time for each algorithm, size and timing, about.",
 )
 @memory_option("; cuda binds each rank to a device")
 @click.option(
@@ -81,6 +91,7 @@ def bench(
     collective: str,
     algorithms: tuple[str, ...],
     sizes: list[int],
+    timings: tuple[str, ...],
     samples: int | None,
     seconds: float,
     memory: str,
@@ -93,19 +104,21 @@ def bench(
 ) -> None:
     """Compare algorithms with each other and the MPI library; under mpiexec or srun.
 
-    Data are checked on every size before they are timed. Times are those of the slowest
-    rank, the median over samples that take turns; a sample is some runs in a row.
+    native is the program's own call, comm.Alltoall or the like; the others are public calls of hiercoll. Data
+    are checked on every size before they are timed. Times are those of the slowest rank, the median over samples
+    that take turns.
     """
     comm = world()
     with Together(comm):
         from hiercoll import bench as b
+        from hiercoll.measuring import arrays_of
 
         if json_file and comm.rank == 0:
             json_file.open("a").close()  # not after all the measurements
         if table:
             hiercoll.configure(comm, table=table)
-        arrays = b.arrays_of(comm, memory)
-        runner = b.Bench(comm, seconds=seconds, samples=samples, rate=link_rate, top=top, arrays=arrays)
+        options: dict[str, Any] = {"seconds": seconds, "samples": samples, "timings": timings, "rate": link_rate}
+        runner = b.Bench(comm, **options, top=top, arrays=arrays_of(comm, memory))
         about = b.provenance(comm, runner.topology, memory) | {"link_rate": link_rate}
         if transports and collective == "alltoallv":
             raise ArgumentError("--transport", "none with alltoallv", ", ".join(transports))
@@ -119,10 +132,10 @@ def bench(
                         file.writelines(json.dumps(b.record(result, about)) + "\n" for result in results)
 
 
-def _with_transports(subjects: list[Subject], transports: tuple[str, ...], collective: str) -> list[Subject]:
+def _with_transports(subjects: list[Variant], transports: tuple[str, ...], collective: str) -> list[Variant]:
     """native first (and the control last) as they are, and everything else with each transport, if
     the collective knows them."""
-    from hiercoll.bench import CONTROL
+    from hiercoll.measuring import CONTROL
 
     if not transports or collective == "alltoallv":
         return subjects
@@ -131,61 +144,98 @@ def _with_transports(subjects: list[Subject], transports: tuple[str, ...], colle
     return [subjects[0], *own, *last]
 
 
-def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> list[Subject]:
+def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> list[Variant]:
     """native first, then what was asked for, or everything. Raises ArgumentError."""
     from hiercoll import bench as b
 
     subjects = b.default_subjects(collective)
     if algorithms:
-        given = [b.Subject(*parse_algorithm(text)) for text in algorithms]
+        given = [Variant(*parse_algorithm(text)) for text in algorithms]
         for subject in given:
-            if subject.algorithm not in (NATIVE, "auto"):
+            if subject.algorithm == NATIVE and subject.params.get("form") in NATIVE_FORMS:
+                continue
+            if subject.params or subject.algorithm not in (NATIVE, "auto"):
                 get_algorithm(collective, subject.algorithm).resolve(subject.params)
-        subjects = [b.Subject(NATIVE, {}), *(subject for subject in given if subject.algorithm != NATIVE)]
-    return [*subjects, b.Subject(b.CONTROL, {})] if control else subjects
+        subjects = [b.NATIVE_VARIANT, *(subject for subject in given if not subject.is_native)]
+    return [*subjects, b.CONTROL_VARIANT] if control else subjects
 
 
-def _bench_one(runner: Bench, collective: str, subjects: list[Subject], sizes: list[int]) -> list[Result]:
+def _bench_one(runner: Bench, collective: str, subjects: list[Variant], sizes: list[int]) -> list[Result]:
     with quiet_progress(runner.comm, TextColumn(collective), BarColumn(), MofNCompleteColumn()) as progress:
         task = progress.add_task("", total=len(sizes))
         return list(runner.run(collective, subjects, sizes, lambda: progress.update(task, advance=1, refresh=True)))
 
 
 def _print_results(collective: str, results: list[Result], about: dict[str, Any]) -> None:
-    """Median times by subject and size, the winner of each size named."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    sizes = list(dict.fromkeys(result.size for result in results))
-    best = {size: min((r for r in results if r.size == size), key=lambda r: r.median) for size in sizes}
+    """By timing: what a program gets with "auto" beside its own call; then the others."""
+    console = wide_console()
     virtual = " (virtual nodes)" if about["virtual_nodes"] else ""
     per = {"alltoall": "bytes per pair", "allgather": "bytes per rank"}.get(collective, "mean bytes per pair, uniform")
-    table = Table(
-        title=f"{collective}: us (spread of the middle half), {per}; {about['ranks']} ranks as "
-        f"{about['layout']}{virtual}; {about['mpi']}",
-        title_justify="left",
-    )
+    console.print(f"\n{collective}, {per}; {about['ranks']} ranks as {about['layout']}{virtual}; {about['mpi']}")
+    for timing in dict.fromkeys(result.timing for result in results):
+        mine = [result for result in results if result.timing == timing]
+        autos = [result for result in mine if result.subject.algorithm == "auto"]
+        if autos:
+            _print_auto(console, autos, mine)
+        if len(mine) > 2 * len(autos):
+            _print_others(console, collective, mine)
+
+
+def _describe(timing: str) -> str:
+    what = "held plans" if timing.startswith("plan") else "public calls"
+    ways = {SINGLE: f"{what}, one at a time", ROW: f"{what} in a row"}
+    return ways.get(timing.removeprefix("plan-"), f"{what}, one at a time, after other code and data")
+
+
+def _gain(result: Result) -> str:
+    """Native's time over this one's, with the interval where there is one."""
+    if result.gain is None:
+        return ""
+    known = result.gain_low is not None and result.gain_high is not None
+    return f"{result.gain:.2f}" + (f" ({result.gain_low:.2f} to {result.gain_high:.2f})" if known else "")
+
+
+def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> None:
+    """What a program that calls hiercoll gets, size by size, beside what it had."""
+    grid = Grid(title=f"auto, {_describe(autos[0].timing)}", title_justify="left")
+    for column in ("size", "native", "auto", "native/auto (95 %)", "native/native", "auto is"):
+        grid.add_column(column, justify="left" if column == "auto is" else "right", no_wrap=True)
+    for auto in autos:
+        here = [result for result in mine if result.size == auto.size]
+        native = next((result for result in here if result.subject.is_native), None)
+        control = next((result for result in here if result.subject.algorithm == "control"), None)
+        chosen = auto.chosen.spelled(auto.collective) if auto.chosen else ""
+        grid.add_row(
+            format_size(auto.size),
+            format_time(native.median) if native else "",
+            format_time(auto.median),
+            _gain(auto),
+            _gain(control) if control else "",
+            f"{chosen}: native is the best known here" if chosen == NATIVE else chosen,
+        )
+    console.print(grid)
+
+
+def _print_others(console: Console, collective: str, mine: list[Result]) -> None:
+    """Median times by subject and size; what is faster than native beyond chance is said, and nothing else."""
+    sizes = list(dict.fromkeys(result.size for result in mine))
+    title = f"microseconds, {_describe(mine[0].timing)}; + faster than native beyond chance, - slower"
+    table = Grid(title=title, title_justify="left")
     table.add_column("algorithm")
     for size in sizes:
         table.add_column(format_size(size), justify="right", no_wrap=True)
-    for subject in dict.fromkeys(str(result.subject) for result in results):
-        row = {r.size: r for r in results if str(r.subject) == subject}
-        cells = []
-        for size in sizes:
-            r = row.get(size)
-            text = f"{r.median * 1e6:.1f} ({(r.q3 - r.q1) * 1e6:.0f})" if r else "-"
-            cells.append(f"[bold]{text}[/bold]" if r is best[size] else text)
-        table.add_row(subject, *cells)
-    bounds = {r.size: r.bound for r in results if r.bound is not None}
-    if bounds:
-        table.add_row("the links' bound", *(f"{bounds[size] * 1e6:.1f}" if size in bounds else "-" for size in sizes))
-    console.print(table)
-    for size in sizes:
-        native = next(r for r in results if r.size == size and str(r.subject) == NATIVE)
-        won = best[size]
-        gain = f", {won.gain or 0:.2f}x native" + ("" if (won.gain_low or 0) > 1 else " (within the noise)")
-        click.echo(
-            f"{collective} {format_size(size):>5}: {won.subject} wins with {format_time(won.median)}"
-            + (gain if won is not native else "")
+    for name in dict.fromkeys(result.name for result in mine if result.subject.algorithm not in ("auto", "control")):
+        row = {result.size: result for result in mine if result.name == name}
+        marks = {1: " +", 0: "  ", -1: " -"}
+        table.add_row(
+            name,
+            *(f"{r.median * 1e6:.1f}{marks[r.clear]}" if (r := row.get(size)) else "-  " for size in sizes),
         )
+    bounds = {r.size: r.bound for r in mine if r.bound is not None}
+    if bounds:
+        cells = (f"{bounds[size] * 1e6:.1f}  " if size in bounds else "-  " for size in sizes)
+        table.add_row("the links' bound", *cells)
+    console.print(table)
 
 
 @main.command()

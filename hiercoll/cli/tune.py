@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,28 @@ from hiercoll.cli.common import (
     measured,
     memory_option,
     quiet_progress,
+    wide_console,
     world,
 )
 from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
-from hiercoll.tables import NATIVE, TUNED, Entry, Table, Variant, dump, environment_table, load
+from hiercoll.tables import (
+    NATIVE,
+    OLD,
+    PLAN,
+    SINGLE,
+    TUNED,
+    Choice,
+    Entry,
+    Table,
+    Variant,
+    dump,
+    environment_table,
+    load,
+)
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import decide
-from hiercoll.tuning import Search, SizeResult, choices
+from hiercoll.tuning import Search, Selection, SizeResult, choices
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -80,8 +93,10 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, memory: str, fresh: bool) -> None:
     """Measure what is fastest here and write a table; under mpiexec or srun.
 
-    Slow candidates drop out early, and sizes between two winners are tried until the
-    crossover is found. An interrupted run goes on from OUTPUT.part.
+    Public calls are measured one at a time, as programs make them. Slow candidates drop out early, and
+    sizes between two winners are tried until the crossover is found. What is left replaces native where new
+    samples show it faster, beyond chance, and not slower in rows of calls; plans likewise. An
+    interrupted run goes on from OUTPUT.part.
     """
     comm = world()
     with Together(comm):
@@ -99,10 +114,11 @@ def _tune(
 ) -> None:
     from hiercoll import bench as b
     from hiercoll.communicator import from_root
+    from hiercoll.measuring import arrays_of
 
     if sizes and min(sizes) < 1:
         raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))
-    runner = b.Bench(comm, arrays=b.arrays_of(comm, memory))
+    runner = b.Bench(comm, arrays=arrays_of(comm, memory))
     about = b.provenance(comm, runner.topology, memory)
     notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
     kept = from_root(comm, lambda: load(output) if output.exists() else Table())
@@ -113,12 +129,16 @@ def _tune(
     with quiet_progress(comm, *columns) as progress:
         for number, name in enumerate(names):
             wanted = sizes or SizesType().convert(SIZES[name], None, None)
-            task = progress.add_task(f"tuning {name}", total=len(set(wanted)), found="")
+            task = progress.add_task(f"tuning {name}", total=2 * len(set(wanted)), found="")
+
+            def note(selection: Selection, name: str = name, task: Any = task) -> None:
+                if notes is not None:
+                    notes.add(name, selection)
+                found = f"{format_size(selection.size)}: {len(selection.finalists)} may be faster than native"
+                progress.update(task, advance=1, found=found, refresh=True)
 
             def report(result: SizeResult, name: str = name, task: Any = task) -> None:
-                if notes is not None:
-                    notes.add(name, result)
-                found = f"{format_size(result.size)}: {result.winner.spelled(name)}, {result.gain:.2f}x native"
+                found = f"{format_size(result.size)}: {result.winner.spelled(name)}, {result.calls.gain:.2f}x native"
                 progress.update(task, advance=1, found=found, refresh=True)
 
             done = comm.bcast(notes.done(name) if notes is not None else None)
@@ -130,6 +150,7 @@ def _tune(
                 runner.clock,
                 rest / (len(names) - number),
                 links,
+                note,
                 report,
                 done,
                 transports,
@@ -158,11 +179,12 @@ def _entry(
         figures=tuple(figure for result in results for figure in result.figures),
         about=about,
         links=links,
+        plans=choices(results, held=True),
     )
 
 
 class _Notes:
-    """What has been measured so far, a line per size, so that an interrupted run can go on."""
+    """What has been selected so far, a line per size, so that an interrupted run can go on."""
 
     def __init__(self, path: Path, about: dict[str, Any], fresh: bool) -> None:
         self._path = path
@@ -180,20 +202,20 @@ class _Notes:
         except (OSError, ValueError):
             return None
 
-    def add(self, collective: str, result: SizeResult) -> None:
+    def add(self, collective: str, selection: Selection) -> None:
         """Note a size."""
-        line = {"collective": collective, **result.record()}
+        line = {"collective": collective, **selection.record()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def done(self, collective: str) -> dict[int, SizeResult]:
+    def done(self, collective: str) -> dict[int, Selection]:
         """The sizes noted; a line that was cut off is left out."""
         found = {}
         for line in self._path.read_text(encoding="utf-8").splitlines()[1:]:
             try:
                 data = json.loads(line)
                 if data["collective"] == collective:
-                    found[data["size"]] = SizeResult.of(data)
+                    found[data["size"]] = Selection.of(data)
             except (ValueError, KeyError, TypeError):
                 continue
         return found
@@ -204,40 +226,50 @@ class _Notes:
 
 
 def _print_summary(entries: Iterable[Entry]) -> None:
-    """Tables in words: per entry, the choices and what they gain at the sizes measured."""
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    """Tables in words: per entry, the choices for calls and for plans, and what they gain at the sizes measured."""
+    console = wide_console()
     for entry in entries:
-        date = f"; {entry.about['date']}" if "date" in entry.about else ""
-        grid = Grid(
-            title=f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory{date}",
-            title_justify="left",
-        )
-        for column, justify in (
-            ("from", "right"),
-            ("algorithm", "left"),
-            ("measured at", "right"),
-            ("time", "right"),
-            ("middle half", "right"),
-            ("native", "right"),
-            ("gain", "right"),
-        ):
-            grid.add_column(column, justify=justify)  # type: ignore[arg-type]
-        for number, choice in enumerate(entry.choices):
-            end = entry.choices[number + 1].start if number + 1 < len(entry.choices) else None
-            rows = _rows(entry, choice.start, end, choice.variant)
-            first = [format_size(choice.start), choice.variant.spelled(entry.collective)]
-            for row in rows or [["", "", "", "", ""]]:
-                grid.add_row(*first, *row)
-                first = ["", ""]
-        console.print(grid)
+        _print_choices(console, entry, entry.choices, SINGLE)
+        if entry.plans:
+            _print_choices(console, entry, entry.plans, PLAN)
 
 
-def _rows(entry: Entry, start: int, end: int | None, variant: Variant) -> list[list[str]]:
-    """What was measured of a choice in its range."""
+def _print_choices(console: Console, entry: Entry, chosen: Sequence[Choice], timing: str) -> None:
+    """The choices for calls, or for plans. Of what was measured otherwise, the times are left out."""
+    date = f"; {entry.about['date']}" if "date" in entry.about else ""
+    old = any(figure.timing == OLD for figure in entry.figures)
+    how = f"made from {OLD}: tune again" if old else f"{'plans' if timing == PLAN else 'calls'}, one at a time"
+    grid = Grid(
+        title=f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory, {how}{date}",
+        title_justify="left",
+    )
+    for column, justify in (
+        ("from", "right"),
+        ("algorithm", "left"),
+        ("measured at", "right"),
+        ("time", "right"),
+        ("middle half", "right"),
+        ("native's call", "right"),
+        ("gain", "right"),
+    ):
+        grid.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for number, choice in enumerate(chosen):
+        end = chosen[number + 1].start if number + 1 < len(chosen) else None
+        rows = _rows(entry, choice.start, end, choice.variant, timing)
+        first = [format_size(choice.start), choice.variant.spelled(entry.collective)]
+        for row in rows or [["", "", "", "", ""]]:
+            grid.add_row(*first, *row)
+            first = ["", ""]
+    console.print(grid)
+
+
+def _rows(entry: Entry, start: int, end: int | None, variant: Variant, timing: str) -> list[list[str]]:
+    """What was measured of a choice in its range, beside native's single call."""
     rows = []
-    for size in sorted({f.size for f in entry.figures if start <= f.size and (end is None or f.size < end)}):
-        here = {f.variant.key: f for f in entry.figures if f.size == size}
-        own, native = here.get(variant.key), here.get((NATIVE,))
+    ranked = [figure for figure in entry.figures if figure.ranked]
+    for size in sorted({f.size for f in ranked if start <= f.size and (end is None or f.size < end)}):
+        here = {(f.variant.key, f.timing): f for f in ranked if f.size == size}
+        own, native = here.get((variant.key, timing)), here.get(((NATIVE,), SINGLE))
         if own is None:
             continue
         gain = f"{native.median / own.median:.2f}x" if native and own is not native else ""
@@ -271,7 +303,8 @@ def table_check(files: tuple[Path, ...]) -> None:
     for file in files:
         try:
             entries = load(file).entries
-            click.echo(f"{file}: good, {len(entries)} entries")
+            old = any(figure.timing == OLD for entry in entries for figure in entry.figures)
+            click.echo(f"{file}: good, {len(entries)} entries" + (f", made from {OLD}: tune again" if old else ""))
         except TableError as error:
             wrong += 1
             click.echo(str(error), err=True)
@@ -329,8 +362,9 @@ def table_diff(one: Path, other: Path) -> None:
 )
 @memory_option()
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
+@click.option("--plan", "held", is_flag=True, help="For a plan, as of alltoall_init.")
 def explain(
-    collective: str, size: int, layout: str, table_file: Path | None, mpi: str, memory: str, inplace: bool
+    collective: str, size: int, layout: str, table_file: Path | None, mpi: str, memory: str, inplace: bool, held: bool
 ) -> None:
     """What "auto" chooses for a size and layout, why, and the runners-up."""
     found = load(table_file) if table_file else environment_table()
@@ -340,7 +374,7 @@ def explain(
         mpi = names[0] if len(names) == 1 else ""
         if len(names) > 1:
             raise ArgumentError("--mpi", f"one of {', '.join(names)}", "nothing")
-    decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory)
+    decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held)
     click.echo(f"{collective} of {format_size(size)} on {topology}: {decision.variant.spelled(collective)}")
     click.echo(f"by {decision.reason}")
     best = decision.ranking[0].seconds if decision.ranking else 0.0

@@ -20,11 +20,11 @@ import hiercoll
 from hiercoll import DeviceError, DeviceMemoryError, cuda
 from hiercoll.algorithms import REGISTRY
 from hiercoll.api import place_of
-from hiercoll.bench import buffers
 from hiercoll.buffers import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.kernel import ELEMENTS
 from hiercoll.lifetime import get_state
+from hiercoll.measuring import buffers
 from hiercoll.schedule import RECV, SEND, Region
 
 try:

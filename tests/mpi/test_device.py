@@ -17,7 +17,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda, executor
 from hiercoll.algorithms import REGISTRY
-from hiercoll.bench import Bench, Contest, DataError, Subject, buffers
+from hiercoll.bench import Bench
 from hiercoll.buffers import BlockLayout, HostMemory, Memory, Reduction
 from hiercoll.communicator import mpi_library
 from hiercoll.cuda.binding import bind
@@ -26,6 +26,7 @@ from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
 from hiercoll.errors import PlanError, TransportWarning
 from hiercoll.executor import Binding
 from hiercoll.lifetime import get_state
+from hiercoll.measuring import Contest, DataError, buffers
 from hiercoll.memories import takes_device_memory
 from hiercoll.schedule import Get
 from hiercoll.tables import Choice, Entry, Table, Variant
@@ -413,7 +414,7 @@ def test_bench_and_tuning(device: LateDevice, on_layout: Callable[[str], MPI.Int
     """Benchmarks and the search on device memory; the table's choice, with its transport, is what "auto" runs."""
     comm = on_layout(f"1x{SIZE}")
     bench = Bench(comm, seconds=0.05, arrays=LateArrays(device))
-    subjects = [Subject("native", {}), Subject("scatter_destination", {}), Subject("bruck", {}, "staged:2")]
+    subjects = [Variant("native"), Variant("scatter_destination"), Variant("bruck", {}, "staged:2")]
     results = list(bench.run("alltoall", subjects, [64, 1000]))
     assert [str(result.subject) for result in results[:3]] == ["native", "scatter_destination", "bruck staged:2"]
     transports = bench.transports()
@@ -440,7 +441,7 @@ def test_bench_finds_wrong_data(device: LateDevice, comm: MPI.Intracomm, monkeyp
     """Not only on the host."""
     monkeypatch.setattr(LateArrays, "fill", lambda self, array, value: None)
     monkeypatch.setattr(DeviceCopy, "start", lambda self: None)
-    subjects = [Subject("native", {}), Subject("scatter_destination", {})]
+    subjects = [Variant("native"), Variant("scatter_destination")]
     with pytest.raises(DataError):
         list(Bench(comm, seconds=0.05, arrays=LateArrays(device)).run("alltoall", subjects, [64]))
 

@@ -18,10 +18,11 @@ from test_dropin import Strided
 import hiercoll
 from hiercoll import dropin
 from hiercoll.algorithms import get_algorithm
-from hiercoll.bench import Bench, Contest, Subject
+from hiercoll.bench import Bench
 from hiercoll.cli import main
 from hiercoll.communicator import mpi_library
 from hiercoll.lifetime import get_state
+from hiercoll.measuring import Contest
 from hiercoll.tables import Choice, Entry, Table, Variant, dump, load
 from hiercoll.tuning import Search, variants
 
@@ -132,7 +133,7 @@ def test_contest_runs_every_variant(on_layout: OnLayout) -> None:
     topology = hiercoll.get_topology(comm)
     for collective in ("alltoall", "allgather"):
         for variant in variants(collective, topology):
-            contest = Contest(comm, collective, [Subject(variant.algorithm, variant.params)], 24)
+            contest = Contest(comm, collective, [variant], 24)
             assert contest.able(0)
             contest.close()
 

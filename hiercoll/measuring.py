@@ -1,0 +1,299 @@
+"""Times of collectives, taken as programs meet them.
+
+A `Contest` measures several variants of a collective on the same data in one run, taking turns in an order
+that changes from turn to turn. ``native`` is the user's blocking call on the user's communicator, through mpi4py;
+everything else is a public call of hiercoll, or a plan of it where that is said. The data of each are checked with
+unique tokens before it is timed. A figure is the slowest rank's, call by call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import inf
+from random import Random
+from time import perf_counter
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import cuda
+from hiercoll.api import Plan
+from hiercoll.errors import ConstraintError, HiercollError
+from hiercoll.lifetime import get_state
+from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
+from hiercoll.transports import AUTO
+
+Bytes = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.int64]
+Call: TypeAlias = "Callable[[], object]"
+Entry: TypeAlias = "tuple[int, str]"  # number of a variant, and the timing
+POISON = 0xA5
+CONTROL = "control"  # native once more, under another name, to show what noise looks like
+MOST = {SINGLE: 10, ROW: 50, COLD: 3}  # calls in a sample
+LEAST = {SINGLE: 1, ROW: 2, COLD: 1}
+SAMPLE = 0.03  # seconds of a sample, so long as that is not more calls
+LONG = 0.1  # seconds from which on a call counts as long
+SETTLED = 32  # calls after which "auto" has tried what there is to try for blocks of uneven sizes
+CACHES = 16 << 20  # bytes that are written between cold calls
+
+
+class DataError(HiercollError):
+    """An algorithm delivered wrong data."""
+
+
+def tokens(source: int, target: int, size: int) -> Bytes:
+    """``size`` bytes that no other (source, target) pair has from 8 bytes on; as different as
+    so few bytes can be below."""
+    words = np.arange(-(-size // 8), dtype=np.uint64)
+    words += np.uint64((source << 44) + (target << 24))
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # one to one, and every bit changes every byte
+        words ^= words >> np.uint64(31)
+        words *= np.uint64(factor)
+    words ^= words >> np.uint64(31)
+    return words.view(np.uint8)[:size]
+
+
+@lru_cache(maxsize=1)  # asked for by every call of a size
+def block_sizes(size: int, ranks: int) -> Counts:
+    """Bytes of the blocks of an alltoallv from each rank (row) to each: uniform, with mean ``size``. Read-only."""
+    sizes = np.random.default_rng(size).integers(0, 2 * size + 1, (ranks, ranks))
+    sizes.flags.writeable = False
+    return sizes
+
+
+def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, Bytes]:
+    """A send buffer filled with tokens, and the receive buffer that is expected."""
+    peers = range(ranks)
+    if collective == "alltoallv":
+        sizes = block_sizes(size, ranks)
+        send = np.concatenate([tokens(rank, peer, sizes[rank, peer]) for peer in peers])
+        return send, np.concatenate([tokens(peer, rank, sizes[peer, rank]) for peer in peers])
+    if collective == "alltoall":
+        send = np.concatenate([tokens(rank, peer, size) for peer in peers])
+        return send, np.concatenate([tokens(peer, rank, size) for peer in peers])
+    return tokens(rank, 0, size).copy(), np.concatenate([tokens(peer, 0, size) for peer in peers])
+
+
+class Arrays(Protocol):
+    """Arrays in the memory that is measured."""
+
+    kind: str
+
+    def put(self, values: Bytes) -> Any:
+        """A new array with these values."""
+
+    def fill(self, array: Any, value: int) -> None:
+        """Overwrite every byte."""
+
+    def get(self, array: Any) -> Any:
+        """The values, on the host, as bytes in a NumPy array."""
+
+
+class HostArrays:
+    """NumPy's."""
+
+    kind = "host"
+
+    def put(self, values: Bytes) -> Any:
+        """See `Arrays`."""
+        return values.copy()
+
+    def fill(self, array: Any, value: int) -> None:
+        """See `Arrays`."""
+        array[:] = value
+
+    def get(self, array: Any) -> Any:
+        """See `Arrays`."""
+        return array
+
+
+def arrays_of(comm: MPI.Intracomm, memory: str) -> Arrays:
+    """Arrays of a kind of memory: "host", or "cuda", for which each rank is bound to a device
+    of its host. Collective. Raises DeviceError without CuPy, or a device."""
+    if memory == "host":
+        return HostArrays()
+    cuda.bind(comm)
+    made: Arrays = cuda.arrays()
+    return made
+
+
+class OtherWork:
+    """What a program does between its calls: other data in the caches, other code."""
+
+    def __init__(self) -> None:
+        self._data = np.zeros(CACHES // 8)
+        self._names = {f"name {number}": [number, str(number)] for number in range(200)}
+        self._matrix = np.eye(48) + 0.1
+
+    def __call__(self) -> None:
+        self._data += 1.0
+        text = json.dumps(json.loads(json.dumps(self._names)), sort_keys=True)
+        zlib.compress(re.sub(r"name (\d+)", r"\1", text).encode())
+        np.linalg.solve(self._matrix, self._matrix[0])
+
+
+@dataclass
+class _Subject:
+    """One way to run a variant, and the seconds that a call of it takes, about."""
+
+    call: Call
+    plan: Plan | None = None
+    once: float = inf
+
+
+class Contest:
+    """Several variants on the same data, taking turns. All methods are collective.
+
+    ``variants`` may name "auto" and, besides ``native``, the "control", which is the same call.
+    Each is made, and its data checked, when it is first needed. All work on the arrays ``send`` and ``recv``.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        collective: str,
+        variants: Sequence[Variant],
+        size: int,
+        *,
+        sample: float = SAMPLE,
+        arrays: Arrays | None = None,
+    ) -> None:
+        self.comm, self.collective, self.variants, self.size = comm, collective, variants, size
+        self._plain: MPI.Intracomm = getattr(comm, "plain", comm)
+        self._state = get_state(comm)
+        self._sample = sample
+        self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
+        self._arrays = arrays or HostArrays()
+        values, self._expected = buffers(collective, size, comm.rank, comm.size)
+        self.send, self.recv = self._arrays.put(values), self._arrays.put(np.full_like(self._expected, POISON))
+        self._subjects: dict[tuple[int, bool], _Subject | None] = {}
+        self._other = OtherWork()
+        if collective == "alltoallv":
+            self._state.forget_choices()  # those made for blocks of other sizes
+
+    def able(self, index: int, timing: str = SINGLE) -> bool:
+        """Whether that variant can run so here. Raises DataError if it delivers wrong data."""
+        return self._subject(index, timing) is not None
+
+    def look(self, index: int, timing: str = SINGLE) -> float:
+        """Seconds of one run, about; infinite if the variant cannot run here. Raises DataError."""
+        subject = self._subject(index, timing)
+        return subject.once if subject else inf
+
+    def cost(self, index: int, timing: str) -> float:
+        """Seconds that a sample takes, about."""
+        return self.look(index, timing) * (self._calls(index, timing) if self.able(index, timing) else 0)
+
+    def times(self, which: Sequence[Entry], turns: int) -> list[list[float]]:
+        """Seconds of these variants, timed so, ``turns`` samples of each; infinite where one cannot run.
+
+        A sample is the median of some single calls, or the mean of a row of them; of each call, or row, the
+        slowest rank's time counts.
+        """
+        able = [(place, *entry) for place, entry in enumerate(which) if self.able(*entry)]
+        shape = {place: self._calls(index, timing) for place, index, timing in able}
+        taken: dict[int, list[list[float]]] = {place: [] for place in shape}
+        for _ in range(turns):
+            for place, index, timing in self._order.sample(able, len(able)):
+                taken[place].append(self._take(index, timing, shape[place]))
+        own = np.array([time for rows in taken.values() for row in rows for time in row])
+        slowest = np.empty_like(own)
+        self.comm.Allreduce(own, slowest, op=MPI.MAX)
+        result, at = [[inf] * turns for _ in which], 0
+        for place, rows in taken.items():
+            for turn, row in enumerate(rows):
+                result[place][turn] = float(np.median(slowest[at : at + len(row)]))
+                at += len(row)
+        return result
+
+    def close(self) -> None:
+        """Free the plans."""
+        for subject in self._subjects.values():
+            if subject and subject.plan:
+                subject.plan.free()
+
+    def _take(self, index: int, timing: str, calls: int) -> list[float]:
+        """This rank's seconds of each of some calls, or of one in the mean of a row."""
+        subject, way, barrier = self._subject(index, timing), timing.removeprefix("plan-"), self.comm.Barrier
+        assert subject is not None
+        call = subject.call
+        if way == ROW:
+            barrier()
+            begin = perf_counter()
+            for _ in range(calls):
+                call()
+            return [(perf_counter() - begin) / calls]
+        times = []
+        for _ in range(calls):
+            if way == COLD:
+                self._other()
+            barrier()
+            begin = perf_counter()
+            call()
+            times.append(perf_counter() - begin)
+        return times
+
+    def _calls(self, index: int, timing: str) -> int:
+        """How many of them make a sample."""
+        way = timing.removeprefix("plan-")
+        return max(LEAST[way], min(MOST[way], round(self._sample / max(self.look(index, timing), 1e-6))))
+
+    def _subject(self, index: int, timing: str) -> _Subject | None:
+        key = (index, timing.startswith("plan"))
+        if key not in self._subjects:
+            self._subjects[key] = None
+            with suppress(ConstraintError):
+                subject = self._make(self.variants[index], held=key[1])
+                if subject is not None:
+                    self._check(subject, self.variants[index])
+                self._subjects[key] = subject
+        return self._subjects[key]
+
+    def _make(self, variant: Variant, *, held: bool) -> _Subject | None:
+        """How it is run; None for what exists for plans only. Raises ConstraintError."""
+        algorithm = NATIVE if variant.algorithm == CONTROL else variant.algorithm
+        buffers: tuple[Any, Any] = (self.send, self.recv)
+        if self.collective == "alltoallv":
+            sizes = block_sizes(self.size, self.comm.size)
+            buffers = ([self.send, sizes[self.comm.rank]], [self.recv, sizes[:, self.comm.rank].copy()])
+        if algorithm == NATIVE and not variant.params and not held and self._arrays.kind == "host":
+            return _Subject(partial(getattr(self._plain, self.collective.capitalize()), *buffers))
+        given = {"algorithm": algorithm, **variant.params}
+        if variant.transport != AUTO:
+            given["transport"] = variant.transport
+        if held:
+            plan = getattr(hiercoll, f"{self.collective}_init")(self.comm, *buffers, **given)
+            return _Subject(plan, plan)
+        if algorithm == NATIVE and variant.params.get("form") == "persistent":
+            return None
+        return _Subject(partial(getattr(hiercoll, self.collective), self.comm, *buffers, **given))
+
+    def _check(self, subject: _Subject, variant: Variant) -> None:
+        """Run it three times with its data checked (once if it takes long): the last for how long one takes in a
+        row. Raises DataError."""
+        settling = variant.algorithm == "auto" and self.collective == "alltoallv" and subject.plan is None
+        for count in (SETTLED if settling else 1, 1, 4):
+            self._arrays.fill(self.recv, POISON)
+            self.comm.Barrier()
+            begin = perf_counter()
+            for _ in range(count):
+                subject.call()
+            seconds = (perf_counter() - begin) / count
+            mine = np.array([seconds, np.count_nonzero(self._arrays.get(self.recv) != self._expected)])
+            most = np.empty_like(mine)
+            self.comm.Allreduce(mine, most, op=MPI.MAX)
+            if most[1]:
+                what = f"{self.collective} {variant.spelled(self.collective)} with blocks of {self.size} bytes"
+                raise DataError(f"{what}: up to {most[1]:.0f} wrong bytes on a rank")
+            subject.once = float(most[0])
+            if subject.once > LONG:
+                break
