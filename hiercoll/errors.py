@@ -84,6 +84,10 @@ class TableWarning(UserWarning):
     """The tuning table that the environment names cannot be used."""
 
 
+class NativeWarning(UserWarning):
+    """A form of the MPI library's own collective delivers wrong data; it is left out of what is compared."""
+
+
 class TransportWarning(UserWarning):
     """A transport that was asked for cannot be used here; another one is."""
 

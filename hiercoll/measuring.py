@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import cuda
 from hiercoll.api import Plan
-from hiercoll.errors import ConstraintError, HiercollError
+from hiercoll.errors import ConstraintError, HiercollError, NativeWarning
 from hiercoll.lifetime import get_state
 from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
 from hiercoll.transports import AUTO
@@ -189,6 +190,14 @@ class Contest:
         subject = self._subject(index, timing)
         return subject.once if subject else inf
 
+    def call(self, index: int) -> Call:
+        """What runs that variant once, as a public call. Raises ConstraintError where it cannot run here."""
+        subject = self._subject(index, SINGLE)
+        if subject is None:
+            name = self.variants[index].spelled(self.collective)
+            raise ConstraintError(name, "what can run here", str(self._state.topology), self.comm.rank)
+        return subject.call
+
     def cost(self, index: int, timing: str) -> float:
         """Seconds that a sample takes, about."""
         return self.look(index, timing) * (self._calls(index, timing) if self.able(index, timing) else 0)
@@ -252,11 +261,27 @@ class Contest:
         if key not in self._subjects:
             self._subjects[key] = None
             with suppress(ConstraintError):
-                subject = self._make(self.variants[index], held=key[1])
-                if subject is not None:
-                    self._check(subject, self.variants[index])
-                self._subjects[key] = subject
+                self._subjects[key] = self._checked(self.variants[index], held=key[1])
         return self._subjects[key]
+
+    def _checked(self, variant: Variant, *, held: bool) -> _Subject | None:
+        """How it is run, with its data checked; None for what cannot. Raises DataError and ConstraintError."""
+        subject = self._make(variant, held=held)
+        if subject is None:
+            return None
+        try:
+            self._check(subject, variant)
+        except DataError as error:
+            if variant.algorithm != NATIVE or not variant.params:
+                raise
+            if self.comm.rank == 0:  # as Intel MPI 2021.18 does in persistent allgathers, from the second start on
+                warnings.warn(
+                    NativeWarning(f"{error}: {self._state.library} is not to be trusted with that form"), stacklevel=2
+                )
+            if subject.plan is not None:
+                subject.plan.free()
+            return None
+        return subject
 
     def _make(self, variant: Variant, *, held: bool) -> _Subject | None:
         """How it is run; None for what exists for plans only. Raises ConstraintError."""

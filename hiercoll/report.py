@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hiercoll.bench import provenance
+from hiercoll.communicator import State
 from hiercoll.dropin import Collectives
 from hiercoll.lifetime import get_state, get_topology
-from hiercoll.messages import block_message, is_in_place, vector_message
+from hiercoll.messages import block_message, vector_message
 from hiercoll.requests import Driven
-from hiercoll.tables import NATIVE, TUNED
+from hiercoll.tables import NATIVE
 
 BLOCKING = {"Alltoall": "alltoall", "Alltoallv": "alltoallv", "Allgather": "allgather", "Allgatherv": "allgatherv"}
 RETURNING = {
@@ -43,7 +44,8 @@ class Site:
     seconds: float = 0.0
     waited: float = 0.0  # for ranks that came later, if that was measured
     native: float = 0.0  # what the MPI library's own would have taken, by the table
-    estimated: int = 0  # calls of which the table knows that
+    compared: float = 0.0  # seconds of those calls of which the table knows that
+    estimated: int = 0  # their number
     ran: Counter[str] = field(default_factory=Counter)
 
 
@@ -108,18 +110,12 @@ class Recorder:
             ran = state.last.partition(" ")[2] or NATIVE
             nbytes = _received(collective, recvbuf, state.size)
             self._add(site, collective, nbytes, begin, seconds, ran)
-            native = self._native(state, collective, nbytes // state.size, is_in_place(sendbuf))
+            native = native_seconds(state, collective, nbytes // state.size)
             if native is not None:
-                site.native, site.estimated = site.native + native, site.estimated + 1
+                site.native, site.compared = site.native + native, site.compared + seconds
+                site.estimated += 1
 
         return call
-
-    def _native(self, state: Any, collective: str, block: int, inplace: bool) -> float | None:
-        """Seconds that the table says native takes, if it says so."""
-        if collective not in TUNED or not block:
-            return None
-        ranking = state.choices.decide(collective, block, inplace).ranking
-        return next((candidate.seconds for candidate in ranking if candidate.algorithm == NATIVE), None)
 
     def gather(self, comm: MPI.Intracomm) -> list[dict[str, Any]] | None:
         """On rank 0 a record for each site, those that took longest first. Collective."""
@@ -132,7 +128,7 @@ class Recorder:
             ran: Counter[str] = sum((site.ran for site in own), Counter())
             times = {
                 name: {"most": max(values), "median": float(np.median(values)), "least": min(values)}
-                for name in ("seconds", "waited", "native")
+                for name in ("seconds", "waited", "native", "compared")
                 for values in [[getattr(site, name) for site in own]]
             }
             records.append(
@@ -165,6 +161,15 @@ class Recorder:
             trace.write_text(json.dumps({"traceEvents": _events(events)}) + "\n")
 
 
+def native_seconds(state: State, collective: str, block: int) -> float | None:
+    """Seconds of native's single call by a table for this very layout; None outside of what was measured there,
+    as blocks of uneven sizes are, of which a table knows one distribution."""
+    if collective not in ("alltoall", "allgather"):
+        return None
+    entry = state.choices.table.find(collective, state.library, "host", state.topology)
+    return entry.native_seconds(block) if entry is not None and entry.is_for(state.topology) else None
+
+
 def _received(collective: str, recvbuf: Any, size: int) -> int:
     """Bytes that a call receives."""
     if "alltoallv" in collective or "allgatherv" in collective:
@@ -190,12 +195,15 @@ def _print(records: list[dict[str, Any]], sync: bool, file: Path) -> None:
     table = Table(title="hiercoll: collectives by call site (times: the slowest rank)", box=None)
     for name in ("where", "collective"):
         table.add_column(name)
-    for name in ("calls", "bytes per call", "seconds", *(["waited"] if sync else []), "native, by the table"):
+    times = ("seconds", *(["waited"] if sync else []), "of calls compared", "native's, by the table")
+    for name in ("calls", "bytes per call", *times):
         table.add_column(name, justify="right")
     table.add_column("ran")
     for record in records:
         least, most = record["bytes_per_call"]
-        native = f"{record['native']['most']:.3g}" if record["estimated_calls"] else "not known"
+        compared = [
+            f"{record[name]['most']:.3g}" if record["estimated_calls"] else "" for name in ("compared", "native")
+        ]
         table.add_row(
             "/".join(record["site"].split("/")[-2:]),
             record["collective"],
@@ -203,7 +211,7 @@ def _print(records: list[dict[str, Any]], sync: bool, file: Path) -> None:
             str(most) if least == most else f"{least}-{most}",
             f"{record['seconds']['most']:.3g}",
             *([f"{record['waited']['most']:.3g}"] if sync else []),
-            native,
+            *compared,
             ", ".join(record["ran"]),
         )
     console = Console(stderr=True, width=160)

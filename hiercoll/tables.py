@@ -26,6 +26,7 @@ from hiercoll.topology import Topology
 from hiercoll.transports import AUTO, parse_transport
 
 FORMAT, VERSION = "hiercoll table", 1
+MODEL = "model"  # in place of a table's name
 NATIVE = "native"
 NATIVE_FORMS = ("nonblocking", "persistent")  # besides the blocking one; the second for plans only
 PLACEMENTS = ("block", "cyclic", "irregular")
@@ -35,6 +36,7 @@ TIMINGS = SINGLE, ROW, COLD, PLAN, PLAN_ROW, PLAN_COLD = (
     "single", "row", "cold", "plan-single", "plan-row", "plan-cold"
 )  # fmt: skip
 OLD = "held plans in a row"  # the timing of figures that do not say theirs, native's too: not to be compared with calls
+WAYS = {SINGLE: "one at a time", ROW: "in a row", COLD: "one at a time, after other code and data"}
 TUNED = ("alltoall", "allgather", "alltoallv")  # collectives that tables are made for
 
 
@@ -167,10 +169,12 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)  # compared by identity: one is read once and asked often
 class Table:
-    """Entries, each for another setting; ``source`` says where they come from."""
+    """Entries, each for another setting; ``source`` says where they come from. Where there is none, the MPI
+    library's own collective runs or, with ``by_model``, what the cost model finds the fastest."""
 
     entries: tuple[Entry, ...] = ()
     source: str = ""
+    by_model: bool = False
 
     def find(self, collective: str, mpi: str, memory: str, topology: Topology) -> Entry | None:
         """The most specific entry: of this MPI library (the same version if there is one),
@@ -195,6 +199,12 @@ class Table:
             if mine is None or str(entry.about.get("date", "")) >= str(mine.about.get("date", "")):
                 entries[entry.setting] = entry
         return Table(tuple(entries.values()), self.source)
+
+
+def describe_timing(timing: str) -> str:
+    """A timing in words."""
+    way = WAYS.get(timing.removeprefix("plan-"))
+    return timing if way is None else f"{'held plans' if timing.startswith('plan') else 'public calls'}, {way}"
 
 
 def layout_distance(entry: Entry, topology: Topology) -> tuple[float, float]:
@@ -234,7 +244,9 @@ def environment_table() -> Table:
 
 
 def load(path: str | Path) -> Table:
-    """The table in a file. Raises TableError, which names the file and the field."""
+    """The table in a file; for "model", none, and the cost model. Raises TableError, which names file and field."""
+    if str(path) == MODEL:
+        return Table(source="the cost model", by_model=True)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -148,8 +148,11 @@ def _decide(
         return Decision(Variant(NATIVE), f"no table for alltoallv, {topology} and {mpi or 'this MPI library'}; {tried}")
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
-        why = f"no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
-        return Decision(Variant(NATIVE), f"{why}; of the others, the cost model says" if ranked else why, tuple(ranked))
+        if ranked and table.by_model:
+            return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
+        why = f"default: no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
+        why += "; what the cost model says of hiercoll's own:" if ranked else ""
+        return Decision(Variant(NATIVE), why, tuple(ranked))
     if entry.is_for(topology):
         return _by_entry(entry, topology, block, inplace, table.source, held)
     return _by_neighbour(entry, topology, block, inplace, table.source)

@@ -2,9 +2,9 @@
 
     scripts/lab run --layout 4x8 --env ENVIRONMENT -- python scripts/cpu.py alltoall 64,4K ALGORITHM...
 
-Prints for native and each ALGORITHM (name:parameter=value,..) the time of a call, the share
-of it in which the host's processors were busy, and, per rank and call, the time on a
-processor and how often it was given up, by itself (yielding, waiting) and by force.
+Prints for native, the program's own call, and for public calls of each ALGORITHM (name:parameter=value,..), all
+in a row, the time of a call, the share of it in which the host's processors were busy, and, per rank and call, the
+time on a processor and how often it was given up, by itself (yielding, waiting) and by force.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
-import hiercoll
 from hiercoll.cli.common import SizesType, parse_algorithm
-from hiercoll.measuring import buffers
+from hiercoll.measuring import Contest
+from hiercoll.tables import Variant
 from hiercoll.units import format_size
 
 SECONDS = 2.0  # for each figure
@@ -39,29 +39,21 @@ def main() -> None:
     parser.add_argument("algorithms", nargs="*")
     args = parser.parse_args()
     comm, processors = MPI.COMM_WORLD, os.cpu_count() or 1
-    init = hiercoll.alltoall_init if args.collective == "alltoall" else hiercoll.allgather_init
     if comm.rank == 0:
         print(
             "| size | algorithm | us | busy | us on a processor | given up | by force |\n|---|---|---|---|---|---|---|"
         )
     for size in SizesType().convert(args.sizes, None, None):
-        send, expected = buffers(args.collective, size, comm.rank, comm.size)
         for text in ("native", *args.algorithms):
-            name, params = parse_algorithm(text)
-            with init(comm, send, np.empty_like(expected), algorithm=name, **params) as plan:
-                for _ in range(3):
-                    plan()
-                comm.Barrier()
-                begin = perf_counter()
-                for _ in range(5):
-                    plan()
-                runs = comm.bcast(max(5, int(SECONDS / ((perf_counter() - begin) / 5))))
-                comm.Barrier()
-                before, usage, begin = busy(), getrusage(RUSAGE_SELF), perf_counter()
-                for _ in range(runs):
-                    plan()
-                after, took = getrusage(RUSAGE_SELF), perf_counter() - begin
-                share = (busy() - before) / took / processors
+            contest = Contest(comm, args.collective, [Variant(*parse_algorithm(text))], size)
+            call, once = contest.call(0), contest.look(0)
+            runs = max(5, int(SECONDS / once))
+            comm.Barrier()
+            before, usage, begin = busy(), getrusage(RUSAGE_SELF), perf_counter()
+            for _ in range(runs):
+                call()
+            after, took = getrusage(RUSAGE_SELF), perf_counter() - begin
+            share = (busy() - before) / took / processors
             mine = [
                 (after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime) * 1e6,
                 after.ru_nvcsw - usage.ru_nvcsw,

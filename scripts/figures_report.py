@@ -1,9 +1,10 @@
-"""The tables of docs/performance.md from what scripts/figures has measured.
+"""The figures of docs/performance.md, from the records that scripts/figures and others have left.
 
     python scripts/figures_report.py FOLDER [--into docs/performance.md]
 
-Reads FOLDER/bench-*.jsonl and the tuning tables beside them, prints Markdown, and with
---into puts it between the marks in that file.
+Reads FOLDER (bench-*.jsonl with the tuning tables beside them, native-*, overhead-*, uneven-*.jsonl) and
+building.jsonl and memory.jsonl of the folder above. Prints Markdown, section by section; with --into puts each
+between its marks in that file. Exits with 1 where a record is missing that a section needs.
 """
 
 from __future__ import annotations
@@ -12,182 +13,371 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hiercoll.algorithms import REGISTRY
-from hiercoll.tables import load
+from hiercoll.tables import ROW, SINGLE, Variant, describe_timing, load
 from hiercoll.units import format_size
 
-BEGIN, END = "<!-- lab figures: begin -->", "<!-- lab figures: end -->"
-PAPER = {"alltoall": ("hierarchical", "eager"), "allgather": ("hierarchical",)}
-TARGETS = {("alltoall", ""): 1.4, ("alltoall", "4x8"): 1.7, ("allgather", ""): 1.7, ("allgather", "4x8"): 2.2}
+MARGIN = 0.95  # native/hiercoll that "never slower" allows
+WANTED = {"alltoall": {"all": 1.4, "4x8": 1.7}, "allgather": {"all": 1.7, "4x8": 2.2}}  # geometric means
 EFFICIENT = (("4x4", "4x4:cyclic", "5+3+4"), 0.9), (("4x8",), 0.8)  # of the bound, from 4 KiB on
-
+TIMINGS = (SINGLE, ROW)
 Record = dict[str, Any]
 
 
+class MissingError(Exception):
+    """There is no record for a section."""
+
+
+def records(folder: Path, pattern: str) -> list[Record]:
+    """The lines of all files of that name. Raises MissingError."""
+    found = [
+        json.loads(line)
+        for file in sorted(folder.glob(pattern))
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    if not found:
+        raise MissingError(f"{folder}: no {pattern}; run scripts/figures")
+    return found
+
+
+@dataclass(frozen=True)
 class Point:
-    """All that was measured of one collective at one size with one library on one layout."""
+    """All that was measured of one collective at one size, timed so, with one library on one layout."""
 
-    def __init__(self, records: list[Record], tuned: set[int]) -> None:
-        self.records = records
-        first = records[0]
-        self.collective, self.layout, self.library = first["collective"], first["layout"], first["mpi"]
-        self.size: int = first["size"]
-        self.bound: float | None = first["bound"]
-        self.held_out = self.size not in tuned
+    records: list[Record]
+    held_out: bool
 
-    def of(self, algorithm: str) -> Record | None:
-        """The record of that algorithm with its default parameters."""
+    @property
+    def first(self) -> Record:
+        """Any of them: for what they have in common."""
+        return self.records[0]
+
+    def of(self, algorithm: str) -> Record:
+        """The record of that algorithm with its default parameters. Raises MissingError."""
         for record in self.records:
-            if record["subject"] == {"algorithm": algorithm, "params": {}}:
+            subject = record["subject"]
+            if subject["algorithm"] == algorithm and not subject["params"]:
                 return record
-        return None
+        first = self.first
+        raise MissingError(f"{first['collective']} {first['size']} on {first['layout']}: no record of {algorithm}")
 
     @property
     def auto(self) -> Record:
-        found = self.of("auto")
-        assert found is not None
-        return found
+        """What a program gets."""
+        return self.of("auto")
 
     @property
     def chosen(self) -> str:
-        chosen = self.auto["chosen"]
-        if chosen["algorithm"] == "native":
-            return "native"
-        return REGISTRY[self.collective][chosen["algorithm"]].spelled(chosen["params"])
+        """What "auto" ran."""
+        return Variant(**self.auto["chosen"]).spelled(self.first["collective"])
 
     @property
     def efficiency(self) -> float:
-        return (self.bound or 0.0) / float(self.auto["median"])
+        """The share of the bound that auto reaches."""
+        return float((self.first["bound"] or 0.0) / self.auto["median"])
 
     @property
     def behind(self) -> float:
-        """auto's time over that of the fastest of itself and the table's best."""
-        rivals = [
-            r["median"] for r in self.records if r["subject"]["algorithm"] not in ("control", *PAPER[self.collective])
-        ]
-        return float(self.auto["median"]) / min(rivals)
+        """auto's time over that of the fastest of itself, native and the table's best."""
+        rivals = [record["median"] for record in self.records if record["subject"]["algorithm"] != "control"]
+        return float(self.auto["median"] / min(rivals))
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        first = self.first
+        return f"{first['collective']} {format_size(first['size'])} {first['layout']} {first['mpi']}"
 
 
 def read(folder: Path) -> list[Point]:
+    """All points of the lab. Raises MissingError."""
     points = []
     for file in sorted(folder.glob("bench-*.jsonl")):
         table = load(folder / file.name.replace("bench-", "table-").replace(".jsonl", ".json"))
         tuned = {entry.collective: {figure.size for figure in entry.figures} for entry in table.entries}
-        groups: defaultdict[tuple[str, int], list[Record]] = defaultdict(list)
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            groups[record["collective"], record["size"]].append(record)
-        points += [Point(records, tuned.get(name, set())) for (name, _), records in groups.items()]
+        groups: defaultdict[tuple[str, int, str], list[Record]] = defaultdict(list)
+        for record in records(folder, file.name):
+            groups[record["collective"], record["size"], record["timing"]].append(record)
+        points += [Point(group, size not in tuned[name]) for (name, size, _), group in groups.items()]
+    if not points:
+        raise MissingError(f"{folder}: no bench-*.jsonl; run scripts/figures")
     return points
 
 
 def mean(values: Iterable[float]) -> float:
+    """The geometric mean."""
     logs = [log(value) for value in values]
     return exp(sum(logs) / len(logs)) if logs else float("nan")
 
 
-def microseconds(record: Record | None) -> str:
-    return f"{record['median'] * 1e6:.0f}" if record else "-"
+def us(seconds: float) -> str:
+    """Microseconds."""
+    return f"{seconds * 1e6:.3g}" if seconds < 1e-5 else f"{seconds * 1e6:.0f}"
 
 
-def summary(points: list[Point]) -> Iterable[str]:
-    """What should be true, and whether it is."""
-    layouts = list(dict.fromkeys(point.layout for point in points))
-    yield "| geometric mean of native / hiercoll | " + " | ".join(layouts) + " | all | wanted: 4x8, all |"
-    yield "|---" * (len(layouts) + 3) + "|"
-    for collective in PAPER:
-        mine = [point for point in points if point.collective == collective]
-        cells = [f"{mean(p.auto['gain'] for p in mine if p.layout == layout):.2f}" for layout in layouts]
-        wanted = f"{TARGETS[collective, '4x8']}, {TARGETS[collective, '']}"
-        yield f"| {collective} | {' | '.join(cells)} | {mean(p.auto['gain'] for p in mine):.2f} | {wanted} |"
-    yield ""
-    slower = [p for p in points if p.auto["gain_high"] < 0.95]
-    control = [r for p in points if (r := p.of("control")) and r["gain_high"] < 0.95]
+def interval(middle: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval, if there is one."""
+    if middle is None:
+        return "-"
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})" if low is not None and high is not None else f"{middle:.2f} (?)"
+
+
+def gain(record: Record) -> str:
+    """Native's time over that of a record."""
+    return interval(record["gain"], record["gain_low"], record["gain_high"])
+
+
+def slower(records: Iterable[Record]) -> list[Record]:
+    """Those that are slower than native by more than the margin, beyond their interval."""
+    return [record for record in records if record["gain_high"] is not None and record["gain_high"] < MARGIN]
+
+
+def row(*cells: object) -> str:
+    """Of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def heading(*cells: object) -> Iterator[str]:
+    """Of a Markdown table."""
+    yield row(*cells)
+    yield "|---" * len(cells) + "|"
+
+
+def lab(folder: Path) -> Iterator[str]:
+    """What tuned calls gain on several hosts: what was wanted first, misses before the rest; then everything."""
+    points, first = read(folder), read(folder)[0].first
+    commit = (folder / "commit").read_text().strip() if (folder / "commit").exists() else "not recorded"
+    dates = sorted({point.first["date"][:10] for point in points})
+    libraries = sorted({point.first["mpi"] for point in points})
     yield (
-        f"- Slower than native beyond noise (95 % interval of native/hiercoll wholly below 0.95): {len(slower)} of "
-        f"{len(points)} points{_named(slower)}. native against itself, the same way: {len(control)}."
+        f"Measured {' to '.join(sorted({dates[0], dates[-1]}))}, commit {commit}: {', '.join(libraries)}; mpi4py "
+        f"{first['mpi4py']}, Python {first['python']}, {first['processor']}, {first['system']}."
     )
-    for layouts_meant, least in EFFICIENT:
-        large = [p for p in points if p.layout in layouts_meant and p.size >= 4096 and p.bound]
-        short = [p for p in large if p.efficiency < least]
-        if not large:
-            continue
-        yield (
-            f"- From 4 KiB on, {', '.join(layouts_meant)}: {len(large) - len(short)} of {len(large)} points reach "
-            f"{least:.0%} of the bound; median {median(p.efficiency for p in large):.0%}, least "
-            f"{min(p.efficiency for p in large):.0%}."
-        )
-    for p in points:
-        if p.layout == "4x8" and p.collective == "alltoall" and p.size in (8, 64):
-            yield f"- alltoall {p.size} B on 4x8, {p.library}: {gain(p.auto)} (wanted: 1.4)."
-    held = [p for p in points if p.held_out]
-    close = [p for p in held if p.behind <= 1.05]
+    yield ""
+    yield from wanted(points)
+    for timing in TIMINGS:
+        mine = [point for point in points if point.first["timing"] == timing]
+        yield f"\n### {describe_timing(timing).capitalize()}\n"
+        yield from means(mine)
+        yield ""
+        yield from never_slower(mine)
+        yield from bounds(mine)
+        yield from held_out(mine)
+        yield from everything(mine)
+
+
+def wanted(points: list[Point]) -> Iterator[str]:
+    """A table of goals, those missed first."""
+    rows: list[tuple[bool, str, str]] = []
+    for timing in TIMINGS:
+        mine = [point for point in points if point.first["timing"] == timing]
+        if not mine:
+            raise MissingError(f"no lab figures of {describe_timing(timing)}")
+        lost = len(slower(point.auto for point in mine))
+        rows.append((not lost, f"{timing}: never slower than native by more than 5 %, beyond the noise",
+                     f"slower at {lost} of {len(mine)} points"))  # fmt: skip
+        for collective, goals in WANTED.items():
+            for layout, least in goals.items():
+                some = [p for p in mine if p.first["collective"] == collective and layout in ("all", p.first["layout"])]
+                got = mean(point.auto["gain"] for point in some)
+                where = "on all layouts" if layout == "all" else f"on {layout}"
+                rows.append((got >= least, f"{timing}: {collective} {where}, geometric mean {least}", f"{got:.2f}"))
+        for layouts, least in EFFICIENT:
+            large = [p for p in mine if p.first["layout"] in layouts and p.first["size"] >= 4096 and p.first["bound"]]
+            short = [point for point in large if point.efficiency < least]
+            if large:
+                rows.append((not short, f"{timing}: {least:.0%} of the bound from 4 KiB on, {', '.join(layouts)}",
+                             f"at {len(large) - len(short)} of {len(large)} points"))  # fmt: skip
+    yield from heading("wanted (native/hiercoll, public calls)", "there is", "")
+    for met, want, got in sorted(rows, key=lambda each: each[0]):
+        yield row(want, got, "" if met else "missed")
+
+
+def means(points: list[Point]) -> Iterator[str]:
+    """Geometric means by collective and layout, and the best and the worst point."""
+    layouts = list(dict.fromkeys(point.first["layout"] for point in points))
+    yield from heading("geometric mean of native/hiercoll", *layouts, "all", "least", "most")
+    for collective in WANTED:
+        mine = [point for point in points if point.first["collective"] == collective]
+        cells = [f"{mean(p.auto['gain'] for p in mine if p.first['layout'] == layout):.2f}" for layout in layouts]
+        gains = [point.auto["gain"] for point in mine]
+        yield row(collective, *cells, f"{mean(gains):.2f}", f"{min(gains):.2f}", f"{max(gains):.2f}")
+
+
+def never_slower(points: list[Point]) -> Iterator[str]:
+    """Where tuned calls lose, with the margin, the power and the control of that statement."""
+    lost = [point for point in points if slower([point.auto])]
+    native = [point for point in lost if point.chosen == "native"]
+    widths = [p.auto["gain_high"] / p.auto["gain_low"] for p in points if p.auto["gain_low"]]
+    sharp = sum(width < 1 / MARGIN**2 for width in widths)
+    control = slower(point.of("control") for point in points)
+    yield (
+        f"- Slower than native by more than 5 % (95 % interval of native/hiercoll wholly below {MARGIN}): {len(lost)} "
+        f"of {len(points)} points. At {len(native)} of them the call *is* native: what is lost is what the call costs."
+    )
+    others = [point.name for point in lost if point.chosen != "native"]
+    if others:
+        yield f"- The others: {', '.join(others)}."
+    yield (
+        f"- Control, native against itself in the same way: {len(control)}. Power: the upper end of the interval is in "
+        f"the median {median(widths) ** 0.5 - 1:.0%} from its middle; at {sharp} of {len(widths)} points less than 5 %."
+    )
+
+
+def bounds(points: list[Point]) -> Iterator[str]:
+    """How near large messages come to what the links allow."""
+    for layouts, _ in EFFICIENT:
+        large = [p for p in points if p.first["layout"] in layouts and p.first["size"] >= 4096 and p.first["bound"]]
+        if large:
+            shares = [point.efficiency for point in large]
+            yield (
+                f"- Share of the bound from 4 KiB on, {', '.join(layouts)}: median {median(shares):.0%}, least "
+                f"{min(shares):.0%}."
+            )
+
+
+def held_out(points: list[Point]) -> Iterator[str]:
+    """Whether choices between tuned sizes are right."""
+    held = [point for point in points if point.held_out]
+    close = sum(point.behind <= 1.05 for point in held)
+    alike = sum(abs(log(p.of("native")["median"] / p.of("control")["median"])) <= log(1.05) for p in held)
     if held:
         yield (
-            f"- Held-out sizes (not tuned at): at {len(close)} of {len(held)} ({len(close) / len(held):.0%}) the "
-            "choice is within 5 % of the fastest of itself and the table's best three, measured again (wanted: 90 %)."
+            f"- Sizes that were not tuned at: at {close} of {len(held)} auto is within 5 % of the fastest of itself, "
+            f"native and the table's best two; native is within 5 % of itself at {alike}."
         )
-        apart = [abs(log(native["median"] / again["median"])) for p in held
-                 if (native := p.of("native")) and (again := p.of("control"))]  # fmt: skip
-        alike = sum(each <= log(1.05) for each in apart)
-        yield f"- There, native measured twice is within 5 % of itself at {alike} of {len(apart)}."
 
 
-def _named(points: list[Point]) -> str:
-    text = ", ".join(f"{p.collective} {format_size(p.size)} {p.layout} {p.library}" for p in points)
-    return f" ({text})" if text else ""
-
-
-def gain(record: Record | None) -> str:
-    return f"{record['gain']:.2f} ({record['gain_low']:.2f} to {record['gain_high']:.2f})" if record else "-"
-
-
-def tables(points: list[Point]) -> Iterable[str]:
-    """The whole table, by collective, layout and library."""
+def everything(points: list[Point]) -> Iterator[str]:
+    """All points, by collective, layout and library."""
     groups: defaultdict[tuple[str, str, str], list[Point]] = defaultdict(list)
     for point in points:
-        groups[point.collective, point.layout, point.library].append(point)
+        groups[point.first["collective"], point.first["layout"], point.first["mpi"]].append(point)
     for (collective, layout, library), rows in groups.items():
-        yield f"\n**{collective}, {layout}, {library}**\n"
-        paper = PAPER[collective]
-        yield (
-            "| size | native us | hiercoll us | chosen | native/hiercoll (95 %) | native/native (95 %) | bound us | "
-            f"of the bound | {' us | '.join(paper)} us |"
+        yield f"\n**{collective}, {layout}, {library}**, {describe_timing(rows[0].first['timing'])}\n"
+        yield from heading(
+            "size", "native us", "auto us", "auto is", "native/auto (95 %)", "native/native (95 %)", "bound us", "share"
         )
-        yield "|---" * (8 + len(paper)) + "|"
-        for p in sorted(rows, key=lambda point: point.size):
-            bound = f"{p.bound * 1e6:.0f}" if p.bound else "-"
-            share = f"{p.efficiency:.0%}" if p.size >= 4096 else "-"
-            held = " *" if p.held_out else ""
-            cells = [
-                f"{format_size(p.size)}{held}", microseconds(p.of("native")), microseconds(p.auto), p.chosen,
-                gain(p.auto), gain(p.of("control")), bound, share, *(microseconds(p.of(name)) for name in paper),
-            ]  # fmt: skip
-            yield f"| {' | '.join(cells)} |"
+        for point in sorted(rows, key=lambda each: int(each.first["size"])):
+            first = point.first
+            yield row(
+                f"{format_size(first['size'])}{' *' if point.held_out else ''}",
+                us(point.of("native")["median"]),
+                us(point.auto["median"]),
+                point.chosen,
+                gain(point.auto),
+                gain(point.of("control")),
+                us(first["bound"]) if first["bound"] else "-",
+                f"{point.efficiency:.0%}" if first["size"] >= 4096 else "-",
+            )
+
+
+def native(folder: Path) -> Iterator[str]:
+    """What the benchmarks call native beside a loop written by hand."""
+    found = records(folder, "native-*.jsonl")
+    agree = sum(record["agree"] for record in found)
+    yield f"They agree within the noise of each with itself at {agree} of {len(found)} points.\n"
+    yield from heading("", "where", "size", "timing", "loop/bench (95 %)", "loop/loop", "bench/bench", "agree")
+    for record in found:
+        where = f"{record['layout']}, {record['hosts']} host{'s' if record['hosts'] > 1 else ''}, {record['mpi']}"
+        ratios = [interval(*values) for values in record["ratios"].values()]
+        size = format_size(record["size"])
+        yield row(record["collective"], where, size, record["timing"], *ratios, "yes" if record["agree"] else "no")
+
+
+def overhead(folder: Path) -> Iterator[str]:
+    """What a call costs on 2 ranks."""
+    found = records(folder, "overhead-*.jsonl")
+    libraries, timings = (list(dict.fromkeys(record[name] for record in found)) for name in ("mpi", "timing"))
+    for timing in timings:
+        mine = {record["mpi"]: record["seconds"] for record in found if record["timing"] == timing}
+        yield f"\n**{describe_timing(timing).removeprefix('public calls, ').capitalize()}**\n"
+        yield from heading("us, median (times comm.Alltoall)", *libraries)
+        medians = [{name: each["median"] for name, each in mine[library].items()} for library in libraries]
+        for name in medians[0]:
+            yield row(name, *(f"{us(each[name])} ({each[name] / each['comm.Alltoall']:.2f})" for each in medians))
+
+
+def uneven(folder: Path) -> Iterator[str]:
+    """Alltoallv of the drop-in communicator."""
+    groups: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records(folder, "uneven-*.jsonl"):
+        groups[f"{record['layout']}, {record['mpi']}"].append(record)
+    yield from heading("", "native us", "drop-in us", "native/drop-in (95 %)", "native/native (95 %)")
+    for where, found in groups.items():
+        for record in found:
+            seconds = record["seconds"]
+            yield row(f"{where}, {record['kind']}, mean {format_size(record['mean'])}", us(seconds["native"]),
+                      us(seconds["drop-in"]), interval(*record["ratio"]), interval(*record["control"]))  # fmt: skip
+        yield row(f"**{where}, geometric mean**", "", "", f"**{mean(each['ratio'][0] for each in found):.2f}**", "")
+
+
+def building(folder: Path) -> Iterator[str]:
+    """The dearest schedules and plans."""
+    found = records(folder.parent, "building.jsonl")
+    slowest = sorted(found, key=lambda record: -(record["schedule"] + record["plan"]))
+    yield (
+        f"Measured {found[0]['date'][:10]}, {found[0]['layout']}: the median of {len(found)} variants takes "
+        f"{median(record['schedule'] + record['plan'] for record in found) * 1e3:.1f} ms; the slowest:\n"
+    )
+    yield from heading("", "schedule, ms", "plan, ms")
+    for record in slowest[:5]:
+        yield row(record["name"], f"{record['schedule'] * 1e3:.1f}", f"{record['plan'] * 1e3:.1f}")
+
+
+def memory(folder: Path) -> Iterator[str]:
+    """Scratch, as stated and as measured."""
+    found = records(folder.parent, "memory.jsonl")
+    yield f"Measured {found[0]['date'][:10]}, {found[0]['layout']}, blocks of {format_size(found[0]['block'])}.\n"
+    yield from heading("", "scratch stated, blocks", "measured", "shared per node, stated")
+    for record in found:
+        if record["scratch"] or record["shared"]:
+            yield row(record["name"], record["scratch"], f"{record['measured']:.1f}", record["shared"])
+
+
+SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
+    each.__name__: each for each in (lab, native, overhead, uneven, building, memory)
+}
+
+
+def section(name: str, folder: Path) -> str:
+    """One section between its marks. Raises MissingError."""
+    return "\n".join([f"<!-- {name}: begin -->", *SECTIONS[name](folder), f"<!-- {name}: end -->"])
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """The page with another text between the marks of a section. Raises MissingError."""
+    before, begin, rest = page.partition(f"<!-- {name}: begin -->")
+    _, end, after = rest.partition(f"<!-- {name}: end -->")
+    if not begin or not end:
+        raise MissingError(f"the page has no marks for {name}")
+    return f"{before}{text}{after}"
 
 
 def main() -> None:
+    """Print, or write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--into", type=Path)
     args = parser.parse_args()
-    points = read(args.folder)
-    if not points:
-        sys.exit(f"{args.folder}: nothing measured here yet")
-    text = "\n".join([*summary(points), *tables(points)])
-    if args.into is None:
-        print(text)
-        return
-    page = args.into.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    args.into.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    try:
+        page = args.into.read_text(encoding="utf-8") if args.into else ""
+        for name in SECTIONS:
+            text = section(name, args.folder)
+            if args.into:
+                page = replaced(page, name, text)
+            else:
+                print(text, end="\n\n")
+    except MissingError as error:
+        sys.exit(str(error))
+    if args.into:
+        args.into.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

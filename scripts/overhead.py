@@ -1,36 +1,42 @@
-"""What hiercoll's Python costs: plans, calls and rebinding against hand-written loops.
+"""What a call of hiercoll costs: plans and public calls beside native and a loop written by hand.
 
     mpiexec -n 2 python scripts/overhead.py [--json FILE]
 
-Interleaved in one run; per repetition the mean over many iterations, maximum over
-ranks; reported is the median over repetitions with the quartiles, in microseconds.
+8 bytes per pair, as programs call: one at a time after a barrier (single), in a row, and one at a time after
+other code and data (cold). Subjects take turns in random order; of each call, or row, the slowest rank's time
+counts. Reported is the median over turns with its quartiles.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
-import os
-import platform
-import statistics
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from random import Random
 from time import perf_counter
+from typing import Any
 
-import mpi4py
 import numpy as np
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll.bench import provenance
 from hiercoll.communicator import mpi_library
-from hiercoll.tables import Choice, Entry, Table, Variant
+from hiercoll.measuring import OtherWork
+from hiercoll.statistics import quartiles
+from hiercoll.tables import COLD, ROW, SINGLE, Choice, Entry, Table, Variant
+from hiercoll.units import format_time
 
-ITERATIONS, REPETITIONS = 400, 31
+TURNS = 31
+CALLS = {SINGLE: 20, ROW: 400, COLD: 4}  # in a turn
+Call = Callable[[], object]
+NAME = "scatter_destination"
 
 
-def hand_written(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray) -> Callable[[], None]:
+def hand_written(comm: MPI.Intracomm, send: Any, recv: Any) -> Call:
     """Scatter-destination on persistent requests, as one would write it for one size."""
     size, rank = comm.size, comm.rank
     send, recv = send.reshape(size, -1), recv.reshape(size, -1)
@@ -49,29 +55,45 @@ def hand_written(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray) -> Cal
     return run
 
 
-def measure(comm: MPI.Intracomm, subjects: dict[str, Callable[[], object]]) -> dict[str, tuple[float, float, float]]:
-    """Quartiles, in microseconds per call, of each subject."""
+def sample(comm: MPI.Intracomm, call: Call, timing: str, other: Call) -> list[float]:
+    """This rank's seconds of each of some calls, or of one in a row of them."""
+    if timing == ROW:
+        comm.Barrier()
+        begin = perf_counter()
+        for _ in range(CALLS[ROW]):
+            call()
+        return [(perf_counter() - begin) / CALLS[ROW]]
+    times = []
+    for _ in range(CALLS[timing]):
+        if timing == COLD:
+            other()
+        comm.Barrier()
+        begin = perf_counter()
+        call()
+        times.append(perf_counter() - begin)
+    return times
+
+
+def measure(comm: MPI.Intracomm, subjects: dict[str, Call], timing: str) -> dict[str, tuple[float, float, float]]:
+    """Quartiles, in seconds per call, of each subject."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(REPETITIONS):
-        for name, call in subjects.items():
-            comm.Barrier()
-            begin = perf_counter()
-            for _ in range(ITERATIONS):
-                call()
-            took = (perf_counter() - begin) / ITERATIONS * 1e6
-            times[name].append(comm.allreduce(took, op=MPI.MAX))
-    quartiles = {name: statistics.quantiles(values, n=4) for name, values in times.items()}
-    return {name: (q[0], q[1], q[2]) for name, q in quartiles.items()}
+    order, other = Random(0), OtherWork()
+    for _ in range(TURNS):
+        for name in order.sample(list(subjects), len(subjects)):
+            mine = np.array(sample(comm, subjects[name], timing, other))
+            comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
+            times[name].append(float(np.median(mine)))
+    return {name: quartiles(values) for name, values in times.items()}
 
 
-def drop_ins(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray) -> dict[str, Callable[[], object]]:
+def drop_ins(comm: MPI.Intracomm, send: Any, recv: Any) -> dict[str, Call]:
     """Calls of drop-in communicators: served, with a deadline, and left to the MPI library."""
     topology = hiercoll.get_topology(comm)
-    subjects: dict[str, Callable[[], object]] = {}
+    subjects: dict[str, Call] = {}
     for name, algorithm, timeout in (
-        ("drop-in Alltoall", "scatter_destination", 0),
-        ("drop-in Alltoall, deadline", "scatter_destination", 60),
-        ("drop-in Alltoall, table says native", "native", 0),
+        (f"drop-in Alltoall, {NAME}", NAME, 0),
+        (f"drop-in Alltoall, {NAME}, deadline", NAME, 60),
+        ("drop-in Alltoall, native", "native", 0),
     ):
         choice = Choice(1, Variant(algorithm))
         entry = Entry("alltoall", mpi_library(), "host", topology.node_sizes, topology.placement, (choice,))
@@ -81,56 +103,50 @@ def drop_ins(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray) -> dict[st
     ones, total = np.ones(comm.size, int), np.zeros_like(send)
     for _ in range(400):
         ours.Alltoallv([send, ones], [recv, ones])
-    subjects["drop-in Alltoallv, trials over"] = lambda: ours.Alltoallv([send, ones], [recv, ones])
-    subjects["mpi4py Alltoallv"] = lambda: comm.Alltoallv([send, ones], [recv, ones])
+    subjects["comm.Alltoallv"] = lambda: comm.Alltoallv([send, ones], [recv, ones])
+    subjects["drop-in Alltoallv, native"] = lambda: ours.Alltoallv([send, ones], [recv, ones])
+    subjects["comm.Allreduce"] = partial(comm.Allreduce, send, total)
     subjects["drop-in Allreduce"] = partial(ours.Allreduce, send, total)
-    subjects["mpi4py Allreduce"] = partial(comm.Allreduce, send, total)
     return subjects
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="append the record to this file (JSON Lines)")
+    parser.add_argument("--json", type=Path, help="append the records to this file (JSON Lines)")
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
     send, recv = np.arange(comm.size, dtype="i8"), np.zeros(comm.size, dtype="i8")
-    plan = hiercoll.alltoall_init(comm, send, recv, algorithm="scatter_destination")
-    fresh = [(np.zeros_like(send), np.zeros_like(recv)) for _ in range(4096)]
-    pairs = itertools.cycle(fresh)  # more pairs than plans are kept: always a rebinding
-    name = "scatter_destination"
-
-    subjects: dict[str, Callable[[], object]] = {
-        "hand-written persistent loop": hand_written(comm.Dup(), send, recv),
-        "plan()": plan,
-        "hiercoll.alltoall, known buffers": lambda: hiercoll.alltoall(
-            comm, send, recv, algorithm="scatter_destination"
-        ),
-        "hiercoll.alltoall, new buffers": lambda: hiercoll.alltoall(comm, *next(pairs), algorithm=name),
-        "mpi4py Alltoall": lambda: comm.Alltoall(send, recv),
-        "hiercoll.alltoall native": lambda: hiercoll.alltoall(comm, send, recv, algorithm="native"),
+    plan = hiercoll.alltoall_init(comm, send, recv, algorithm=NAME)
+    native_plan = hiercoll.alltoall_init(comm, send, recv, algorithm="native")
+    pairs = itertools.cycle([(np.zeros_like(send), np.zeros_like(recv)) for _ in range(4096)])  # more than are cached
+    alltoall = hiercoll.alltoall
+    subjects: dict[str, Call] = {
+        "comm.Alltoall": partial(comm.Alltoall, send, recv),
+        "comm.Alltoall again": partial(comm.Alltoall, send, recv),
+        "loop of persistent requests": hand_written(comm.Dup(), send, recv),
+        f"plan, {NAME}": plan,
+        "plan, native": native_plan,
+        "alltoall, auto without a table": lambda: alltoall(comm, send, recv),
+        f"alltoall, {NAME}": lambda: alltoall(comm, send, recv, algorithm=NAME),
+        f"alltoall, {NAME} window=2": lambda: alltoall(comm, send, recv, algorithm=NAME, window=2),
+        f"alltoall, {NAME}, new arrays": lambda: alltoall(comm, *next(pairs), algorithm=NAME),
+        "alltoall, native": lambda: alltoall(comm, send, recv, algorithm="native"),
         **drop_ins(comm, send, recv),
     }
-    result = measure(comm, subjects)
-    plan.free()
-    if comm.rank == 0:
-        for name, (low, median, high) in result.items():
-            print(f"{name:36} {median:8.2f} us  ({low:.2f} .. {high:.2f})")
-        record = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "benchmark": "overhead",
-            "ranks": comm.size,
-            "bytes": send.itemsize,
-            "mpi": MPI.Get_library_version().split("\n")[0].strip(),
-            "mpi4py": mpi4py.__version__,
-            "python": platform.python_version(),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "hiercoll": hiercoll.__version__,
-            "microseconds": {name: {"q1": q[0], "median": q[1], "q3": q[2]} for name, q in result.items()},
-        }
+    about = {"benchmark": "overhead", "bytes": send.itemsize, **provenance(comm, hiercoll.get_topology(comm))}
+    for timing in (SINGLE, ROW, COLD):
+        result = measure(comm, subjects, timing)
+        if comm.rank:
+            continue
+        for name, (low, middle, high) in result.items():
+            print(f"{timing:6}  {name:50} {format_time(middle):>10}  ({format_time(low)} .. {format_time(high)})")
         if arguments.json:
-            with open(arguments.json, "a") as file:
-                file.write(json.dumps(record) + "\n")
+            seconds = {name: {"q1": q[0], "median": q[1], "q3": q[2]} for name, q in result.items()}
+            with arguments.json.open("a") as file:
+                file.write(json.dumps({"timing": timing, "seconds": seconds, **about}) + "\n")
+    plan.free()
+    native_plan.free()
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
     mpiexec -n 16 python scripts/uneven.py [--json FILE] [--mean 16,256,4096,16384]
 
-Each repetition runs every subject once, interleaved, after a barrier; the time of a call is the
-longest of all ranks. With --row it is that of a call among so many in a row: where ranks outnumber
-cores, they leave a barrier at very different times. Counts are the same in each call of a line, or
-(--fresh) drawn anew. Calls on a communicator of its own come before each line is measured, until the
-drop-in communicator has settled. Prints medians in microseconds, and the ratio of native to the drop-in
-communicator with its 90 % interval over repetitions; the last column is native against itself.
+In each turn every subject is called with the same counts on the same arrays, after a barrier, in random order; the
+time of a call is the longest of all ranks. With --row it is that of a call among so many in a row. Counts are the
+same in all turns of a line or, with --fresh, drawn anew. The data of every call are unique tokens, and checked. Before
+a line is measured, calls on a communicator of its own let the drop-in communicator settle. Prints medians in
+microseconds, and the ratio of native to the drop-in communicator, the median over turns with its 95 % interval; the
+last column is native against itself.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ import argparse
 import itertools
 import json
 import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from random import Random
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 import hiercoll
 from hiercoll.bench import provenance
+from hiercoll.cli.common import parse_algorithm
+from hiercoll.measuring import POISON, DataError, tokens
+from hiercoll.statistics import median_interval
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
 SETTLED = 256  # calls after which the drop-in communicator has mostly made up its mind
 KINDS = ("uniform", "power law", "90 % empty")
+FEWEST = 12  # turns
+Call = Callable[[Any, Any], object]
 
 
 def table(kind: str, mean: int, seed: int) -> Any:
@@ -46,124 +52,126 @@ def table(kind: str, mean: int, seed: int) -> Any:
     return np.where(choice.random((SIZE, SIZE)) < 0.1, choice.integers(0, 20 * mean + 1, (SIZE, SIZE)), 0)
 
 
-def subjects(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What is compared."""
-    known: dict[str, dict[str, Any]] = {"native": {}, "drop-in": {}, "auto": {}}
-    for text in options.subjects.split(";") if options.subjects else ():
-        name, *params = text.split(":")
-        values = dict(param.split("=") for param in params)
-        known[text] = {
-            "algorithm": name,
-            **{key: int(value) if value.isdigit() else value for key, value in values.items()},
-        }
-    return {**known, "again": {}}
+class Exchange(NamedTuple):
+    """Arguments of a call, and what is to be received."""
+
+    send: list[Any]
+    recv: list[Any]
+    expected: Any
+
+    @classmethod
+    def of(cls, sizes: Any) -> Exchange:
+        """With tokens for blocks of these sizes."""
+        send = np.concatenate([tokens(RANK, peer, sizes[RANK, peer]) for peer in range(SIZE)])
+        expected = np.concatenate([tokens(peer, RANK, sizes[peer, RANK]) for peer in range(SIZE)])
+        return cls([send, sizes[RANK].copy()], [np.empty_like(expected), sizes[:, RANK].copy()], expected)
 
 
-def measure(
-    kind: str, mean: int, cases: dict[str, dict[str, Any]], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Seconds of each call, by subject."""
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    comm = COMM.Dup()  # decisions of its own
+def subjects(options: argparse.Namespace, comm: MPI.Intracomm) -> dict[str, Call]:
+    """What is compared. Methods are looked up in each call, as a program does: where native has won, the drop-in
+    communicator's is mpi4py's."""
     dropin = hiercoll.Intracomm(comm)
-    # Looked up in each call, as a program does: where native has won, dropin's method is mpi4py's.
-    methods: dict[str, Callable[..., None]] = {
-        "native": lambda *sizes: comm.Alltoallv(*sizes),
-        "again": lambda *sizes: comm.Alltoallv(*sizes),
-        "drop-in": lambda *sizes: dropin.Alltoallv(*sizes),
+    known: dict[str, Call] = {
+        "native": lambda send, recv: comm.Alltoallv(send, recv),
+        "drop-in": lambda send, recv: dropin.Alltoallv(send, recv),
+        "auto": partial(hiercoll.alltoallv, comm),
     }
-    most = int(max(table(kind, mean, seed).sum(axis=axis).max() for seed in range(64) for axis in (0, 1)))
-    send, recv = np.zeros(2 * most, np.uint8), np.zeros(2 * most, np.uint8)
-    tables = (table(kind, mean, seed) for seed in itertools.count())
-    fixed = table(kind, mean, 0)
+    for text in options.subjects.split(";") if options.subjects else ():
+        name, params = parse_algorithm(text)
+        known[text] = partial(hiercoll.alltoallv, comm, algorithm=name, **params)
+    return {**known, "again": known["native"]}
 
-    def given() -> tuple[list[Any], list[Any]]:
-        sizes = next(tables) if options.fresh else fixed
-        return [send, sizes[RANK].copy()], [recv, sizes[:, RANK].copy()]
 
-    def until(seconds: float, least: int, most: int, once: Callable[[int], None]) -> int:
-        begin, done = time.perf_counter(), 0
-        while True:
-            once(done)
-            done += 1
-            over = np.array([done >= most or (time.perf_counter() - begin > seconds and done >= least)])
-            if done % 8 == 0:
-                COMM.Bcast(over)
-                if over[0]:
-                    return done
+def exchanges(kind: str, mean: int, fresh: bool) -> Iterator[Exchange]:
+    """One for each call: always the same, or with counts drawn anew."""
+    if not fresh:
+        return itertools.repeat(Exchange.of(table(kind, mean, 0)))
+    return (Exchange.of(table(kind, mean, seed)) for seed in itertools.count())
 
-    def all_once(repetition: int) -> None:
-        names = list(cases)
-        for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
-            calls = [given() for _ in range(options.row)]
-            call = methods.get(name) or partial(hiercoll.alltoallv, comm, **cases[name])
-            COMM.Barrier()
-            start = time.perf_counter()
-            for sizes in calls:
-                call(*sizes)
-            times[name].append((time.perf_counter() - start) / options.row)
 
-    until(options.warm, 8, SETTLED, lambda _: dropin.Alltoallv(*given()))
-    repetitions = until(options.seconds, 16, 100_000, all_once)
-    worst = {name: np.empty(repetitions) for name in cases}
+def goes_on(begin: float, seconds: float, done: int, least: int) -> bool:
+    """Whether there is to be another turn; the same on all ranks."""
+    return bool(COMM.bcast(done < least or time.perf_counter() - begin < seconds))
+
+
+def measure(kind: str, mean: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each call, by subject. Raises DataError."""
+    comm = COMM.Dup()  # decisions of its own
+    calls, order, source = subjects(options, comm), Random(mean), exchanges(kind, mean, options.fresh)
+    begin = time.perf_counter()
+    for done in range(SETTLED):
+        if done % 8 == 0 and not goes_on(begin, options.warm, done, 8):
+            break
+        exchange = next(source)
+        for name in ("drop-in", "auto"):
+            calls[name](exchange.send, exchange.recv)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begin, turns = time.perf_counter(), 0
+    while goes_on(begin, options.seconds, turns, FEWEST):
+        row = [next(source) for _ in range(options.row)]
+        for name in order.sample(list(calls), len(calls)):
+            times[name].append(timed(calls[name], row) / options.row)
+            if any(not np.array_equal(each.recv[0], each.expected) for each in row):
+                raise DataError(f"alltoallv, {name}, {kind} with a mean of {mean} bytes: wrong data on rank {RANK}")
+        turns += 1
+    comm.Free()
+    worst = {name: np.empty(turns) for name in calls}
     for name, own in times.items():
         COMM.Allreduce(np.array(own), worst[name], op=MPI.MAX)
-    comm.Free()
-    return {name: values[4:].tolist() for name, values in worst.items()}
+    return {name: list(map(float, values)) for name, values in worst.items()}
 
 
-def ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
-    """Of the medians, with a 90 % interval (bootstrap over repetitions)."""
-    a, b = np.array(above), np.array(below)
-    picks = np.random.default_rng(0).integers(0, len(a), (400, len(a)))
-    spread = np.median(a[picks], axis=1) / np.median(b[picks], axis=1)
-    low, high = np.quantile(spread, [0.05, 0.95])
-    return float(np.median(a) / np.median(b)), float(low), float(high)
+def timed(call: Call, row: list[Exchange]) -> float:
+    """Seconds of calls in a row, after a barrier, into receive buffers that hold something else."""
+    for each in row:
+        each.recv[0][:] = POISON
+    COMM.Barrier()
+    begin = time.perf_counter()
+    for each in row:
+        call(each.send, each.recv)
+    return time.perf_counter() - begin
+
+
+def ratio(above: list[float], below: list[float]) -> list[float]:
+    """The median over turns with its 95 % interval."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return [median(ratios), *median_interval(ratios)]
 
 
 def main() -> None:
     """Print, and write, one line per distribution and mean."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--mean", default="16,64,256,1024,4096,16384", help="bytes")
+    parser.add_argument("--mean", default="16,256,4096", help="bytes")
     parser.add_argument("--seconds", type=float, default=3, help="for each line")
     parser.add_argument("--warm", type=float, default=6, help="most seconds of calls before each line")
     parser.add_argument("--row", type=int, default=1, help="calls in a row that are timed together")
     parser.add_argument("--fresh", action="store_true", help="other counts in each call")
     parser.add_argument("--subjects", default="", help="more of them: aggregate:window=2;scatter_destination")
     options = parser.parse_args()
-    cases = subjects(options)
     gains: list[float] = []
-    about = provenance(COMM, hiercoll.get_topology(COMM))
+    about = {"benchmark": "alltoallv", **provenance(COMM, hiercoll.get_topology(COMM))}
     for kind in KINDS:
         for mean in map(int, options.mean.split(",")):
-            times = measure(kind, mean, cases, options)
+            times = measure(kind, mean, options)
             if RANK:
                 continue
-            medians = {name: float(np.median(values)) * 1e6 for name, values in times.items()}
-            gain, low, high = ratio(times["native"], times["drop-in"])
-            control = ratio(times["native"], times["again"])
-            gains.append(gain)
-            others = "  ".join(f"{name} {value:.0f}" for name, value in medians.items() if name != "again")
+            medians = {name: median(values) for name, values in times.items()}
+            gain, control = ratio(times["native"], times["drop-in"]), ratio(times["native"], times["again"])
+            gains.append(gain[0])
+            others = "  ".join(f"{name} {value * 1e6:.0f}" for name, value in medians.items() if name != "again")
             print(
-                f"{kind:>11} {mean:>6} B  {others}  ratio {gain:.2f} ({low:.2f}-{high:.2f})  control {control[0]:.2f}",
+                f"{kind:>11} {mean:>6} B  {others}  ratio {gain[0]:.2f} ({gain[1]:.2f}-{gain[2]:.2f})"
+                f"  control {control[0]:.2f}",
                 flush=True,
             )
             if options.json:
-                figures = {"ratio": [gain, low, high], "control": control, "repetitions": len(times["native"])}
-                record = {
-                    "kind": kind,
-                    "mean": mean,
-                    "fresh": options.fresh,
-                    "row": options.row,
-                    "microseconds": medians,
-                    **figures,
-                    **about,
-                }
+                how = {"kind": kind, "mean": mean, "fresh": options.fresh, "row": options.row}
+                figures = {"seconds": medians, "ratio": gain, "control": control, "turns": len(times["native"])}
                 with options.json.open("a") as file:
-                    file.write(json.dumps(record) + os.linesep)
+                    file.write(json.dumps({**how, **figures, **about}) + "\n")
     if RANK == 0:
-        print(f"geometric mean {math.exp(float(np.mean(np.log(gains)))):.2f}")
+        print(f"geometric mean {math.exp(sum(map(math.log, gains)) / len(gains)):.2f}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.errors import ArgumentError
-from hiercoll.tables import NATIVE, NATIVE_FORMS, ROW, SINGLE, TIMINGS, TUNED, Variant
+from hiercoll.tables import NATIVE, NATIVE_FORMS, ROW, SINGLE, TIMINGS, TUNED, Variant, describe_timing
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -181,12 +181,6 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
             _print_others(console, collective, mine)
 
 
-def _describe(timing: str) -> str:
-    what = "held plans" if timing.startswith("plan") else "public calls"
-    ways = {SINGLE: f"{what}, one at a time", ROW: f"{what} in a row"}
-    return ways.get(timing.removeprefix("plan-"), f"{what}, one at a time, after other code and data")
-
-
 def _gain(result: Result) -> str:
     """Native's time over this one's, with the interval where there is one."""
     if result.gain is None:
@@ -197,7 +191,7 @@ def _gain(result: Result) -> str:
 
 def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> None:
     """What a program that calls hiercoll gets, size by size, beside what it had."""
-    grid = Grid(title=f"auto, {_describe(autos[0].timing)}", title_justify="left")
+    grid = Grid(title=f"auto, {describe_timing(autos[0].timing)}", title_justify="left")
     for column in ("size", "native", "auto", "native/auto (95 %)", "native/native", "auto is"):
         grid.add_column(column, justify="left" if column == "auto is" else "right", no_wrap=True)
     for auto in autos:
@@ -219,7 +213,7 @@ def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> No
 def _print_others(console: Console, collective: str, mine: list[Result]) -> None:
     """Median times by subject and size; what is faster than native beyond chance is said, and nothing else."""
     sizes = list(dict.fromkeys(result.size for result in mine))
-    title = f"microseconds, {_describe(mine[0].timing)}; + faster than native beyond chance, - slower"
+    title = f"microseconds, {describe_timing(mine[0].timing)}; + faster than native beyond chance, - slower"
     table = Grid(title=title, title_justify="left")
     table.add_column("algorithm")
     for size in sizes:

@@ -30,7 +30,7 @@ FORMATS = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 def plot(files: tuple[Path, ...], folder: Path, form: str) -> None:
     """Draw bench results (JSON Lines): latency, speed-up over native, best algorithm.
 
-    One figure for each collective, layout and MPI library in the FILEs. Repeated
+    One figure for each collective, layout, MPI library and timing in the FILEs. Repeated
     measurements become their median. Needs matplotlib: pip install 'hiercoll[plot]'.
     """
     records = [record for file in files for record in read_records(file)]

@@ -38,6 +38,7 @@ from hiercoll.tables import (
     Entry,
     Table,
     Variant,
+    describe_timing,
     dump,
     environment_table,
     load,
@@ -238,7 +239,7 @@ def _print_choices(console: Console, entry: Entry, chosen: Sequence[Choice], tim
     """The choices for calls, or for plans. Of what was measured otherwise, the times are left out."""
     date = f"; {entry.about['date']}" if "date" in entry.about else ""
     old = any(figure.timing == OLD for figure in entry.figures)
-    how = f"made from {OLD}: tune again" if old else f"{'plans' if timing == PLAN else 'calls'}, one at a time"
+    how = f"made from {OLD}: tune again" if old else f"{describe_timing(timing)}"
     grid = Grid(
         title=f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory, {how}{date}",
         title_justify="left",

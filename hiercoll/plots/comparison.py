@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from statistics import median
 
 from hiercoll.plots.records import AUTO, CONTROL, Point, Record, Setting
+from hiercoll.tables import describe_timing
 
 NATIVE = "native"
 MOST = 8  # subjects with a colour of their own, besides native and auto
@@ -28,12 +29,12 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """Collective, layout, ranks, MPI library and dates in words."""
+        """Collective, layout, ranks, MPI library, timing and dates in words."""
         setting, (first, last) = self.setting, self.dates
         layout = f"{setting.layout} ({setting.ranks} ranks{', virtual nodes' if setting.virtual else ''})"
         memory = [] if setting.memory == "host" else [f"{setting.memory} memory"]
         dates = first if first == last else f"{first} to {last}"
-        return ", ".join([setting.collective, layout, *memory, setting.mpi, dates])
+        return ", ".join([setting.collective, layout, *memory, setting.mpi, describe_timing(setting.timing), dates])
 
 
 @dataclass(frozen=True)

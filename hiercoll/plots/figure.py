@@ -49,7 +49,7 @@ def stems(settings: Sequence[Setting]) -> list[str]:
     """A file name without extension for each setting: safe characters, no two alike."""
     names: list[str] = []
     for setting in settings:
-        words = f"{setting.collective}-{setting.layout}-{setting.mpi}".lower()
+        words = f"{setting.collective}-{setting.layout}-{setting.mpi}-{setting.timing}".lower()
         stem = re.sub(r"[^a-z0-9.+]+", "-", words).strip("-.")[:100] or "plot"
         copies = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(settings) + 1))
         names.append(next(name for name in copies if name not in names))

@@ -11,6 +11,7 @@ from typing import Any
 
 from hiercoll.algorithms import get_algorithm
 from hiercoll.errors import ArgumentError, HiercollError
+from hiercoll.tables import OLD
 
 AUTO = "auto"
 CONTROL = "control"  # native once more, which shows the noise
@@ -30,7 +31,7 @@ class RecordError(PlotError, ValueError):
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What records must have in common to share a figure."""
+    """What records must have in common to share a figure; ``timing`` is one of `hiercoll.tables`."""
 
     collective: str
     layout: str
@@ -38,6 +39,7 @@ class Setting:
     ranks: int
     virtual: bool
     memory: str
+    timing: str = OLD
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class _Line:
             self.take("ranks", COUNT),
             self.take("virtual_nodes", FLAG, False),
             self.take("memory", TEXT, "host"),
+            self.take("timing", TEXT, OLD),
         )
         subject = self.subject("subject", collective)
         size = self.take("size", BYTES)
