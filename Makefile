@@ -12,13 +12,13 @@ IMPI := .venv/impi
 DEV := .venv/dev
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint unit mpi faults mpi4py lab figures sweep clean
+.PHONY: demo test lint unit mpi instruments faults mpi4py lab figures sweep clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
 	scripts/demo $(MPICH)
 
-test: lint unit mpi faults mpi4py lab
+test: lint unit mpi instruments faults mpi4py lab
 
 lint: $(DEV)/.ready
 	$(DEV)/bin/ruff check .
@@ -34,6 +34,10 @@ mpi: $(DEV)/.ready $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,3,8
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4
 
+# Which functions of the MPI library our measurements call.
+instruments: $(DEV)/.ready
+	$(DEV)/bin/python -m pytest -q -rs tests/instruments
+
 faults: $(DEV)/.ready
 	$(DEV)/bin/python -m pytest -q -rs tests/faults -m "not slow"
 
@@ -45,8 +49,9 @@ mpi4py: $(DEV)/.ready $(OPENMPI)/.ready
 lab: $(DEV)/.ready $(OPENMPI)/.ready
 	HIERCOLL_LAB_ENV=$(CURDIR)/$(OPENMPI) $(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
 
-figures: $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
+figures: $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	scripts/figures docs/lab $(MPICH) $(OPENMPI) $(IMPI)
+	$(DEV)/bin/hiercoll plot docs/lab/bench-*.jsonl --timing single --format svg --output docs/lab
 
 sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/hiercoll verify --all --layout 64x4
@@ -58,7 +63,7 @@ sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	  $$environment/bin/python tests/mpi4py/launch.py --ranks 1,2,3,4,5,8 --timeout 3600 && \
 	  HIERCOLL_NODES=3+2:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 5 && \
 	  HIERCOLL_NODES=2x4:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 8 --timeout 3600 && \
-	  $$environment/bin/python -m pytest -q -rs tests/faults || exit 1; done
+	  $$environment/bin/python -m pytest -q -rs tests/faults tests/instruments || exit 1; done
 	$(IMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600
 	for environment in $(DEV) $(OPENMPI) $(IMPI); do \
 	  HIERCOLL_LAB_ENV=$(CURDIR)/$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done

@@ -192,7 +192,7 @@ class State:
             try:
                 return environment_table()
             except TableError as error:
-                warnings.warn(TableWarning(f"{error}; algorithms are chosen by the model"), stacklevel=4)
+                warnings.warn(TableWarning(f"{error}; the MPI library's own collectives are used"), stacklevel=4)
                 return Table()
 
         self.meet(self.comm, "agreement on a table")

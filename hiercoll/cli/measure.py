@@ -171,7 +171,8 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
     console = wide_console()
     virtual = " (virtual nodes)" if about["virtual_nodes"] else ""
     per = {"alltoall": "bytes per pair", "allgather": "bytes per rank"}.get(collective, "mean bytes per pair, uniform")
-    console.print(f"\n{collective}, {per}; {about['ranks']} ranks as {about['layout']}{virtual}; {about['mpi']}")
+    where = f"{about['ranks']} ranks as {about['layout']}{virtual}; {about['mpi']}"
+    console.print(f"\n{collective}, {per}; {where}", highlight=False)
     for timing in dict.fromkeys(result.timing for result in results):
         mine = [result for result in results if result.timing == timing]
         autos = [result for result in mine if result.subject.algorithm == "auto"]
@@ -191,7 +192,8 @@ def _gain(result: Result) -> str:
 
 def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> None:
     """What a program that calls hiercoll gets, size by size, beside what it had."""
-    grid = Grid(title=f"auto, {describe_timing(autos[0].timing)}", title_justify="left")
+    console.print(f"auto, {describe_timing(autos[0].timing)}", highlight=False)
+    grid = Grid()
     for column in ("size", "native", "auto", "native/auto (95 %)", "native/native", "auto is"):
         grid.add_column(column, justify="left" if column == "auto is" else "right", no_wrap=True)
     for auto in autos:
@@ -213,8 +215,9 @@ def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> No
 def _print_others(console: Console, collective: str, mine: list[Result]) -> None:
     """Median times by subject and size; what is faster than native beyond chance is said, and nothing else."""
     sizes = list(dict.fromkeys(result.size for result in mine))
-    title = f"microseconds, {describe_timing(mine[0].timing)}; + faster than native beyond chance, - slower"
-    table = Grid(title=title, title_justify="left")
+    what = f"microseconds, {describe_timing(mine[0].timing)}; + faster than native beyond chance, - slower"
+    console.print(what, highlight=False)
+    table = Grid()
     table.add_column("algorithm")
     for size in sizes:
         table.add_column(format_size(size), justify="right", no_wrap=True)

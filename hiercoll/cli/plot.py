@@ -8,6 +8,7 @@ import click
 
 from hiercoll.cli.common import main
 from hiercoll.plots import PlotError, compare, read_records, save, stems
+from hiercoll.tables import OLD, TIMINGS
 
 FORMATS = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 
@@ -26,14 +27,16 @@ FORMATS = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
     metavar="DIR",
     help="Where to write; made if missing.",
 )
+@click.option("--timing", "timings", type=click.Choice([*TIMINGS, OLD]), multiple=True, help="Only these.")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), default="both", show_default=True)
-def plot(files: tuple[Path, ...], folder: Path, form: str) -> None:
+def plot(files: tuple[Path, ...], folder: Path, timings: tuple[str, ...], form: str) -> None:
     """Draw bench results (JSON Lines): latency, speed-up over native, best algorithm.
 
     One figure for each collective, layout, MPI library and timing in the FILEs. Repeated
     measurements become their median. Needs matplotlib: pip install 'hiercoll[plot]'.
     """
-    records = [record for file in files for record in read_records(file)]
+    every = [record for file in files for record in read_records(file)]
+    records = [record for record in every if not timings or record.setting.timing in timings]
     comparisons = compare(records)
     empty = sum(record.size == 0 for record in records)
     if empty:

@@ -33,7 +33,7 @@ from hiercoll.cost import count_rank
 from hiercoll.proving import ALL_LAYOUTS, Case, Outcome, cases, decide_all, every_algorithm, generate
 from hiercoll.schedule import Join, Schedule
 from hiercoll.simulate import Event, count_rounds, simulate
-from hiercoll.tables import NATIVE
+from hiercoll.tables import NATIVE, NATIVE_FORMS
 from hiercoll.timeline import matrix_text, to_svg, to_trace
 from hiercoll.topology import LAYOUT_HELP, Topology, parse_layout
 from hiercoll.transports import named
@@ -73,7 +73,8 @@ def list_(collective: str | None) -> None:
             summary = inspect.cleandoc(entry.function.__doc__ or "").split("\n\n")[0].replace("\n", " ")
             table.add_row(entry.name, summary, "\n".join(parameters), doc_section(entry, "Constraints"))
         if name in COLLECTIVES:
-            table.add_row(NATIVE, "The MPI library's own collective.", "", "none")
+            form = f"form={NATIVE_FORMS[0]}: the nonblocking call and a wait\nform={NATIVE_FORMS[1]}: for plans"
+            table.add_row(NATIVE, "The MPI library's own collective; by default the blocking call.", form, "none")
         console.print(table)
 
 

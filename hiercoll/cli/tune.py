@@ -240,10 +240,9 @@ def _print_choices(console: Console, entry: Entry, chosen: Sequence[Choice], tim
     date = f"; {entry.about['date']}" if "date" in entry.about else ""
     old = any(figure.timing == OLD for figure in entry.figures)
     how = f"made from {OLD}: tune again" if old else f"{describe_timing(timing)}"
-    grid = Grid(
-        title=f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory, {how}{date}",
-        title_justify="left",
-    )
+    where = f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory"
+    console.print(f"{where}, {how}{date}", highlight=False)
+    grid = Grid()
     for column, justify in (
         ("from", "right"),
         ("algorithm", "left"),

@@ -12,8 +12,8 @@ from test_tables import ENTRY, LANE, MPI, PAIRWISE
 
 from hiercoll.cli import main
 from hiercoll.cli.tune import _Notes
-from hiercoll.tables import NATIVE, Choice, Table, Variant, dump, load
-from hiercoll.tuning import SizeResult
+from hiercoll.tables import NATIVE, PLAN, Choice, Table, Variant, dump, load
+from hiercoll.tuning import Selection
 
 
 def hiercoll(*arguments: object) -> Result:
@@ -74,8 +74,34 @@ def test_explain(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert said.output.count("\n") >= 5  # the runners-up
     monkeypatch.setenv("HIERCOLL_TABLE", str(path))
     assert "nearest entry, 2x4" in hiercoll("explain", "alltoall", "--size", "64K", "--layout", "64x4").output
-    model = hiercoll("explain", "allgather", "-s", "64K", "-l", "64x4")
+    none = hiercoll("explain", "allgather", "-s", "64K", "-l", "64x4")
+    assert none.exit_code == 0 and "64x4: native\nby default: no table for allgather" in none.output
+    model = hiercoll("explain", "allgather", "-s", "64K", "-l", "64x4", "--table", "model")
     assert model.exit_code == 0 and "by the cost model" in model.output
+
+
+def test_plans_are_shown_and_explained(tmp_path: Path) -> None:
+    persistent = Variant(NATIVE, {"form": "persistent"})
+    held = replace(ENTRY.figures[1], variant=persistent, timing=PLAN, median=1.6e-5)
+    file = tmp_path / "plans.json"
+    entry = replace(ENTRY, plans=(Choice(1, persistent),), figures=(*ENTRY.figures, held))
+    file.write_text(dump(Table((entry,))), encoding="utf-8")
+    said = hiercoll("table", "show", file).output
+    assert "held plans, one at a time" in said and "native form=persistent" in said and "1.25x" in said
+    said = hiercoll("explain", "alltoall", "-s", "64", "-l", "2x4", "--table", file, "--plan").output
+    assert "alltoall of 64 on 2x4: native form=persistent" in said
+
+
+def test_tables_of_an_older_version(tmp_path: Path) -> None:
+    """They can be used; that they were made from other timings is said."""
+    file = tmp_path / "old.json"
+    data = json.loads(dump(Table((ENTRY,))))
+    for figure in data["entries"][0]["figures"]:
+        del figure["timing"], figure["ranked"]
+    file.write_text(json.dumps(data))
+    for command in ("check", "show"):
+        said = hiercoll("table", command, file)
+        assert said.exit_code == 0 and "made from held plans in a row: tune again" in said.output
 
 
 def test_explain_wants_to_know_the_library(path: Path, tmp_path: Path) -> None:
@@ -98,7 +124,7 @@ def test_notes_of_an_interrupted_run(tmp_path: Path) -> None:
     """What was noted is found again in the same setting, without a line that was cut off."""
     about = {"mpi": MPI, "layout": "2x4", "memory": "host", "hiercoll": "0.1.0", "ranks": 8}
     path = tmp_path / "table.json.part"
-    result = SizeResult(64, ENTRY.choices[0].variant, ENTRY.figures[:2], 2.0)
+    result = Selection(64, (ENTRY.choices[0].variant,), (), ENTRY.figures[:2])
     notes = _Notes(path, about, fresh=False)
     notes.add("alltoall", result)
     with path.open("a") as file:

@@ -51,6 +51,7 @@ def line(algorithm: str = "native", size: int = 64, seconds: float = 1e-3, **fie
         "q1": 0.9 * seconds,
         "q3": 1.2 * seconds,
         "samples": 20,
+        "timing": "single",
         "date": "2026-01-31T12:00:00+00:00",
         "mpi": "MPICH 5.0.2",
         "layout": "4x4",
@@ -213,15 +214,19 @@ def test_settings_apart(tmp_path: Path) -> None:
         line(mpi="Open MPI 5"),
         line(virtual_nodes=True),
         line(memory="cuda"),
+        line(timing="plan-row"),
+        {name: value for name, value in line(layout="8x2").items() if name != "timing"},
     ]
-    comparisons = compare(read_records(write(tmp_path, *lines)))
+    comparisons, single = compare(read_records(write(tmp_path, *lines))), "public calls, one at a time"
     assert [comparison.title for comparison in comparisons] == [
-        "allgather, 4x4 (16 ranks), MPICH 5.0.2, 2026-01-31",
-        "alltoall, 2x8 (16 ranks), MPICH 5.0.2, 2026-01-31",
-        "alltoall, 4x4 (16 ranks), cuda memory, MPICH 5.0.2, 2026-01-31",
-        "alltoall, 4x4 (16 ranks), MPICH 5.0.2, 2026-01-31 to 2026-02-02",
-        "alltoall, 4x4 (16 ranks, virtual nodes), MPICH 5.0.2, 2026-01-31",
-        "alltoall, 4x4 (16 ranks), Open MPI 5, 2026-01-31",
+        f"allgather, 4x4 (16 ranks), MPICH 5.0.2, {single}, 2026-01-31",
+        f"alltoall, 2x8 (16 ranks), MPICH 5.0.2, {single}, 2026-01-31",
+        f"alltoall, 4x4 (16 ranks), cuda memory, MPICH 5.0.2, {single}, 2026-01-31",
+        "alltoall, 4x4 (16 ranks), MPICH 5.0.2, held plans, in a row, 2026-01-31",
+        f"alltoall, 4x4 (16 ranks), MPICH 5.0.2, {single}, 2026-01-31 to 2026-02-02",
+        f"alltoall, 4x4 (16 ranks, virtual nodes), MPICH 5.0.2, {single}, 2026-01-31",
+        f"alltoall, 4x4 (16 ranks), Open MPI 5, {single}, 2026-01-31",
+        "alltoall, 8x2 (16 ranks), MPICH 5.0.2, held plans in a row, 2026-01-31",  # of an older version
     ]
 
 
@@ -300,7 +305,7 @@ def test_many_subjects(tmp_path: Path) -> None:
 
 def test_stems() -> None:
     """Safe characters, a bounded length, no two alike."""
-    rest = (16, False, "host")
+    rest = (16, False, "host", "single")
     every = [
         Setting("alltoall", "4x4", "MPICH 5.0.2", *rest),
         Setting("alltoall", "4x4", "MPICH/5.0.2", *rest),
@@ -308,7 +313,8 @@ def test_stems() -> None:
         Setting("/", "/", ".", *rest),
         Setting("a", "1+" * 500, "b", *rest),
     ]
-    assert stems(every)[:4] == ["alltoall-4x4-mpich-5.0.2", "alltoall-4x4-mpich-5.0.2-2", "x-5+3-cyclic-1", "plot"]
+    mpich = "alltoall-4x4-mpich-5.0.2-single"
+    assert stems(every)[:4] == [mpich, f"{mpich}-2", "x-5+3-cyclic-1-single", "single"]
     assert len(stems(every)[4]) == 100
 
 
@@ -334,13 +340,20 @@ def test_files(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     said = plot(write(tmp_path, *some()), "--output", out)
     assert said.exit_code == 0, said.output
-    assert {path.name for path in out.iterdir()} == {f"alltoall-4x4-mpich-5.0.2.{kind}" for kind in ("png", "svg")}
+    assert {path.name for path in out.iterdir()} == {
+        f"alltoall-4x4-mpich-5.0.2-single.{kind}" for kind in ("png", "svg")
+    }
     assert all(str(path) in said.output for path in out.iterdir())
-    assert (out / "alltoall-4x4-mpich-5.0.2.png").read_bytes().startswith(b"\x89PNG")
-    words = svg_words(out / "alltoall-4x4-mpich-5.0.2.svg")
+    assert (out / "alltoall-4x4-mpich-5.0.2-single.png").read_bytes().startswith(b"\x89PNG")
+    words = svg_words(out / "alltoall-4x4-mpich-5.0.2-single.svg")
     for label in ("native", "auto", "bruck radix=4", "bound of the link", "8", "64", "4K", "500 us", "1 ms", "0.5x"):
         assert label in words, label
-    for piece in ("4x4 (16 ranks), MPICH 5.0.2, 2026-01-31", "bytes per pair", "speed-up over native", "auto's choice"):
+    for piece in (
+        "4x4 (16 ranks), MPICH 5.0.2, public calls, one at a time, 2026-01-31",
+        "bytes per pair",
+        "speed-up over native",
+        "auto's choice",
+    ):
         assert any(piece in word for word in words), piece
 
 
@@ -409,9 +422,9 @@ def test_size_zero(tmp_path: Path) -> None:
 def test_unwritable(tmp_path: Path) -> None:
     """A file in the way is named."""
     pytest.importorskip("matplotlib", reason=WHY)
-    (tmp_path / "alltoall-4x4-mpich-5.0.2.png").mkdir()
+    (tmp_path / "alltoall-4x4-mpich-5.0.2-single.png").mkdir()
     said = plot(write(tmp_path, line()), "-o", tmp_path)
-    assert said.exit_code == 1 and "alltoall-4x4-mpich-5.0.2.png: Is a directory" in said.output
+    assert said.exit_code == 1 and "alltoall-4x4-mpich-5.0.2-single.png: Is a directory" in said.output
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

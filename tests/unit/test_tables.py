@@ -53,6 +53,52 @@ ENTRY = Entry(
 GOOD: dict[str, Any] = json.loads(dump(Table((ENTRY,))))
 
 
+def test_plans_have_choices_of_their_own() -> None:
+    """Where there are none, those of calls."""
+    forms = [Variant(NATIVE, {"form": form}) for form in ("nonblocking", "persistent")]
+    entry = replace(ENTRY, choices=(Choice(1, forms[0]),), plans=(Choice(1, forms[1]), Choice(64, BRUCK)))
+    assert parse(dump(Table((entry,)))).entries == (entry,)
+    assert [entry.choice(8, held=held) for held in (False, True)] == forms
+    assert ENTRY.choice(8, held=True) == ENTRY.choice(8) == BRUCK
+    table, where = Table((entry,)), parse_layout("2x4")
+    for held, form in enumerate(forms):
+        assert decide("alltoall", where, 8, table=table, mpi=MPI, held=bool(held)).variant == form
+    assert forms[0].spelled("alltoall") == "native form=nonblocking" and not forms[0].is_native
+    with pytest.raises(TableError, match=r"choices\[0\].params: expected no persistent form for calls"):
+        parse(dump(Table((replace(entry, choices=entry.plans),))))
+    with pytest.raises(TableError, match=r"params: expected none for native, or form: nonblocking or persistent"):
+        parse(dump(Table((entry,))).replace('"nonblocking"', '"other"'))
+
+
+def test_figures_of_one_sample_rank_nothing() -> None:
+    """Nor do those that selected a finalist, those of rows and plans, and those that do not say what they timed."""
+    seen = figure(64, INPLACE, 1e-6, samples=1)
+    others = [replace(seen, ranked=False), replace(seen, timing="row"), replace(seen, timing="plan-single")]
+    entry = replace(ENTRY, figures=(*ENTRY.figures, *others))
+    assert entry.measured(64) == ENTRY.measured(64)
+    text = dump(Table((entry,)))
+    assert parse(text).entries == (entry,)
+    data = json.loads(text)
+    for each in data["entries"][0]["figures"]:
+        del each["timing"], each["ranked"]
+    old = parse(json.dumps(data)).entries[0]
+    assert old.measured(64) == [] and old.native_seconds(64) is None and old.choice(8) == BRUCK
+    assert parse(dump(Table((old,)))).entries == (old,)
+    for name, wrong in (("timing", "fast"), ("ranked", "yes")):
+        data["entries"][0]["figures"][0][name] = wrong
+        with pytest.raises(TableError, match=rf"figures\[0\].{name}: expected"):
+            parse(json.dumps(data))
+        del data["entries"][0]["figures"][0][name]
+
+
+def test_native_is_known_between_what_was_measured() -> None:
+    """On logarithmic scales; not outside."""
+    assert ENTRY.native_seconds(64) == pytest.approx(2e-5) and ENTRY.native_seconds(8192) == pytest.approx(5e-4)
+    assert ENTRY.native_seconds(2048) == pytest.approx((3e-5 * 5e-4) ** 0.5)
+    assert ENTRY.native_seconds(63) is ENTRY.native_seconds(8193) is ENTRY.native_seconds(0) is None
+    assert replace(ENTRY, figures=()).native_seconds(64) is None
+
+
 def test_round_trip(tmp_path: Path) -> None:
     other = replace(ENTRY, collective="allgather", choices=(Choice(8, Variant(NATIVE)),), figures=())
     path = tmp_path / "table.json"
@@ -301,8 +347,13 @@ def test_nearest_entry_is_carried_over() -> None:
     assert decision.variant == Variant(NATIVE)
 
 
-def test_no_entry_means_the_model() -> None:
-    decision = decide("alltoall", parse_layout("2x4"), 512, table=Table((ENTRY,)), mpi="Open MPI 5")
-    assert "cost model" in decision.reason
-    assert decision.variant.algorithm != NATIVE
+@pytest.mark.parametrize("held", [False, True])
+def test_no_entry_means_native(held: bool) -> None:
+    """In calls and plans, unless the cost model is asked for; its ranking is there to be looked at."""
+    where, mpi = parse_layout("2x4"), "Open MPI 5"
+    decision = decide("alltoall", where, 512, table=Table((ENTRY,)), mpi=mpi, held=held)
+    assert decision.variant == Variant(NATIVE) and "no table for alltoall" in decision.reason
+    by_model = decide("alltoall", where, 512, table=load("model"), mpi=mpi, held=held)
+    assert by_model.variant == by_model.ranking[0].variant == decision.ranking[0].variant != Variant(NATIVE)
+    assert decide("alltoall", where, 512, table=load("model"), mpi=mpi, inplace=True).variant.algorithm != NATIVE
     assert decide("alltoall", parse_layout("1x1"), 512, table=Table((ENTRY,)), mpi=MPI).variant == Variant(NATIVE)

@@ -1,0 +1,184 @@
+"""What is native is the user's blocking call, on the user's communicator; counted by a communicator that stands in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+from test_algorithms import filled, native
+
+import hiercoll
+from hiercoll.bench import CONTROL_VARIANT, NATIVE_VARIANT, Bench
+from hiercoll.lifetime import get_state
+from hiercoll.measuring import TIMINGS, Contest, DataError
+from hiercoll.tables import COLD, PLAN, ROW, SINGLE, Variant
+from hiercoll.tuning import NONBLOCKING, PERSISTENT, Search
+
+SIZE = WORLD.size
+EVEN = ("alltoall", "allgather")
+each_collective = pytest.mark.parametrize("collective", [*EVEN, "alltoallv"])
+
+
+class Counted(MPI.Intracomm):
+    """A communicator that counts the calls of its collectives."""
+
+    counts: Counter[str]
+
+
+def _count(name: str) -> None:
+    def method(self: Counted, *args: Any) -> Any:
+        self.counts[name] += 1
+        return getattr(super(Counted, self), name)(*args)
+
+    setattr(Counted, name, method)
+
+
+for _name in (*EVEN, "alltoallv", "allgatherv"):
+    for _form in (_name.capitalize(), f"I{_name}", f"{_name.capitalize()}_init"):
+        _count(_form)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    """Without a table, as a newcomer has it."""
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    made = Counted(WORLD.Dup())
+    made.counts = Counter()
+    yield made
+    made.Free()
+
+
+@each_collective
+def test_contest(counted: Counted, collective: str) -> None:
+    """Singly, in rows and cold; the control is the same call."""
+    contest = Contest(counted, collective, [NATIVE_VARIANT, CONTROL_VARIANT], 64)
+    times = contest.times([(index, timing) for timing in (SINGLE, ROW, COLD) for index in (0, 1)], 2)
+    assert all(0 < seconds < 60 for row in times for seconds in row)
+    assert set(counted.counts) == {collective.capitalize()} and counted.counts.total() >= 2 * (3 * 2 + 3)
+    contest.close()
+
+
+@each_collective
+def test_forms(counted: Counted, collective: str) -> None:
+    """The library's nonblocking form on the user's communicator; plans on one of their own."""
+    contest = Contest(counted, collective, [NATIVE_VARIANT, NONBLOCKING, PERSISTENT], 64)
+    assert contest.able(1) and not contest.able(2)
+    assert set(counted.counts) == {f"I{collective}"}
+    before = counted.counts.copy()
+    assert contest.able(0, PLAN) and contest.able(1, PLAN)
+    contest.times([(0, PLAN), (1, PLAN)], 2)
+    assert counted.counts == before
+    contest.close()
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_bench(counted: Counted, timing: str) -> None:
+    """Whatever is measured, it is compared with the blocking call."""
+    bench = Bench(counted, samples=6, timings=[timing])
+    variants = [NATIVE_VARIANT, Variant("scatter_destination"), Variant("auto")]
+    results = list(bench.run("alltoall", variants, [16]))
+    assert [result.subject for result in results] == variants and counted.counts["Alltoall"] >= 6
+    assert set(counted.counts) == {"Alltoall"}
+    assert all(result.gain_low is not None and result.gain_low <= (result.gain or 0) for result in results)
+    assert results[2].chosen == NATIVE_VARIANT
+    if not timing.startswith("plan"):
+        assert results[0].gain == results[0].gain_low == results[0].gain_high == 1.0
+
+
+@pytest.mark.skipif(SIZE == 1, reason="nothing to tune")
+def test_search(counted: Counted) -> None:
+    bench = Bench(counted)
+    search = Search("alltoall", bench.topology, bench.open, bench.clock, 0.5, bench.links())
+    (found,) = search.run([32])
+    assert {"Alltoall"} <= set(counted.counts) <= {"Alltoall", "Ialltoall"}
+    assert WORLD.allgather(str(found)) == [str(found)] * SIZE
+
+
+@pytest.mark.parametrize("collective", EVEN)
+@pytest.mark.parametrize("algorithm", ["auto", "native"])
+def test_public_calls(counted: Counted, collective: str, algorithm: str) -> None:
+    """One call of ours is one of theirs, on buffers seen before or not, however they are given."""
+    call, name = getattr(hiercoll, collective), collective.capitalize()
+    for turn in range(4):
+        send = filled(collective, counted, 24, turn // 2)
+        want = native(collective, WORLD, send, 24)
+        recv = np.full(24 * SIZE, 0xA5, np.uint8)
+        for give in (lambda send=send: send, lambda send=send: [send, 24, MPI.BYTE]):
+            recv[:] = 0xA5
+            call(counted, give(), recv, algorithm=algorithm)
+            assert np.array_equal(recv, want)
+        assert np.array_equal(call(counted, send, algorithm=algorithm).reshape(-1), want)
+        assert counted.counts == {name: 3 * (turn + 1)}
+
+
+@pytest.mark.parametrize("collective", EVEN)
+def test_forms_in_public_calls(counted: Counted, collective: str) -> None:
+    call, init = getattr(hiercoll, collective), getattr(hiercoll, f"{collective}_init")
+    send, recv = filled(collective, counted, 24), np.empty(24 * SIZE, np.uint8)
+    want = native(collective, WORLD, send, 24)
+    call(counted, send, recv, algorithm="native", form="nonblocking")
+    assert np.array_equal(recv, want) and counted.counts == {f"I{collective}": 1}
+    with init(counted, send, recv, algorithm="native", form="persistent") as plan:
+        recv[:] = 0xA5
+        plan.start()
+        plan.wait()
+        assert np.array_equal(recv, want)
+        if MPI.get_vendor()[0] != "Intel MPI":  # whose second start delivers wrong data
+            recv[:] = 0xA5
+            assert np.array_equal(plan(), want)
+    for wrong, given in (("persistent", {}), ("blocking", {}), ("nonblocking", {"window": 2})):
+        with pytest.raises(hiercoll.ParameterError, match="form=nonblocking at most with algorithm='native' in a call"):
+            call(counted, send, recv, algorithm="native", form=wrong, **given)
+    with pytest.raises(hiercoll.ParameterError, match="form=nonblocking or persistent at most"):
+        init(counted, send, recv, algorithm="native", form="blocking")
+
+
+@pytest.mark.skipif(SIZE == 1, reason="nothing to tune")
+@pytest.mark.parametrize("collective", EVEN)
+def test_online(counted: Counted, collective: str) -> None:
+    """Trials: where native serves a call it is the blocking one, and nothing else calls the library."""
+    hiercoll.configure(counted, tune="online")
+    choices, call = get_state(counted).choices, getattr(hiercoll, collective)
+    send, recv, served = filled(collective, counted, 40), np.empty(40 * SIZE, np.uint8), 0
+    for _ in range(300):
+        served += choices.select(collective, "auto", {}, 40, False).is_native
+        call(counted, send, recv)
+        assert counted.counts[collective.capitalize()] == served
+        if choices.trial(collective, 40, False) is None:
+            break
+    assert served > 3 and set(counted.counts) == {collective.capitalize()}
+
+
+def test_alltoallv(counted: Counted) -> None:
+    ones = np.ones(SIZE, int)
+    send, recv = np.full(SIZE, WORLD.rank), np.empty(SIZE, int)
+    for _ in range(5):
+        hiercoll.alltoallv(counted, [send, ones], [recv, ones], algorithm="native")
+    assert counted.counts == {"Alltoallv": 5} and np.array_equal(recv, np.arange(SIZE))
+    with hiercoll.alltoallv_init(counted, [send, ones], [recv, ones]) as plan:
+        assert plan.name == "alltoallv native"  # without a table
+
+
+def test_wrong_data_of_the_library(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form of it that delivers nothing is left out, with a warning; the blocking call, or ours, is an error."""
+
+    def nothing(self: Any, *args: Any) -> MPI.Request:
+        return WORLD.Ibarrier()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counted, "Ialltoall", nothing)
+        told = pytest.warns(hiercoll.NativeWarning, match="form=nonblocking .*wrong bytes")
+        with told if WORLD.rank == 0 else nullcontext():
+            contest = Contest(counted, "alltoall", [NATIVE_VARIANT, NONBLOCKING], 64)
+            assert contest.able(0) and not contest.able(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Counted, "Alltoall", lambda *_: None)
+        with pytest.raises(DataError, match="alltoall native with blocks of 64 bytes"):
+            Contest(counted, "alltoall", [NATIVE_VARIANT], 64).able(0)
