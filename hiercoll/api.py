@@ -261,7 +261,7 @@ class Call(NamedTuple):
     def key(self, algorithm: str, params: dict[str, Any]) -> tuple[Any, ...]:
         """What the plan of a blocking call is kept under; see `known_plan`."""
         name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
-        given = [(name, value if isinstance(value, (int, str)) else repr(value)) for name, value in params.items()]
+        given = [(name, value if type(value) in _PLAIN else repr(value)) for name, value in params.items()]
         sizes = (self.sent.nbytes if self.sent else 0, self.received.nbytes)
         key = (self.collective, name, *self.addresses, *sizes, *given)
         return key if self.received.place == "host" else (*key, self.received.place, self.transport)

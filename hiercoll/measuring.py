@@ -39,7 +39,7 @@ Call: TypeAlias = "Callable[[], object]"
 Entry: TypeAlias = "tuple[int, str]"  # number of a variant, and the timing
 POISON = 0xA5
 CONTROL = "control"  # native once more, under another name, to show what noise looks like
-MOST = {SINGLE: 10, ROW: 50, COLD: 3}  # calls in a sample
+MOST = {SINGLE: 10, ROW: 50, COLD: 3}  # calls in a sample, the same number for all that are compared
 LEAST = {SINGLE: 1, ROW: 2, COLD: 1}
 SAMPLE = 0.03  # seconds of a sample, so long as that is not more calls
 LONG = 0.1  # seconds from which on a call counts as long
@@ -200,7 +200,7 @@ class Contest:
 
     def cost(self, index: int, timing: str) -> float:
         """Seconds that a sample takes, about."""
-        return self.look(index, timing) * (self._calls(index, timing) if self.able(index, timing) else 0)
+        return self.look(index, timing) * self.calls(timing) if self.able(index, timing) else 0.0
 
     def times(self, which: Sequence[Entry], turns: int) -> list[list[float]]:
         """Seconds of these variants, timed so, ``turns`` samples of each; infinite where one cannot run.
@@ -209,11 +209,10 @@ class Contest:
         slowest rank's time counts.
         """
         able = [(place, *entry) for place, entry in enumerate(which) if self.able(*entry)]
-        shape = {place: self._calls(index, timing) for place, index, timing in able}
-        taken: dict[int, list[list[float]]] = {place: [] for place in shape}
+        taken: dict[int, list[list[float]]] = {place: [] for place, *_ in able}
         for _ in range(turns):
             for place, index, timing in self._order.sample(able, len(able)):
-                taken[place].append(self._take(index, timing, shape[place]))
+                taken[place].append(self._take(index, timing))
         own = np.array([time for rows in taken.values() for row in rows for time in row])
         slowest = np.empty_like(own)
         self.comm.Allreduce(own, slowest, op=MPI.MAX)
@@ -230,11 +229,17 @@ class Contest:
             if subject and subject.plan:
                 subject.plan.free()
 
-    def _take(self, index: int, timing: str, calls: int) -> list[float]:
+    def calls(self, timing: str) -> int:
+        """How many make a sample: as many for all variants, since the first ones after something else take
+        longer; by the pace of the first variant."""
+        way = timing.removeprefix("plan-")
+        return max(LEAST[way], min(MOST[way], round(self._sample / max(self.look(0), 1e-6))))
+
+    def _take(self, index: int, timing: str) -> list[float]:
         """This rank's seconds of each of some calls, or of one in the mean of a row."""
         subject, way, barrier = self._subject(index, timing), timing.removeprefix("plan-"), self.comm.Barrier
         assert subject is not None
-        call = subject.call
+        call, calls = subject.call, self.calls(timing)
         if way == ROW:
             barrier()
             begin = perf_counter()
@@ -250,11 +255,6 @@ class Contest:
             call()
             times.append(perf_counter() - begin)
         return times
-
-    def _calls(self, index: int, timing: str) -> int:
-        """How many of them make a sample."""
-        way = timing.removeprefix("plan-")
-        return max(LEAST[way], min(MOST[way], round(self._sample / max(self.look(index, timing), 1e-6))))
 
     def _subject(self, index: int, timing: str) -> _Subject | None:
         key = (index, timing.startswith("plan"))

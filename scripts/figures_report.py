@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from hiercoll.tables import ROW, SINGLE, Variant, describe_timing, load
+from hiercoll.tuning import FAR
 from hiercoll.units import format_size
 
 MARGIN = 0.95  # native/hiercoll that "never slower" allows
@@ -169,6 +170,7 @@ def lab(folder: Path) -> Iterator[str]:
         yield from never_slower(mine)
         yield from bounds(mine)
         yield from held_out(mine)
+        yield from disturbed(mine)
         yield from everything(mine)
 
 
@@ -254,17 +256,34 @@ def held_out(points: list[Point]) -> Iterator[str]:
         )
 
 
+def series(points: list[Point]) -> dict[tuple[str, str, str], list[Point]]:
+    """By collective, layout and library, ascending in size."""
+    groups: defaultdict[tuple[str, str, str], list[Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda each: int(each.first["size"])):
+        groups[point.first["collective"], point.first["layout"], point.first["mpi"]].append(point)
+    return dict(sorted(groups.items()))
+
+
+def disturbed(points: list[Point]) -> Iterator[str]:
+    """Where native took far longer than at both neighbouring sizes."""
+    found = [
+        here.name
+        for rows in series(points).values()
+        for before, here, after in zip(rows, rows[1:], rows[2:], strict=False)
+        if here.of("native")["median"] > FAR * max(each.of("native")["median"] for each in (before, after))
+    ]
+    if found:
+        yield f"- Native took more than {FAR} times as long as at both neighbouring sizes at: {', '.join(found)}."
+
+
 def everything(points: list[Point]) -> Iterator[str]:
     """All points, by collective, layout and library."""
-    groups: defaultdict[tuple[str, str, str], list[Point]] = defaultdict(list)
-    for point in points:
-        groups[point.first["collective"], point.first["layout"], point.first["mpi"]].append(point)
-    for (collective, layout, library), rows in groups.items():
+    for (collective, layout, library), rows in series(points).items():
         yield f"\n**{collective}, {layout}, {library}**, {describe_timing(rows[0].first['timing'])}\n"
         yield from heading(
             "size", "native us", "auto us", "auto is", "native/auto (95 %)", "native/native (95 %)", "bound us", "share"
         )
-        for point in sorted(rows, key=lambda each: int(each.first["size"])):
+        for point in rows:
             first = point.first
             yield row(
                 f"{format_size(first['size'])}{' *' if point.held_out else ''}",

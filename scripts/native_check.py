@@ -29,7 +29,7 @@ from hiercoll.measuring import Contest
 from hiercoll.statistics import median_interval
 from hiercoll.units import format_size
 
-CALLS, TURNS, SECONDS = 10, 40, 6.0
+TURNS, SECONDS = 40, 4.0
 
 
 def loop_single(comm: MPI.Intracomm, call: Callable[[Any, Any], None], send: Any, recv: Any, calls: int) -> float:
@@ -59,15 +59,14 @@ def compare(comm: MPI.Intracomm, collective: str, size: int, timing: str) -> dic
     """Ratios of the loop's time to that of the benchmark, and of each to itself, with intervals; seconds."""
     contest = Contest(comm, collective, [NATIVE_VARIANT, CONTROL_VARIANT], size)
     call = comm.Alltoall if collective == "alltoall" else comm.Allgather
-    loop, once = {"single": loop_single, "row": loop_row}[timing], contest.look(0)
-    calls = max(1, min(CALLS, round(0.03 / once)))
+    loop, calls = {"single": loop_single, "row": loop_row}[timing], contest.calls(timing)
     subjects: dict[str, Callable[[], float]] = {
         "bench": lambda: contest.times([(0, timing)], 1)[0][0],
         "bench again": lambda: contest.times([(1, timing)], 1)[0][0],
         "loop": lambda: loop(comm, call, contest.send, contest.recv, calls),
         "loop again": lambda: loop(comm, call, contest.send, contest.recv, calls),
     }
-    turns = max(8, min(TURNS, int(SECONDS / (8 * calls * once))))
+    turns = max(8, min(TURNS, int(SECONDS / (8 * contest.cost(0, timing)))))
     times: dict[str, list[float]] = {name: [] for name in subjects}
     order = Random(size)
     for _ in range(turns):

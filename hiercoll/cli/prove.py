@@ -73,8 +73,8 @@ def list_(collective: str | None) -> None:
             summary = inspect.cleandoc(entry.function.__doc__ or "").split("\n\n")[0].replace("\n", " ")
             table.add_row(entry.name, summary, "\n".join(parameters), doc_section(entry, "Constraints"))
         if name in COLLECTIVES:
-            form = f"form={NATIVE_FORMS[0]}: the nonblocking call and a wait\nform={NATIVE_FORMS[1]}: for plans"
-            table.add_row(NATIVE, "The MPI library's own collective; by default the blocking call.", form, "none")
+            form = f"none: the blocking call; form={NATIVE_FORMS[0]}: with a wait; form={NATIVE_FORMS[1]}: for plans"
+            table.add_row(NATIVE, "The MPI library's own collective.", form, "none")
         console.print(table)
 
 

@@ -39,12 +39,14 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def counted(counting: Path, folder: Path, *program: str, **variables: str) -> Counter[str]:
-    """Calls of collectives by all ranks of a job together, large counts or not."""
+def counted(counting: Path, folder: Path, *program: str) -> Counter[str]:
+    """Calls of collectives by all ranks of a job together, large counts or not. Allgathers come besides from finding
+    out who is on which node, and from putting records together."""
     folder.mkdir()
     starter = [str(Path(sys.executable).with_name("mpiexec")), *FLAGS.get(LIBRARY, []), "-n", str(RANKS)]
     inner = ["env", f"LD_PRELOAD={counting}", f"COUNT_FOLDER={folder}", *program]
-    environment = {**os.environ, **SETTINGS, "XDG_CONFIG_HOME": str(folder), **variables}
+    environment = {**os.environ, **SETTINGS, "XDG_CONFIG_HOME": str(folder)}
+    del environment["HIERCOLL_TABLE"]  # none: as a newcomer has it
     job = subprocess.Popen(
         [*starter, *inner],
         env=environment,
@@ -103,7 +105,7 @@ def test_native_in_public_calls(counting: Path, tmp_path: Path, call: str) -> No
     """ "auto" without a table, of the drop-in communicator and of functions, and "native" are the blocking call."""
     program = PROGRAM.format(call=call).replace("send,", "import hiercoll\nours = hiercoll.Intracomm(comm)\nsend,", 1)
     calls = counted(counting, tmp_path / "auto", sys.executable, "-c", program)
-    assert (calls["Alltoall"], calls["Allgather"]) == (10 * RANKS, 10 * RANKS)
+    assert calls["Alltoall"] == 10 * RANKS <= calls["Allgather"] <= 15 * RANKS
     assert 0 < calls["Alltoallv"] <= 10 * RANKS and set(calls) == BLOCKING  # of these, some are tried otherwise
 
 
@@ -114,25 +116,27 @@ def test_bench(counting: Path, tmp_path: Path, collective: str, timing: str) -> 
     algorithms = ["-a", "native", "-a", "scatter_destination" if collective != "allgather" else "direct", "--control"]
     command = [*HIERCOLL, "bench", collective, *algorithms, *FIXED, "--timing", timing]
     calls = counted(counting, tmp_path / "bench", *command)
-    assert set(calls) == {collective.capitalize()} and calls.total() % RANKS == 0
+    name = collective.capitalize()
+    assert set(calls) == {name, "Allgather"} and calls[name] % RANKS == 0
     least = {"single": 2 * 6 * 1, "row": 2 * 6 * 2, "cold": 2 * 6}[timing]
-    assert calls.total() >= RANKS * (least + 2 * 3)  # all samples, and three checks of the data, of both
+    assert calls[name] >= RANKS * (least + 2 * 3)  # all samples, and three checks of the data, of both
 
 
 def test_bench_of_other_forms(counting: Path, tmp_path: Path) -> None:
     """They are subjects of their own, beside the blocking call."""
     command = [*HIERCOLL, "bench", "alltoall", "-a", "native:form=nonblocking", *FIXED, "--timing", "single"]
-    assert set(counted(counting, tmp_path / "calls", *command)) == {"Alltoall", "Ialltoall"}
+    assert set(counted(counting, tmp_path / "calls", *command)) == {"Alltoall", "Ialltoall", "Allgather"}
     command[-1] = "plan-single"
     command[3:5] = ["-a", "native:form=persistent"]
-    assert set(counted(counting, tmp_path / "plans", *command)) == {"Alltoall", "Ialltoall", "Alltoall_init"}
+    names = {"Alltoall", "Ialltoall", "Alltoall_init", "Allgather"}
+    assert set(counted(counting, tmp_path / "plans", *command)) == names
 
 
 def test_tune(counting: Path, tmp_path: Path) -> None:
     """The blocking call in every comparison of calls, as often as the table says at least; plans of native too."""
     command = [*HIERCOLL, "tune", "alltoall", "--budget", "2s", "--sizes", "64", "-o", str(tmp_path / "table.json")]
     calls = counted(counting, tmp_path / "tune", *command)
-    assert calls["Alltoall"] >= 8 * 3 * RANKS and set(calls) == {"Alltoall", "Ialltoall", "Alltoall_init"}
+    assert calls["Alltoall"] >= 8 * 3 * RANKS and set(calls) == {"Alltoall", "Ialltoall", "Alltoall_init", "Allgather"}
 
 
 def test_online(counting: Path, tmp_path: Path) -> None:
@@ -147,7 +151,8 @@ for _ in range(400):
     hiercoll.alltoall(comm, send, recv)
 """
     calls = counted(counting, tmp_path / "online", sys.executable, "-c", program)
-    assert set(calls) == {"Alltoall"} and calls["Alltoall"] >= (1 + 3) * RANKS
+    assert set(calls) == {"Alltoall", "Allgather"} and calls["Allgather"] < 10 * RANKS
+    assert 400 * RANKS >= calls["Alltoall"] >= (1 + 3) * RANKS
 
 
 def test_report(counting: Path, tmp_path: Path) -> None:
@@ -155,13 +160,13 @@ def test_report(counting: Path, tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.format(call="getattr(comm, name)(*arguments)"))
     calls = counted(counting, tmp_path / "report", sys.executable, "-m", "hiercoll", "--report", str(file))
-    assert (calls["Alltoall"], calls["Allgather"]) == (10 * RANKS, 10 * RANKS) and set(calls) == BLOCKING
+    assert calls["Alltoall"] == 10 * RANKS <= calls["Allgather"] <= 20 * RANKS and set(calls) == BLOCKING
 
 
 @pytest.mark.parametrize(
     ("script", "arguments", "names"),
     [
-        ("native_check.py", ["--sizes", "64"], {"Alltoall", "Allgather"}),
+        ("native_check.py", ["--sizes", "64"], {"Alltoall"}),
         ("uneven.py", ["--mean", "64", "--seconds", "0.2", "--warm", "0.2"], {"Alltoallv"}),
         ("cpu.py", ["alltoall", "64"], {"Alltoall"}),
     ],
@@ -169,4 +174,4 @@ def test_report(counting: Path, tmp_path: Path) -> None:
 def test_scripts(counting: Path, tmp_path: Path, script: str, arguments: list[str], names: set[str]) -> None:
     """What they call native is the blocking call."""
     program = [sys.executable, str(ROOT / "scripts" / script), *arguments]
-    assert set(counted(counting, tmp_path / "script", *program)) == names
+    assert set(counted(counting, tmp_path / "script", *program)) == names | {"Allgather"}

@@ -16,8 +16,8 @@ from test_algorithms import filled, native
 import hiercoll
 from hiercoll.bench import CONTROL_VARIANT, NATIVE_VARIANT, Bench
 from hiercoll.lifetime import get_state
-from hiercoll.measuring import TIMINGS, Contest, DataError
-from hiercoll.tables import COLD, PLAN, ROW, SINGLE, Variant
+from hiercoll.measuring import Contest, DataError
+from hiercoll.tables import COLD, PLAN, ROW, SINGLE, TIMINGS, Variant
 from hiercoll.tuning import NONBLOCKING, PERSISTENT, Search
 
 SIZE = WORLD.size
@@ -71,6 +71,7 @@ def test_forms(counted: Counted, collective: str) -> None:
     contest = Contest(counted, collective, [NATIVE_VARIANT, NONBLOCKING, PERSISTENT], 64)
     assert contest.able(1) and not contest.able(2)
     assert set(counted.counts) == {f"I{collective}"}
+    assert contest.able(0) and set(counted.counts) == {f"I{collective}", collective.capitalize()}
     before = counted.counts.copy()
     assert contest.able(0, PLAN) and contest.able(1, PLAN)
     contest.times([(0, PLAN), (1, PLAN)], 2)

@@ -14,7 +14,7 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import communicator
+from hiercoll import api, communicator
 from hiercoll.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -174,6 +174,33 @@ def test_known_buffers_reuse_the_plan(comm: MPI.Intracomm) -> None:
     assert alive() is None
     hiercoll.alltoall(comm, send.view("f8"), recv.view("f8"), algorithm="pairwise")  # same addresses, other type
     assert np.array_equal(recv, expected("alltoall", send, comm))
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+def test_parameters_do_not_hide_a_known_plan(
+    collective: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that name their algorithm with parameters find their plan at once; what is no parameter is refused, also
+    where it equals one."""
+    call, variant = getattr(hiercoll, collective), {"algorithm": "ring", "segments": 1}
+    if collective == "alltoall":
+        variant = {"algorithm": "scatter_destination", "window": 1}
+    name = list(variant)[1]
+    send = np.arange(SIZE * 2) + RANK
+    recv = np.empty((1 if collective == "alltoall" else SIZE) * send.size, send.dtype)
+    for _ in range(2):
+        call(comm, send, recv, **variant)
+        recv[:] = -1
+    for wrong in (True, 1.0, [1]):
+        with pytest.raises(hiercoll.ParameterError):
+            call(comm, send, recv, **{**variant, name: wrong})
+    slow: list[object] = []
+    monkeypatch.setattr(api, "_call", lambda *arguments: slow.append(arguments))
+    call(comm, send, recv, **variant)
+    assert not slow
+    np.testing.assert_array_equal(recv.reshape(-1), expected(collective, send, comm).reshape(-1))
+    call(comm, send, recv, **{**variant, name: 2})
+    assert len(slow) == 1
 
 
 def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
