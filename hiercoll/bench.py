@@ -12,7 +12,6 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -29,8 +28,8 @@ from hiercoll.errors import HiercollError
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import CONTROL, SAMPLE, Arrays, Contest, HostArrays, block_sizes, buffers
 from hiercoll.simulate import Event
-from hiercoll.statistics import LEVEL, median_interval, quartiles
-from hiercoll.tables import NATIVE, SINGLE, Variant
+from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
+from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES
@@ -38,7 +37,7 @@ from hiercoll.vectors import spread_of
 from hiercoll.work import Work
 
 FEWEST = 6  # samples: of fewer there is no 95 % interval
-NATIVE_VARIANT, AUTO_VARIANT, CONTROL_VARIANT = Variant(NATIVE), Variant("auto"), Variant(CONTROL)
+AUTO_VARIANT, CONTROL_VARIANT = Variant("auto"), Variant(CONTROL)
 PROBE = 1 << 16  # bytes of a message that shows a link's rate
 PAYLOAD, FRAME = 1448, 1514  # bytes of data in a full Ethernet frame of TCP/IP, and of the frame
 
@@ -49,8 +48,8 @@ class Result:
 
     ``gain`` is the time of native's call over this one's, the median over turns, with its 95 % interval (None
     where there are too few samples for one); ``clear``: which of the two is faster, 1 this one, -1 native, 0 where
-    that may be chance, with as many subjects as were measured; ``bound`` the time that the links set, if their rate
-    is known; ``chosen`` what "auto" was.
+    that may be chance, with as many subjects and sizes as were measured; ``bound`` the time that the links set, if
+    their rate is known; ``chosen`` what "auto" was.
     """
 
     collective: str
@@ -76,12 +75,12 @@ class Result:
     def compared(self, times: Sequence[float], natives: Sequence[float], rivals: int) -> Result:
         """With native's samples of the same turns; one of so many ``rivals`` that it is compared with."""
         gains = [native / own for native, own in zip(natives, times, strict=True)]
-        low, high = median_interval(gains)
+        gain, low, high = ratio_interval(natives, times)
         surely_low, surely_high = median_interval(gains, 1 - LEVEL / max(rivals, 1))
         known = isfinite(low)
         return replace(
             self,
-            gain=median(gains),
+            gain=gain,
             gain_low=low if known else None,
             gain_high=high if known else None,
             clear=1 if surely_low > 1 else -1 if surely_high < 1 else 0,
@@ -89,7 +88,7 @@ class Result:
 
 
 def default_subjects(collective: str) -> list[Variant]:
-    """native, auto, every algorithm with its defaults, what "auto" chooses from, and native's other form."""
+    """native, auto, every algorithm with its defaults, what may be the fastest somewhere, and native's other form."""
     every: list[tuple[str, Params]] = [(name, {}) for name in (NATIVE, "auto", *REGISTRY[collective])]
     every += [(name, REGISTRY[collective][name].changed(params)) for name, params in CANDIDATES[collective]]
     subjects = [Variant(name, params) for name, params in every] + [Variant(NATIVE, {"form": "nonblocking"})]
@@ -100,7 +99,7 @@ class Bench:
     """A series of measurements on a communicator. All methods are collective.
 
     ``seconds``: for each subject, size and timing, about, unless the number of samples is given as
-    ``samples``; ``timings``: see `measuring.TIMINGS`; ``rate``: bytes per second of each node's link, for the
+    ``samples``; ``timings``: see `tables.TIMINGS`; ``rate``: bytes per second of each node's link, for the
     bound that it sets; ``top``: how many of those that "auto" compares take part at each size;
     ``arrays``: of the memory to be measured, default that of the host.
     """
@@ -141,28 +140,29 @@ class Bench:
                 self.comm, collective, subjects, size, sample=min(SAMPLE, self.seconds / FEWEST), arrays=self.arrays
             )
             for timing in self.timings:
-                yield from self._results(contest, timing)
+                yield from self._results(contest, timing, len(sizes))
             contest.close()
             advance()
 
-    def _results(self, contest: Contest, timing: str) -> Iterator[Result]:
-        """Of all subjects with one timing, each compared with native's calls, not its plans."""
+    def _results(self, contest: Contest, timing: str, sizes: int) -> Iterator[Result]:
+        """Of all subjects with one timing. native, and the control, are calls, also where the others are plans (its
+        plan is that of its nonblocking form)."""
         subjects, collective, size = contest.variants, contest.collective, contest.size
-        entries = [(index, timing) for index in range(len(subjects)) if contest.able(index, timing)]
-        calls = (subjects.index(NATIVE_VARIANT), timing.removeprefix("plan-")) if NATIVE_VARIANT in subjects else None
-        if calls is not None and calls not in entries:
-            entries.append(calls)
+        entries = [
+            (index, timing.removeprefix("plan-") if subject in (NATIVE_VARIANT, CONTROL_VARIANT) else timing)
+            for index, subject in enumerate(subjects)
+        ]
+        entries = [entry for entry in entries if contest.able(*entry)]
         rows = dict(zip(entries, contest.times(entries, self._turns(contest, entries)), strict=True))
+        natives = next((times for (index, _), times in rows.items() if subjects[index] == NATIVE_VARIANT), None)
         bound = link_bound(collective, self.topology, size, self.rate) if self.rate else None
-        rivals = sum(subjects[index] not in (NATIVE_VARIANT, CONTROL_VARIANT) for index, _ in entries)
-        for (index, timed), times in rows.items():
-            if timed != timing:
-                continue
+        rivals = sizes * sum(subjects[index] not in (NATIVE_VARIANT, CONTROL_VARIANT) for index, _ in entries)
+        for (index, _), times in rows.items():
             q1, middle, q3 = quartiles(times)
             result = Result(collective, subjects[index], size, timing, middle, q1, q3, len(times), bound=bound)
             if subjects[index] == AUTO_VARIANT:
                 result = replace(result, chosen=self._chosen(collective, size, timing.startswith("plan")))
-            yield result if calls is None else result.compared(times, rows[calls], rivals)
+            yield result if natives is None else result.compared(times, natives, rivals)
 
     def _turns(self, contest: Contest, entries: Sequence[tuple[int, str]]) -> int:
         """Samples of each subject that fit in ``seconds`` per subject, between 6 and 100."""
@@ -178,7 +178,7 @@ class Bench:
             return (
                 choices.uneven_for_good(spread_of(block_sizes(size, self.comm.size)))
                 if held
-                else choices.regime.current
+                else choices.regime.settled
             )
         return choices.decide(collective, size, False, self.arrays.kind, held).variant
 

@@ -8,7 +8,7 @@ from typing import Any
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.errors import ParameterError, UnknownAlgorithmError
 from hiercoll.online import Regime, Trial
-from hiercoll.tables import NATIVE, NATIVE_FORMS, Table, Variant
+from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import Decision, Spread, decide, uneven_choices
@@ -100,7 +100,10 @@ class Choices:
     ) -> Variant:
         """As `select`, for "alltoallv" and "allgatherv"; ``block``: their mean size if all ranks know it."""
         if work_of == "allgatherv":
-            return self.select("allgather", algorithm, params, block, inplace, held=held)
+            chosen = self.select("allgather", algorithm, params, block, inplace, held=held)
+            return (
+                NATIVE_VARIANT if algorithm == "auto" and chosen.algorithm == NATIVE else chosen
+            )  # of which forms differ
         if algorithm == "auto" and not params and not self._disabled:
             return self.regime.current
         return self.select(work_of, algorithm, params, block, inplace, held=held)

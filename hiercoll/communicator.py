@@ -42,7 +42,7 @@ from hiercoll.executor import Binding, Plan, bind
 from hiercoll.interpreter import Blocks
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
-from hiercoll.tables import NATIVE, Table, environment_table, load
+from hiercoll.tables import NATIVE, OLD, Table, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.uneven import Uneven
 from hiercoll.watch import UNKNOWN, Watch
@@ -133,7 +133,7 @@ class State:
         timeout = _seconds(os.environ.get("HIERCOLL_TIMEOUT", ""))
         _meet_first(comm, timeout)
         self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
-        self.user: MPI.Intracomm = getattr(comm, "plain", comm)  # where calls that are left to the MPI library run
+        self.user = MPI.Intracomm(comm)  # mpi4py's own: where calls that are left to the MPI library run
         self.rank, self.size = self.comm.rank, self.comm.size
         try:
             self.topology: Topology = discover(self.comm)
@@ -195,8 +195,16 @@ class State:
                 warnings.warn(TableWarning(f"{error}; the MPI library's own collectives are used"), stacklevel=4)
                 return Table()
 
+        def read_fresh() -> Table:
+            found = read()
+            if any(entry.is_old for entry in found.entries):
+                warnings.warn(
+                    TableWarning(f"{found.source}: made from {OLD}, not from calls: tune again"), stacklevel=5
+                )
+            return found
+
         self.meet(self.comm, "agreement on a table")
-        self.choices.table = from_root(self.comm, read)
+        self.choices.table = from_root(self.comm, read_fresh)
         self.forget_choices()
 
     @property
@@ -236,6 +244,11 @@ class State:
     def leaves_to_mpi(self, work: Work) -> bool:
         """Whether a call in the background may as well be the MPI library's, on the user's communicator."""
         return work.algorithm == NATIVE and not self.check
+
+    def forget_plans(self) -> None:
+        """Free the cached plans and their shared windows. Collective."""
+        for cache in (self.plans, self.vectors, self.boards):
+            cache.drop_all()
 
     def forget_choices(self) -> None:
         """Let "auto" decide anew for every size."""

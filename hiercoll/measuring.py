@@ -28,6 +28,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import cuda
 from hiercoll.api import Plan
+from hiercoll.dropin import Collectives
 from hiercoll.errors import ConstraintError, HiercollError, NativeWarning
 from hiercoll.lifetime import get_state
 from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
@@ -43,7 +44,7 @@ MOST = {SINGLE: 10, ROW: 50, COLD: 3}  # calls in a sample, the same number for 
 LEAST = {SINGLE: 1, ROW: 2, COLD: 1}
 SAMPLE = 0.03  # seconds of a sample, so long as that is not more calls
 LONG = 0.1  # seconds from which on a call counts as long
-SETTLED = 32  # calls after which "auto" has tried what there is to try for blocks of uneven sizes
+SETTLED, SETTLING = 32, 3.0  # calls at a time, and seconds about, in which "auto" settles for blocks of uneven sizes
 CACHES = 16 << 20  # bytes that are written between cold calls
 
 
@@ -142,6 +143,26 @@ class OtherWork:
         np.linalg.solve(self._matrix, self._matrix[0])
 
 
+def take(comm: MPI.Intracomm, call: Call, way: str, calls: int, other: Call) -> list[float]:
+    """This rank's seconds of each of some ``calls`` (one after a barrier, with ``other`` work before it if ``way`` is
+    "cold"), or of one in the mean of a row of them. Collective."""
+    if way == ROW:
+        comm.Barrier()
+        begin = perf_counter()
+        for _ in range(calls):
+            call()
+        return [(perf_counter() - begin) / calls]
+    times = []
+    for _ in range(calls):
+        if way == COLD:
+            other()
+        comm.Barrier()
+        begin = perf_counter()
+        call()
+        times.append(perf_counter() - begin)
+    return times
+
+
 @dataclass
 class _Subject:
     """One way to run a variant, and the seconds that a call of it takes, about."""
@@ -169,7 +190,7 @@ class Contest:
         arrays: Arrays | None = None,
     ) -> None:
         self.comm, self.collective, self.variants, self.size = comm, collective, variants, size
-        self._plain: MPI.Intracomm = getattr(comm, "plain", comm)
+        self._plain = comm.plain if isinstance(comm, Collectives) else comm
         self._state = get_state(comm)
         self._sample = sample
         self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
@@ -177,7 +198,7 @@ class Contest:
         values, self._expected = buffers(collective, size, comm.rank, comm.size)
         self.send, self.recv = self._arrays.put(values), self._arrays.put(np.full_like(self._expected, POISON))
         self._subjects: dict[tuple[int, bool], _Subject | None] = {}
-        self._other = OtherWork()
+        self._other, self._other_seconds = OtherWork(), 0.0
         if collective == "alltoallv":
             self._state.forget_choices()  # those made for blocks of other sizes
 
@@ -200,7 +221,13 @@ class Contest:
 
     def cost(self, index: int, timing: str) -> float:
         """Seconds that a sample takes, about."""
-        return self.look(index, timing) * self.calls(timing) if self.able(index, timing) else 0.0
+        if not self.able(index, timing):
+            return 0.0
+        if timing.endswith(COLD) and not self._other_seconds:
+            begin = perf_counter()
+            self._other()
+            self._other_seconds = self.comm.allreduce(perf_counter() - begin, op=MPI.MAX)
+        return (self.look(index, timing) + timing.endswith(COLD) * self._other_seconds) * self.calls(timing)
 
     def times(self, which: Sequence[Entry], turns: int) -> list[list[float]]:
         """Seconds of these variants, timed so, ``turns`` samples of each; infinite where one cannot run.
@@ -224,10 +251,11 @@ class Contest:
         return result
 
     def close(self) -> None:
-        """Free the plans."""
+        """Free the plans, those that public calls have left too, with their windows."""
         for subject in self._subjects.values():
             if subject and subject.plan:
                 subject.plan.free()
+        self._state.forget_plans()
 
     def calls(self, timing: str) -> int:
         """How many make a sample: as many for all variants, since the first ones after something else take
@@ -237,24 +265,9 @@ class Contest:
 
     def _take(self, index: int, timing: str) -> list[float]:
         """This rank's seconds of each of some calls, or of one in the mean of a row."""
-        subject, way, barrier = self._subject(index, timing), timing.removeprefix("plan-"), self.comm.Barrier
+        subject = self._subject(index, timing)
         assert subject is not None
-        call, calls = subject.call, self.calls(timing)
-        if way == ROW:
-            barrier()
-            begin = perf_counter()
-            for _ in range(calls):
-                call()
-            return [(perf_counter() - begin) / calls]
-        times = []
-        for _ in range(calls):
-            if way == COLD:
-                self._other()
-            barrier()
-            begin = perf_counter()
-            call()
-            times.append(perf_counter() - begin)
-        return times
+        return take(self.comm, subject.call, timing.removeprefix("plan-"), self.calls(timing), self._other)
 
     def _subject(self, index: int, timing: str) -> _Subject | None:
         key = (index, timing.startswith("plan"))
@@ -272,25 +285,24 @@ class Contest:
         try:
             self._check(subject, variant)
         except DataError as error:
-            if variant.algorithm != NATIVE or not variant.params:
+            if variant.algorithm != NATIVE or not (variant.params or held):
                 raise
-            if self.comm.rank == 0:  # as Intel MPI 2021.18 does in persistent allgathers, from the second start on
-                warnings.warn(
-                    NativeWarning(f"{error}: {self._state.library} is not to be trusted with that form"), stacklevel=2
-                )
+            # As Intel MPI 2021.18 does in persistent allgathers, from the second start on. On all ranks alike.
+            warnings.warn(NativeWarning(f"{error}; {self._state.library} delivers them in that form"), stacklevel=2)
             if subject.plan is not None:
                 subject.plan.free()
             return None
         return subject
 
     def _make(self, variant: Variant, *, held: bool) -> _Subject | None:
-        """How it is run; None for what exists for plans only. Raises ConstraintError."""
+        """How it is run; None for what exists for plans only. On devices, whose memory a library may not take, native
+        is hiercoll's call of it. Raises ConstraintError."""
         algorithm = NATIVE if variant.algorithm == CONTROL else variant.algorithm
         buffers: tuple[Any, Any] = (self.send, self.recv)
         if self.collective == "alltoallv":
             sizes = block_sizes(self.size, self.comm.size)
             buffers = ([self.send, sizes[self.comm.rank]], [self.recv, sizes[:, self.comm.rank].copy()])
-        if algorithm == NATIVE and not variant.params and not held and self._arrays.kind == "host":
+        if algorithm == NATIVE and not (variant.params or held) and self._arrays.kind == "host":
             return _Subject(partial(getattr(self._plain, self.collective.capitalize()), *buffers))
         given = {"algorithm": algorithm, **variant.params}
         if variant.transport != AUTO:
@@ -303,10 +315,11 @@ class Contest:
         return _Subject(partial(getattr(hiercoll, self.collective), self.comm, *buffers, **given))
 
     def _check(self, subject: _Subject, variant: Variant) -> None:
-        """Run it three times with its data checked (once if it takes long): the last for how long one takes in a
-        row. Raises DataError."""
-        settling = variant.algorithm == "auto" and self.collective == "alltoallv" and subject.plan is None
-        for count in (SETTLED if settling else 1, 1, 4):
+        """Run it three times with its data checked (if it takes long, once; a plan twice): the last for how long one
+        takes in a row. Raises DataError."""
+        if variant.algorithm == "auto" and self.collective == "alltoallv" and subject.plan is None:
+            self._settle(subject.call)
+        for number, count in enumerate((1, 1, 4)):
             self._arrays.fill(self.recv, POISON)
             self.comm.Barrier()
             begin = perf_counter()
@@ -320,5 +333,14 @@ class Contest:
                 what = f"{self.collective} {variant.spelled(self.collective)} with blocks of {self.size} bytes"
                 raise DataError(f"{what}: up to {most[1]:.0f} wrong bytes on a rank")
             subject.once = float(most[0])
-            if subject.once > LONG:
+            if subject.once > LONG and (number or subject.plan is None):
                 break
+
+    def _settle(self, call: Call) -> None:
+        """Let "auto" try what there is to try for blocks of uneven sizes, for some seconds at most."""
+        regime, seconds = self._state.choices.regime, 0.0
+        while not regime.is_settled and seconds < SETTLING:
+            begin = perf_counter()
+            for _ in range(SETTLED):
+                call()
+            seconds += self.comm.allreduce(perf_counter() - begin, op=MPI.MAX)

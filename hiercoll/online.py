@@ -114,9 +114,9 @@ class Regime:
     """What serves calls of which no rank knows all sizes: native, or another algorithm where it was faster.
 
     Every so many calls a survey tells what blocks there are, and ``candidates`` what may serve
-    them: native, and if another may help, both are tried. The longer that changes nothing, the rarer
-    it becomes, and for native it ends. ``total`` adds numbers up over all ranks; like ``agree``,
-    see `Trial`, it is collective.
+    them: native, and if another may help, both are tried (each trial by itself takes an equal for
+    faster in at most one of twenty). The longer that changes nothing, the rarer it becomes, and for native
+    it ends. ``total`` adds numbers up over all ranks; like ``agree``, see `Trial`, it is collective.
     """
 
     def __init__(
@@ -130,6 +130,16 @@ class Regime:
         self.left = 0  # calls that ``current`` still serves without a question
         self.current = Variant(NATIVE)
         self.trial: Trial | None = None
+
+    @property
+    def settled(self) -> Variant:
+        """What the last survey has come to, whatever is being tried now."""
+        return self._last if self._last.algorithm else self.current
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether surveys are as rare as they become."""
+        return self._period >= LONGEST_PERIOD
 
     @property
     def is_surely_native(self) -> bool:

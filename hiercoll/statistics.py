@@ -29,6 +29,12 @@ def median_interval(values: Sequence[float], coverage: float = 0.95) -> tuple[fl
     return (ordered[depth - 1], ordered[n - depth]) if depth else (-inf, inf)
 
 
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """The median of the ratios of times that were taken in the same turns, with its 95 % interval."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return median(ratios), *median_interval(ratios)
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The lower quartile, the median and the upper quartile; of one value, three times that."""
     if len(values) == 1:
@@ -40,8 +46,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def chance(ratios: Sequence[float]) -> float:
     """How probable ratios of times at least as favourable (above 1) are between two things that are equal.
 
-    The one-sided signed-rank test (Wilcoxon 1945) of the logarithms, exact for up to some hundred
-    ratios: between equals each ratio is as likely as its inverse. 1.0 without any ratio. No less than 2^-n.
+    The one-sided signed-rank test (Wilcoxon 1945) of the logarithms, exact (meant for some
+    dozen ratios): between equals each ratio is as likely as its inverse. 1.0 without any ratio. No less than 2^-n.
     """
     sized = sorted((abs(log(ratio)), ratio > 1.0) for ratio in ratios)
     ranks = [2 * rank for rank in range(1, len(sized) + 1)]  # doubled, so that those of ties are whole numbers

@@ -71,6 +71,9 @@ class Variant:
         return data if self.transport == AUTO else {**data, "transport": self.transport}
 
 
+NATIVE_VARIANT = Variant(NATIVE)
+
+
 @dataclass(frozen=True)
 class Choice:
     """``variant`` is chosen for blocks from ``start`` bytes on, up to the next choice."""
@@ -88,8 +91,8 @@ class Figure:
     """What was measured of a variant: median and quartiles of ``samples`` times.
 
     ``timing``: of public calls one at a time ("single") or in a row ("row"), or of a held plan
-    ("plan-single", one start at a time). ``ranked``: measured anew after it had been selected, so that it can be
-    compared with others of its timing and size.
+    ("plan-single" and "plan-row", started likewise). ``ranked``: measured anew after it had been selected, so that
+    it can be compared with others of its timing and size.
     """
 
     size: int
@@ -104,7 +107,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Entry:
-    """The choices for one collective in one setting, for calls and for ``plans`` (where none: as for calls).
+    """The choices for one collective in one setting, for calls and for ``plans`` (where none: as for calls), which
+    replace native's plan, the nonblocking call and a wait.
 
     ``nodes`` are the numbers of ranks of the nodes, ``placement`` is `Topology.placement`,
     ``mpi`` the library's name and version, ``about`` where and when it was measured,
@@ -126,6 +130,11 @@ class Entry:
     def setting(self) -> tuple[object, ...]:
         """What it is for; two entries for the same replace each other."""
         return (self.collective, self.mpi, self.memory, self.nodes, self.placement)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it was made from timings that are not to be compared with calls."""
+        return any(figure.timing == OLD for figure in self.figures)
 
     @property
     def layout(self) -> str:
@@ -343,7 +352,7 @@ def _entry(reader: _Reader, value: Any, at: str) -> Entry:
         raise reader.wrong(f"{at}.nodes", "at least one node", [])
     choices = _choices(reader, data, "choices", at, collective)
     for number, choice in enumerate(choices):
-        if choice.variant == Variant(NATIVE, {"form": "persistent"}):
+        if choice.variant.algorithm == NATIVE and choice.variant.params.get("form") == "persistent":
             raise reader.wrong(f"{at}.choices[{number}].params", "no persistent form for calls", choice.variant.params)
     links = DEFAULT_LINKS
     if "links" in data:
@@ -405,7 +414,7 @@ def _figure(reader: _Reader, value: Any, at: str, collective: str) -> Figure:
     data = reader.mapping(value, at)
     median, q1, q3 = (reader.seconds(data, name, at) for name in ("median", "q1", "q3"))
     size, samples = reader.whole(data, "size", at, 1), reader.whole(data, "samples", at, 1)
-    timing = reader.one_of(data, "timing", at, (SINGLE, ROW, PLAN)) if "timing" in data else OLD
+    timing = reader.one_of(data, "timing", at, TIMINGS) if "timing" in data else OLD
     ranked = data.get("ranked", timing != OLD)
     if not isinstance(ranked, bool):
         raise reader.wrong(f"{at}.ranked", "true or false", ranked)

@@ -1,4 +1,4 @@
-"""Choosing an algorithm, from values that are equal on all ranks: by a table, else by the cost model.
+"""Choosing an algorithm, from values that are equal on all ranks: by a table, else the MPI library's own.
 
 A table's entry for the same layout decides. The entry of another layout is used with the
 model's help: what the model says of an algorithm here is corrected by how wrong it was there.
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import Value
 from hiercoll.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
-from hiercoll.tables import NATIVE, Entry, Table, Variant
+from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.transports import AUTO
 
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
         return Variant(self.algorithm, self.params, self.transport)
 
 
-# What "auto" considers: those variants that some machine, size or layout makes the best.
+# What the model ranks: those variants that some machine, size or layout makes the best.
 CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
     "alltoall": (
         ("bruck", {}),
@@ -200,7 +200,7 @@ def uneven_choices(
     was made with; other counts may have other needs, so that calls try it. Where nothing will be
     ``tried``, in plans, what comes last is taken.
     """
-    native = Variant(NATIVE)
+    native = NATIVE_VARIANT
     if topology.size == 1 or spread.unfit or 2 * spread.filled <= topology.size**2:
         return (native,)
     mean = spread.nbytes // spread.filled
@@ -234,14 +234,16 @@ def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, sourc
 
 
 def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, source: str) -> Decision:
-    """By an entry for another layout: the model's times here, times measured over modelled there.
+    """By an entry for another layout: the model's times here, times measured over modelled there, of what was chosen
+    there and of native.
 
     native, of which the model knows nothing, is taken to change as the others do on average.
     """
     there = entry_topology(entry)
     corrected: list[Candidate] = []
     growth: list[float] = []
-    for figure in entry.measured(block):
+    figures = [each for each in entry.measured(block) if each.variant.key == entry.choice(each.size).key]
+    for figure in figures:
         variant = figure.variant
         if variant.algorithm == NATIVE:
             continue
@@ -252,7 +254,7 @@ def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, s
             factor = here[0].seconds / known[0].seconds
             growth.append(factor)
             corrected.append(here[0]._replace(seconds=figure.median * factor, transport=variant.transport))
-    natives = [figure.median for figure in entry.measured(block) if figure.variant.algorithm == NATIVE]
+    natives = [figure.median for figure in entry.measured(block) if figure.variant == NATIVE_VARIANT]
     if natives:
         corrected.append(Candidate(NATIVE, {}, natives[0] * (median(growth) if growth else 1.0)))
     corrected.sort(key=lambda candidate: candidate.seconds)

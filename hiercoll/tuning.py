@@ -21,7 +21,19 @@ from typing import Any, Protocol, TypeAlias
 from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.cost import DEFAULT_LINKS, Links
 from hiercoll.statistics import LEVEL, chance, discoveries, quartiles
-from hiercoll.tables import NATIVE, NATIVE_FORMS, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Figure, Variant
+from hiercoll.tables import (
+    NATIVE,
+    NATIVE_FORMS,
+    NATIVE_VARIANT,
+    PLAN,
+    PLAN_ROW,
+    ROW,
+    SINGLE,
+    TIMINGS,
+    Choice,
+    Figure,
+    Variant,
+)
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.tuner import CANDIDATES, Candidate, rank_by_model
@@ -33,15 +45,15 @@ MOST_SHARED = 128 << 20  # bytes of shared memory per node that a measured varia
 LOOK = 2.0  # times the fastest at first look from which on a variant drops out
 ROUNDS = ((1, LOOK, 12), (2, 1.3, 7), (3, 1.15, 4))  # samples; slower than the best by which drops out; most that stay
 FINALISTS = 2  # for calls, and for plans
-FEWEST, FINAL = 8, 21  # samples of finalists, at least and (time permitting) at most
+FEWEST, FINAL = 8, 22  # samples of finalists, at least and (time permitting) at most
 CLEARLY = 1.1  # times native's speed from which on a favourite makes for measurements between sizes
 CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
 FAR = 1.25  # times native's time at both neighbouring sizes from which on a size looks disturbed
 SELECTING, BETWEEN, DECIDING = 0.4, 0.5, 0.92  # of the budget is over when these are
-NATIVE_VARIANT = Variant(NATIVE)
 NONBLOCKING, PERSISTENT = (Variant(NATIVE, {"form": form}) for form in NATIVE_FORMS)
 
-Kind: TypeAlias = "tuple[object, ...]"
+Key: TypeAlias = "tuple[object, ...]"
+Kind: TypeAlias = Key
 
 
 class Contest(Protocol):
@@ -98,8 +110,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found the best, of calls or of plans: with native's time over its own, and the probability that
-    chance made it look so."""
+    """What was found the best of calls, or of plans: with the time of native's call, or plan, over its own, and the
+    probability that chance made it look so."""
 
     winner: Variant = NATIVE_VARIANT
     gain: float = 1.0
@@ -124,7 +136,7 @@ class SizeResult:
 
 def variants(collective: str, topology: Topology) -> list[Variant]:
     """Everything that may be worth measuring: each algorithm with the values of each parameter
-    that are proved and tuned, combinations that mean something, and what "auto" considers."""
+    that are proved and tuned, combinations that mean something, and what the model may rank for "auto"."""
     found: dict[tuple[object, ...], Variant] = {}
     more: list[tuple[str, Params]] = [(name, dict(params)) for name, params in CANDIDATES[collective]]
     if collective == "alltoall":
@@ -177,6 +189,7 @@ class Search:
     report: Callable[[SizeResult], None] = lambda result: None
     done: dict[int, Selection] = field(default_factory=dict)
     transports: Sequence[str] = (AUTO,)
+    unable: set[Key] = field(default_factory=set)  # forms of native that have failed at some size
 
     def run(self, sizes: Sequence[int]) -> list[SizeResult]:
         """Results by size: of ``sizes``, as far as the budget goes, and of sizes between them.
@@ -196,8 +209,23 @@ class Search:
             found[size] = self._decide(self.done[size], seconds)
         doubtful = disturbed([found[size] for size in sorted(found)])
         for size, seconds in self._shares(doubtful, begin + self.budget):
-            found[size] = self._decide(self.done[size], seconds)
-        return believed([found[size] for size in sorted(found)])
+            found[size] = self._decide(self._with_neighbours(size, found), seconds)
+        return believed([self._trusted(found[size]) for size in sorted(found)])
+
+    def _with_neighbours(self, size: int, found: dict[int, SizeResult]) -> Selection:
+        """What has been selected at a size, and what has won at the sizes beside it."""
+        sizes, own = sorted(found), self.done[size]
+        near = [found[other] for other in sizes[max(sizes.index(size) - 1, 0) : sizes.index(size) + 2] if other != size]
+        calls = {each.key: each for each in (*own.finalists, *(result.calls.winner for result in near))}
+        plans = {each.key: each for each in (*own.held, *(result.plans.winner for result in near))}
+        for chosen in (calls, plans):
+            chosen.pop(NATIVE_VARIANT.key, None)
+        return replace(own, finalists=tuple(calls.values()), held=tuple(plans.values()))
+
+    def _trusted(self, result: SizeResult) -> SizeResult:
+        """A result without forms of native that have delivered wrong data, be it at other sizes."""
+        calls, plans = (Verdict() if each.winner.key in self.unable else each for each in (result.calls, result.plans))
+        return replace(result, calls=calls, plans=plans)
 
     def _shares(self, sizes: Iterable[int], until: float) -> Iterator[tuple[int, float]]:
         """The sizes, ascending, each with its share of the seconds that are left until then."""
@@ -304,24 +332,20 @@ class Search:
         both = {variant.key: variant for variant in (NATIVE_VARIANT, *selection.finalists, *selection.held)}
         place, field = {key: index for index, key in enumerate(both)}, list(both.values())
         contest = self.open(self.collective, size, field)
-        calls, plans = ([place[each.key] for each in some] for some in (selection.finalists, selection.held))
+        calls = [index for each in selection.finalists if contest.able(index := place[each.key])]
         entries = [(index, timing) for index in (0, *calls) for timing in (SINGLE, ROW)]
-        if sum(contest.cost(*entry) for entry in entries) * FEWEST < seconds / 2:  # else plans take what calls take
-            plans = [index for index in plans if contest.able(index, PLAN)]
+        plans: list[int] = []  # if there is no time for them, plans take what calls take
+        if sum(contest.cost(*entry) for entry in entries) * FEWEST < seconds / 2 and contest.able(0, PLAN):
+            plans = [index for each in selection.held if contest.able(index := place[each.key], PLAN)]
             entries += [(index, timing) for index in (0, *plans) for timing in (PLAN, PLAN_ROW)]
-        else:
-            plans = []
+            self.unable |= {PERSISTENT.key} if not contest.able(place[PERSISTENT.key], PLAN) else set()
         times: dict[tuple[int, str], list[float]] = {entry: [] for entry in entries}
         while (taken := len(times[0, SINGLE])) < FEWEST or (taken < FINAL and self.clock() - begin < seconds):
             for entry, row in zip(entries, contest.times(entries, 2), strict=True):
                 times[entry] += row
         contest.close()
-        figures = [
-            _figure(size, field[index], row, timing, ranked=True)
-            for (index, timing), row in times.items()
-            if timing in (SINGLE, ROW, PLAN)
-        ]
-        figures.sort(key=lambda figure: ((SINGLE, ROW, PLAN).index(figure.timing), figure.median))
+        figures = [_figure(size, field[index], row, timing, ranked=True) for (index, timing), row in times.items()]
+        figures.sort(key=lambda figure: (TIMINGS.index(figure.timing), figure.median))
         verdict = _verdict(field, calls, times, (SINGLE, ROW))
         plan = _verdict(field, plans, times, (PLAN, PLAN_ROW)) if plans else verdict
         result = SizeResult(size, verdict, plan, (*figures, *selection.figures), median(times[0, SINGLE]))
@@ -376,13 +400,19 @@ def disturbed(results: Sequence[SizeResult]) -> list[int]:
     return [
         here.size
         for before, here, after in zip(results, results[1:], results[2:], strict=False)
-        if (before.winner.key == after.winner.key != here.winner.key)
+        if any(a.winner.key == c.winner.key != b.winner.key for a, b, c in _beside(before, here, after))
         or here.native > FAR * max(before.native, after.native)
     ]
 
 
+def _beside(*results: SizeResult) -> Iterator[tuple[Verdict, ...]]:
+    """The verdicts on calls of these results, and those on plans."""
+    return iter((tuple(each.calls for each in results), tuple(each.plans for each in results)))
+
+
 def believed(results: Sequence[SizeResult]) -> list[SizeResult]:
-    """Results with what may be chance, as so many sizes were looked at, left to native."""
+    """Results with what may be chance, as so many sizes were looked at, left to native: if nothing is faster, in 95 %
+    of searches everything; else about 95 % of what replaces native is faster."""
     chances = [verdict.chance for result in results for verdict in (result.calls, result.plans)]
     sure = iter(discoveries(chances))
     kept = [[verdict if next(sure) else Verdict() for verdict in (each.calls, each.plans)] for each in results]

@@ -5,7 +5,7 @@
 ``native`` of `hiercoll.measuring`, which bench and tune use, and a loop written by hand around ``comm.Alltoall`` or
 ``comm.Allgather`` take turns on the same arrays, in random order, each twice. Says by how much the two differ, with
 95 % intervals over turns, and by how much each differs from itself; they agree where the interval of the two
-reaches into that of one with itself.
+reaches into that of each with itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.bench import CONTROL_VARIANT, NATIVE_VARIANT, provenance
+from hiercoll.bench import CONTROL_VARIANT, provenance
 from hiercoll.cli.common import SizesType
 from hiercoll.measuring import Contest
-from hiercoll.statistics import median_interval
+from hiercoll.statistics import ratio_interval
+from hiercoll.tables import NATIVE_VARIANT
 from hiercoll.units import format_size
 
 TURNS, SECONDS = 40, 4.0
@@ -75,8 +76,7 @@ def compare(comm: MPI.Intracomm, collective: str, size: int, timing: str) -> dic
     contest.close()
     ratios = {}
     for above, below in (("loop", "bench"), ("loop", "loop again"), ("bench", "bench again")):
-        values = [a / b for a, b in zip(times[above], times[below], strict=True)]
-        ratios[f"{above} / {below}"] = [median(values), *median_interval(values)]
+        ratios[f"{above} / {below}"] = ratio_interval(times[above], times[below])
     (_, low, high), *own = ratios.values()
     return {
         "collective": collective,
@@ -85,7 +85,7 @@ def compare(comm: MPI.Intracomm, collective: str, size: int, timing: str) -> dic
         "seconds": {name: median(values) for name, values in times.items()},
         "turns": turns,
         "ratios": ratios,
-        "agree": any(low <= upper and lower <= high for _, lower, upper in own),
+        "agree": all(low <= upper and lower <= high for _, lower, upper in own),
     }
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.bench import provenance
 from hiercoll.communicator import mpi_library
-from hiercoll.measuring import OtherWork
+from hiercoll.measuring import OtherWork, take
 from hiercoll.statistics import quartiles
 from hiercoll.tables import COLD, ROW, SINGLE, Choice, Entry, Table, Variant
 from hiercoll.units import format_time
@@ -55,32 +54,13 @@ def hand_written(comm: MPI.Intracomm, send: Any, recv: Any) -> Call:
     return run
 
 
-def sample(comm: MPI.Intracomm, call: Call, timing: str, other: Call) -> list[float]:
-    """This rank's seconds of each of some calls, or of one in a row of them."""
-    if timing == ROW:
-        comm.Barrier()
-        begin = perf_counter()
-        for _ in range(CALLS[ROW]):
-            call()
-        return [(perf_counter() - begin) / CALLS[ROW]]
-    times = []
-    for _ in range(CALLS[timing]):
-        if timing == COLD:
-            other()
-        comm.Barrier()
-        begin = perf_counter()
-        call()
-        times.append(perf_counter() - begin)
-    return times
-
-
 def measure(comm: MPI.Intracomm, subjects: dict[str, Call], timing: str) -> dict[str, tuple[float, float, float]]:
     """Quartiles, in seconds per call, of each subject."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
     order, other = Random(0), OtherWork()
     for _ in range(TURNS):
         for name in order.sample(list(subjects), len(subjects)):
-            mine = np.array(sample(comm, subjects[name], timing, other))
+            mine = np.array(take(comm, subjects[name], timing, CALLS[timing], other))
             comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
             times[name].append(float(np.median(mine)))
     return {name: quartiles(values) for name, values in times.items()}
@@ -116,6 +96,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append the records to this file (JSON Lines)")
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
+    hiercoll.configure(comm, table=Table())  # not one that this user has
     send, recv = np.arange(comm.size, dtype="i8"), np.zeros(comm.size, dtype="i8")
     plan = hiercoll.alltoall_init(comm, send, recv, algorithm=NAME)
     native_plan = hiercoll.alltoall_init(comm, send, recv, algorithm="native")

@@ -31,7 +31,7 @@ import hiercoll
 from hiercoll.bench import provenance
 from hiercoll.cli.common import parse_algorithm
 from hiercoll.measuring import POISON, DataError, tokens
-from hiercoll.statistics import median_interval
+from hiercoll.statistics import ratio_interval
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -70,11 +70,11 @@ class Exchange(NamedTuple):
 def subjects(options: argparse.Namespace, comm: MPI.Intracomm) -> dict[str, Call]:
     """What is compared. Methods are looked up in each call, as a program does: where native has won, the drop-in
     communicator's is mpi4py's."""
-    dropin = hiercoll.Intracomm(comm)
+    dropin, other = hiercoll.Intracomm(comm), comm.Dup()  # each decides for itself
     known: dict[str, Call] = {
         "native": lambda send, recv: comm.Alltoallv(send, recv),
         "drop-in": lambda send, recv: dropin.Alltoallv(send, recv),
-        "auto": partial(hiercoll.alltoallv, comm),
+        "auto": partial(hiercoll.alltoallv, other),
     }
     for text in options.subjects.split(";") if options.subjects else ():
         name, params = parse_algorithm(text)
@@ -111,8 +111,9 @@ def measure(kind: str, mean: int, options: argparse.Namespace) -> dict[str, list
         row = [next(source) for _ in range(options.row)]
         for name in order.sample(list(calls), len(calls)):
             times[name].append(timed(calls[name], row) / options.row)
-            if any(not np.array_equal(each.recv[0], each.expected) for each in row):
-                raise DataError(f"alltoallv, {name}, {kind} with a mean of {mean} bytes: wrong data on rank {RANK}")
+            wrong = any(not np.array_equal(each.recv[0], each.expected) for each in row)
+            if COMM.allreduce(wrong, op=MPI.LOR):
+                raise DataError(f"alltoallv, {name}, {kind} with a mean of {mean} bytes: wrong data")
         turns += 1
     comm.Free()
     worst = {name: np.empty(turns) for name in calls}
@@ -130,12 +131,6 @@ def timed(call: Call, row: list[Exchange]) -> float:
     for each in row:
         call(each.send, each.recv)
     return time.perf_counter() - begin
-
-
-def ratio(above: list[float], below: list[float]) -> list[float]:
-    """The median over turns with its 95 % interval."""
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return [median(ratios), *median_interval(ratios)]
 
 
 def main() -> None:
@@ -157,7 +152,7 @@ def main() -> None:
             if RANK:
                 continue
             medians = {name: median(values) for name, values in times.items()}
-            gain, control = ratio(times["native"], times["drop-in"]), ratio(times["native"], times["again"])
+            gain, control = (ratio_interval(times["native"], times[name]) for name in ("drop-in", "again"))
             gains.append(gain[0])
             others = "  ".join(f"{name} {value * 1e6:.0f}" for name, value in medians.items() if name != "again")
             print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ from rich.progress import Progress, ProgressColumn
 
 import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
-from hiercoll.errors import ArgumentError, HiercollError
+from hiercoll.errors import ArgumentError, HiercollError, NativeWarning
 from hiercoll.tables import MEMORIES, TUNED
 from hiercoll.topology import LAYOUT_HELP, parse_layout
 from hiercoll.transports import parse_transport
@@ -194,7 +195,8 @@ class Together:
         self.comm = comm
 
     def __enter__(self) -> None:
-        return None
+        if self.comm.rank:  # all ranks know; one says it
+            warnings.simplefilter("ignore", NativeWarning)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         if error is None or isinstance(error, SystemExit):

@@ -29,7 +29,7 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.errors import ArgumentError
-from hiercoll.tables import NATIVE, NATIVE_FORMS, ROW, SINGLE, TIMINGS, TUNED, Variant, describe_timing
+from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, ROW, SINGLE, TIMINGS, TUNED, Variant, describe_timing
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -140,7 +140,12 @@ def _with_transports(subjects: list[Variant], transports: tuple[str, ...], colle
     if not transports or collective == "alltoallv":
         return subjects
     last = [subject for subject in subjects[1:] if subject.algorithm == CONTROL]
-    own = [replace(each, transport=name) for each in subjects[1:] if each not in last for name in transports]
+    own = [
+        replace(each, transport=name)
+        for each in subjects[1:]
+        for name in transports
+        if each not in last and (each.algorithm != NATIVE or name in ("auto", "staged"))
+    ]
     return [subjects[0], *own, *last]
 
 
@@ -156,7 +161,7 @@ def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> li
                 continue
             if subject.params or subject.algorithm not in (NATIVE, "auto"):
                 get_algorithm(collective, subject.algorithm).resolve(subject.params)
-        subjects = [b.NATIVE_VARIANT, *(subject for subject in given if not subject.is_native)]
+        subjects = [NATIVE_VARIANT, *(subject for subject in given if not subject.is_native)]
     return [*subjects, b.CONTROL_VARIANT] if control else subjects
 
 
@@ -207,7 +212,7 @@ def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> No
             format_time(auto.median),
             _gain(auto),
             _gain(control) if control else "",
-            f"{chosen}: native is the best known here" if chosen == NATIVE else chosen,
+            f"{chosen}: nothing faster is known here" if chosen == NATIVE else chosen,
         )
     console.print(grid)
 

@@ -180,7 +180,7 @@ def _entry(
         figures=tuple(figure for result in results for figure in result.figures),
         about=about,
         links=links,
-        plans=choices(results, held=True),
+        plans=() if (plans := choices(results, held=True)) == choices(results) else plans,
     )
 
 
@@ -238,8 +238,7 @@ def _print_summary(entries: Iterable[Entry]) -> None:
 def _print_choices(console: Console, entry: Entry, chosen: Sequence[Choice], timing: str) -> None:
     """The choices for calls, or for plans. Of what was measured otherwise, the times are left out."""
     date = f"; {entry.about['date']}" if "date" in entry.about else ""
-    old = any(figure.timing == OLD for figure in entry.figures)
-    how = f"made from {OLD}: tune again" if old else f"{describe_timing(timing)}"
+    how = f"made from {OLD}: tune again" if entry.is_old else f"{describe_timing(timing)}"
     where = f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory"
     console.print(f"{where}, {how}{date}", highlight=False)
     grid = Grid()
@@ -303,7 +302,7 @@ def table_check(files: tuple[Path, ...]) -> None:
     for file in files:
         try:
             entries = load(file).entries
-            old = any(figure.timing == OLD for entry in entries for figure in entry.figures)
+            old = any(entry.is_old for entry in entries)
             click.echo(f"{file}: good, {len(entries)} entries" + (f", made from {OLD}: tune again" if old else ""))
         except TableError as error:
             wrong += 1
@@ -340,14 +339,13 @@ def table_diff(one: Path, other: Path) -> None:
             differences += 1
             click.echo(f"{name}: only in {one if b is None else other}")
             continue
-        starts = sorted({choice.start for choice in (*a.choices, *b.choices)})
-        for start in starts:
-            mine, theirs = a.choice(start), b.choice(start)
-            if mine.key != theirs.key:
+        starts = sorted({choice.start for choice in (*a.choices, *b.choices, *a.plans, *b.plans)})
+        for start, held in ((start, held) for held in (False, True) for start in starts):
+            mine, theirs = a.choice(start, held=held), b.choice(start, held=held)
+            if mine.key != theirs.key and not (held and not a.plans and not b.plans):
                 differences += 1
-                click.echo(
-                    f"{name}: from {format_size(start)}: {mine.spelled(a.collective)} | {theirs.spelled(a.collective)}"
-                )
+                both = f"{mine.spelled(a.collective)} | {theirs.spelled(a.collective)}"
+                click.echo(f"{name}{', plans' if held else ''}: from {format_size(start)}: {both}")
     if differences:
         raise SystemExit(1)
 

@@ -44,7 +44,7 @@ def device_at(address: int) -> Device:
 
 
 def arrays() -> Any:
-    """`bench.Arrays` on the current device. Raises DeviceError without CuPy."""
+    """`measuring.Arrays` on the current device. Raises DeviceError without CuPy."""
     try:
         from hiercoll.cuda.cupy_device import CupyArrays
     except ImportError as error:

@@ -32,20 +32,20 @@ def device_number(address: int) -> int:
 
 
 class CupyArrays:
-    """`bench.Arrays` on the current device."""
+    """`measuring.Arrays` on the current device."""
 
     kind = "cuda"
 
     def put(self, values: Any) -> Any:
-        """See `bench.Arrays`."""
+        """See `measuring.Arrays`."""
         return cupy.asarray(values)
 
     def fill(self, array: Any, value: int) -> None:
-        """See `bench.Arrays`."""
+        """See `measuring.Arrays`."""
         array.fill(value)
 
     def get(self, array: Any) -> Any:
-        """See `bench.Arrays`."""
+        """See `measuring.Arrays`."""
         return cupy.asnumpy(array)
 
 

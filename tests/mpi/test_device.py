@@ -392,7 +392,7 @@ def test_counted_buffers(device: LateDevice, comm: MPI.Intracomm) -> None:
 
 
 class LateArrays:
-    """`bench.Arrays` on the simulated device."""
+    """`measuring.Arrays` on the simulated device."""
 
     kind = "cuda"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from mpi4py import MPI
 from test_algorithms import filled, native
 
 import hiercoll
-from hiercoll.bench import CONTROL_VARIANT, NATIVE_VARIANT, Bench
+from hiercoll.bench import CONTROL_VARIANT, Bench
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import Contest, DataError
-from hiercoll.tables import COLD, PLAN, ROW, SINGLE, TIMINGS, Variant
+from hiercoll.tables import COLD, NATIVE_VARIANT, PLAN, ROW, SINGLE, TIMINGS, Variant
 from hiercoll.tuning import NONBLOCKING, PERSISTENT, Search
 
 SIZE = WORLD.size
@@ -51,6 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     made = Counted(WORLD.Dup())
     made.counts = Counter()
+    get_state(made).user = made  # else mpi4py's own, whatever a program has made of its communicator
     yield made
     made.Free()
 
@@ -65,6 +65,7 @@ def test_contest(counted: Counted, collective: str) -> None:
     contest.close()
 
 
+@pytest.mark.filterwarnings("ignore::hiercoll.NativeWarning")  # Intel MPI's persistent Allgather
 @each_collective
 def test_forms(counted: Counted, collective: str) -> None:
     """The library's nonblocking form on the user's communicator; plans on one of their own."""
@@ -73,7 +74,7 @@ def test_forms(counted: Counted, collective: str) -> None:
     assert set(counted.counts) == {f"I{collective}"}
     assert contest.able(0) and set(counted.counts) == {f"I{collective}", collective.capitalize()}
     before = counted.counts.copy()
-    assert contest.able(0, PLAN) and contest.able(1, PLAN)
+    assert contest.able(0, PLAN) and contest.able(1, PLAN) and contest.able(2, PLAN) in (True, False)
     contest.times([(0, PLAN), (1, PLAN)], 2)
     assert counted.counts == before
     contest.close()
@@ -89,8 +90,7 @@ def test_bench(counted: Counted, timing: str) -> None:
     assert set(counted.counts) == {"Alltoall"}
     assert all(result.gain_low is not None and result.gain_low <= (result.gain or 0) for result in results)
     assert results[2].chosen == NATIVE_VARIANT
-    if not timing.startswith("plan"):
-        assert results[0].gain == results[0].gain_low == results[0].gain_high == 1.0
+    assert results[0].gain == results[0].gain_low == results[0].gain_high == 1.0  # a call, whatever the others are
 
 
 @pytest.mark.skipif(SIZE == 1, reason="nothing to tune")
@@ -175,10 +175,10 @@ def test_wrong_data_of_the_library(counted: Counted, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(Counted, "Ialltoall", nothing)
-        told = pytest.warns(hiercoll.NativeWarning, match="form=nonblocking .*wrong bytes")
-        with told if WORLD.rank == 0 else nullcontext():
-            contest = Contest(counted, "alltoall", [NATIVE_VARIANT, NONBLOCKING], 64)
-            assert contest.able(0) and not contest.able(1)
+        contest = Contest(counted, "alltoall", [NATIVE_VARIANT, NONBLOCKING], 64)
+        with pytest.warns(hiercoll.NativeWarning, match="form=nonblocking .*wrong bytes"):  # on all ranks alike
+            assert not contest.able(1)
+        assert contest.able(0)
     with monkeypatch.context() as patch:
         patch.setattr(Counted, "Alltoall", lambda *_: None)
         with pytest.raises(DataError, match="alltoall native with blocks of 64 bytes"):
