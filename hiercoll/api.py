@@ -140,12 +140,11 @@ def configure(
 
     ``table``: a tuning table or its file, read by rank 0; None for the one that
     ``HIERCOLL_TABLE`` names or that lies in the user's configuration folder, if any; where
-    there is none, "auto" is "native"; for "model", here or there, it is what the cost model finds the fastest
-    of hiercoll's own. ``tune="online"``: the first calls of each size try candidates, and one that has proved
-    faster than native serves the later ones; for long jobs. `alltoall_init` and `allgather_init` use
-    what was found, but try nothing. ``timeout``: seconds that a call
-    may wait before it raises CollectiveTimeout, 0 for ever; None leaves it as it is
-    (at first ``HIERCOLL_TIMEOUT``).
+    there is none, "auto" is "native". The name "model" instead of a file's lets the cost model decide, which
+    knows nothing of the MPI library's own collectives. ``tune="online"``: the first calls of each size try
+    candidates, and one that has proved faster than native serves the later ones; for long jobs. `alltoall_init`
+    and `allgather_init` use what was found, but try nothing. ``timeout``: seconds that a call may wait before
+    it raises CollectiveTimeout, 0 for ever; None leaves it as it is (at first ``HIERCOLL_TIMEOUT``).
 
     Raises TableError (on all ranks) for a table that cannot be used, ParameterError for
     another ``tune`` or ``timeout``.

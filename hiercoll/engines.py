@@ -538,7 +538,7 @@ class NativePersistent(Native):
 
     def __init__(self, init: Callable[..., MPI.Prequest], args: tuple[Any, ...], datatypes: list[MPI.Datatype]) -> None:
         self._made = init(*args)
-        super().__init__(lambda: None, lambda: self._made, (), datatypes, held=True)
+        super().__init__(self._made.Start, self._made.Start, (), datatypes, held=True)
 
     def start(self) -> None:
         self._made.Start()

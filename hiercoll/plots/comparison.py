@@ -13,6 +13,7 @@ from hiercoll.plots.records import AUTO, CONTROL, Point, Record, Setting
 from hiercoll.tables import describe_timing
 
 NATIVE = "native"
+FEWEST = 6  # samples that say something
 MOST = 8  # subjects with a colour of their own, besides native and auto
 
 
@@ -77,7 +78,8 @@ def _compare_one(setting: Setting, records: list[Record]) -> Comparison:
             chosen[record.size][record.chosen] += 1
     points: defaultdict[str, dict[int, Point]] = defaultdict(dict)
     for (subject, size), several in sorted(samples.items(), key=lambda item: item[0][1]):
-        points[subject][size] = Point(*(median(getattr(p, name) for p in several) for name in ("median", "q1", "q3")))
+        seconds = (median(getattr(p, name) for p in several) for name in ("median", "q1", "q3"))
+        points[subject][size] = Point(*seconds, sum(p.samples for p in several))
     dates = sorted(record.date for record in records)
     return Comparison(
         setting,
@@ -100,15 +102,21 @@ def speedups(comparison: Comparison) -> dict[str, dict[int, float]]:
 
 
 def ranking(comparison: Comparison, size: int) -> list[str]:
-    """Subjects that were measured at ``size``, the fastest first, without "auto", which is one of the others."""
-    measured = [subject for subject, points in comparison.points.items() if size in points and subject != AUTO]
+    """Subjects that were measured at ``size`` often enough to be ranked, the fastest first, without "auto", which is
+    one of the others."""
+    measured = [
+        subject
+        for subject, points in comparison.points.items()
+        if size in points and points[size].samples >= FEWEST and subject != AUTO
+    ]
     return sorted(measured, key=lambda subject: comparison.points[subject][size].median)
 
 
 def spans(comparison: Comparison) -> list[Span]:
     """What to use at which sizes: what "auto" chose, or the fastest subject where that is not known.
 
-    A span ends midway (geometrically) to the next size. A size with nothing but "auto" is "auto"'s.
+    A span ends midway (geometrically) to the next size. A size with nothing but "auto", or with nothing that was
+    measured often enough, is "auto"'s.
     """
     sizes = comparison.sizes
     inner = [math.sqrt(a * b) for a, b in pairwise(sizes)]
@@ -124,7 +132,7 @@ def _span(comparison: Comparison, size: int, low: float, high: float) -> Span:
         return Span(low, high, comparison.chosen[size], measured=False, clear=True)
     subject = [*ranking(comparison, size), AUTO][0]
     native = comparison.points.get(NATIVE, {}).get(size)
-    clear = native is None or subject == NATIVE or comparison.points[subject][size].q3 < native.q1
+    clear = native is None or subject in (NATIVE, AUTO) or comparison.points[subject][size].q3 < native.q1
     return Span(low, high, subject, measured=True, clear=clear)
 
 

@@ -44,11 +44,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """Median and quartiles in seconds."""
+    """Median and quartiles in seconds, of so many samples."""
 
     median: float
     q1: float
     q3: float
+    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class _Line:
         )
         subject = self.subject("subject", collective)
         size = self.take("size", BYTES)
-        point = Point(*(float(self.take(name, SECONDS)) for name in ("median", "q1", "q3")))
+        seconds = (float(self.take(name, SECONDS)) for name in ("median", "q1", "q3"))
+        point = Point(*seconds, self.take("samples", COUNT))
         chosen = self.subject("chosen", collective) if self.take("chosen", MAYBE, None) is not None else None
         bound, date = self.take("bound", BOUND, None), self.take("date", TEXT)
         return Record(setting, subject, size, point, date[:10], bound or None, chosen if subject == AUTO else None)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +17,27 @@ from mpi4py import MPI
 from test_algorithms import filled, native
 
 import hiercoll
-from hiercoll.bench import CONTROL_VARIANT, Bench
+from hiercoll.bench import CONTROL_VARIANT, Bench, provenance, record
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import Contest, DataError
-from hiercoll.tables import COLD, NATIVE_VARIANT, PLAN, ROW, SINGLE, TIMINGS, Variant
+from hiercoll.tables import (
+    COLD,
+    NATIVE_VARIANT,
+    PLAN,
+    ROW,
+    SINGLE,
+    TIMINGS,
+    Choice,
+    Entry,
+    Figure,
+    Table,
+    Variant,
+    dump,
+)
 from hiercoll.tuning import NONBLOCKING, PERSISTENT, Search
 
 SIZE = WORLD.size
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 EVEN = ("alltoall", "allgather")
 each_collective = pytest.mark.parametrize("collective", [*EVEN, "alltoallv"])
 
@@ -91,6 +109,29 @@ def test_bench(counted: Counted, timing: str) -> None:
     assert all(result.gain_low is not None and result.gain_low <= (result.gain or 0) for result in results)
     assert results[2].chosen == NATIVE_VARIANT
     assert results[0].gain == results[0].gain_low == results[0].gain_high == 1.0  # a call, whatever the others are
+
+
+@pytest.mark.skipif(SIZE == 1, reason="what is drawn from one rank says nothing")
+def test_report_of_a_fresh_run(counted: Counted, folder: Path) -> None:
+    """What bench writes now, the report of the figures reads: tuned, of both timings and collectives."""
+    bench = Bench(counted, samples=6, timings=(SINGLE, ROW), rate=1e9)
+    about, entries = provenance(counted, bench.topology), []
+    records = []
+    for collective in EVEN:
+        subjects = [NATIVE_VARIANT, Variant("auto"), CONTROL_VARIANT]
+        records += [record(result, about) for result in bench.run(collective, subjects, [8, 4096])]
+        figure = Figure(8, NATIVE_VARIANT, 1e-3, 1e-3, 1e-3, 8)
+        setting = (collective, about["mpi"], "host", bench.topology.node_sizes, bench.topology.placement)
+        entries.append(Entry(*setting, (Choice(1, NATIVE_VARIANT),), (figure,)))
+    if WORLD.rank == 0:
+        (folder / "bench-here.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+        (folder / "table-here.json").write_text(dump(Table(tuple(entries))))
+        spec = importlib.util.spec_from_file_location("figures_report", SCRIPTS / "figures_report.py")
+        assert spec is not None and spec.loader is not None
+        report = sys.modules["figures_report"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(report)
+        text = report.section("lab", folder)
+        assert text.count("| native |") == 8 and "| 4K * |" in text and about["mpi"] in text
 
 
 @pytest.mark.skipif(SIZE == 1, reason="nothing to tune")

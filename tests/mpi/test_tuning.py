@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from hiercoll.cli import main
 from hiercoll.communicator import mpi_library
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import Contest
-from hiercoll.tables import Choice, Entry, Table, Variant, dump, load
+from hiercoll.tables import OLD, Choice, Entry, Figure, Table, Variant, dump, load
 from hiercoll.tuning import Search, variants
 
 OnLayout = Callable[[str], MPI.Intracomm]
@@ -181,6 +182,25 @@ def test_broken_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, fold
     with pytest.raises(hiercoll.TableError, match=r"table\.json: "):
         hiercoll.configure(comm, table=path)
     assert np.array_equal(hiercoll.alltoall(comm, send), native("alltoall", comm, send, 8))
+
+
+def test_old_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """One made from other timings than those of calls is used, with a warning on rank 0."""
+    first, chosen = on_layout(f"1x{WORLD.size}"), Variant("scatter_destination", {"window": 2})
+    table = table_for(first, chosen)
+    old = Figure(64, chosen, 1e-5, 1e-5, 1e-5, 9, OLD, False)
+    path = folder / "table.json"
+    if WORLD.rank == 0:
+        path.write_text(dump(Table((replace(table.entries[0], figures=(old,)),))))
+    WORLD.Barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hiercoll.configure(first, table=path)
+    told = [str(each.message) for each in caught if each.category is hiercoll.TableWarning]
+    assert told == [f"{path}: made from held plans in a row: tune again"] * (WORLD.rank == 0)
+    assert get_state(first).choices.decide("alltoall", 64, False).variant == (
+        chosen if WORLD.size > 1 else Variant("native")
+    )
 
 
 def test_configure_changes_what_auto_runs(on_layout: OnLayout) -> None:

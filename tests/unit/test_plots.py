@@ -33,6 +33,7 @@ from hiercoll.plots import (
     speedups,
     stems,
 )
+from hiercoll.plots.comparison import ranking
 from hiercoll.plots.figure import size_ticks
 
 Line = dict[str, Any]
@@ -228,6 +229,15 @@ def test_settings_apart(tmp_path: Path) -> None:
         f"alltoall, 4x4 (16 ranks), Open MPI 5, {single}, 2026-01-31",
         "alltoall, 8x2 (16 ranks), MPICH 5.0.2, held plans in a row, 2026-01-31",  # of an older version
     ]
+
+
+def test_few_samples_rank_nothing(tmp_path: Path) -> None:
+    """They are drawn, and are nobody's choice; samples of several records add up."""
+    fast, slow = line("bruck", 8, 1e-4, samples=1), line("ring", 8, 2e-4)
+    comparison = one(tmp_path, line(size=8), fast, slow)
+    assert ranking(comparison, 8) == ["ring", "native"] and spans(comparison)[0].subject == "ring"
+    assert ranking(one(tmp_path, line(size=8), *[fast] * 6), 8) == ["bruck", "native"]
+    assert spans(one(tmp_path, fast))[0].subject == "auto"
 
 
 def test_speedups(tmp_path: Path) -> None:
