@@ -304,9 +304,17 @@ def everything(points: list[Point]) -> Iterator[str]:
             )
 
 
+def measured(found: list[Record]) -> str:
+    """When, and with what."""
+    dates, libraries = (sorted({record[name] for record in found}) for name in ("date", "mpi"))
+    days = " to ".join(sorted({dates[0][:10], dates[-1][:10]}))
+    return f"Measured {days}: {', '.join(libraries)}; mpi4py {found[0]['mpi4py']}, {found[0]['processor']}."
+
+
 def native(folder: Path) -> Iterator[str]:
     """What the benchmarks call native beside a loop written by hand."""
     found = records(folder, "native-*.jsonl")
+    yield measured(found)
     agree = sum(record["agree"] for record in found)
     yield f"They agree within the noise of each with itself at {agree} of {len(found)} points.\n"
     yield from heading("", "where", "size", "timing", "loop/bench (95 %)", "loop/loop", "bench/bench", "agree")
@@ -320,6 +328,7 @@ def native(folder: Path) -> Iterator[str]:
 def overhead(folder: Path) -> Iterator[str]:
     """What a call costs on 2 ranks."""
     found = records(folder, "overhead-*.jsonl")
+    yield measured(found)
     libraries, timings = (list(dict.fromkeys(record[name] for record in found)) for name in ("mpi", "timing"))
     for timing in timings:
         mine = {record["mpi"]: record["seconds"] for record in found if record["timing"] == timing}
@@ -333,7 +342,9 @@ def overhead(folder: Path) -> Iterator[str]:
 def uneven(folder: Path) -> Iterator[str]:
     """Alltoallv of the drop-in communicator."""
     groups: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records(folder, "uneven-*.jsonl"):
+    every = records(folder, "uneven-*.jsonl")
+    yield measured(every) + "\n"
+    for record in every:
         groups[f"{record['layout']}, {record['mpi']}"].append(record)
     yield from heading("", "native us", "drop-in us", "native/drop-in (95 %)", "native/native (95 %)")
     for where, found in groups.items():
