@@ -538,11 +538,11 @@ class NativePersistent(Native):
 
     def __init__(self, init: Callable[..., MPI.Prequest], args: tuple[Any, ...], datatypes: list[MPI.Datatype]) -> None:
         self._made = init(*args)
-        super().__init__(self._made.Start, self._made.Start, (), datatypes, held=True)
+        super().__init__(self._made.Start, self._started, (), datatypes, held=True)
 
-    def start(self) -> None:
+    def _started(self) -> MPI.Request:
         self._made.Start()
-        self._request = self._made
+        return self._made
 
     def free(self) -> None:
         self._made.Free()

@@ -78,8 +78,8 @@ def _compare_one(setting: Setting, records: list[Record]) -> Comparison:
             chosen[record.size][record.chosen] += 1
     points: defaultdict[str, dict[int, Point]] = defaultdict(dict)
     for (subject, size), several in sorted(samples.items(), key=lambda item: item[0][1]):
-        seconds = (median(getattr(p, name) for p in several) for name in ("median", "q1", "q3"))
-        points[subject][size] = Point(*seconds, sum(p.samples for p in several))
+        middle, q1, q3 = (median(getattr(p, name) for p in several) for name in ("median", "q1", "q3"))
+        points[subject][size] = Point(middle, q1, q3, sum(p.samples for p in several))
     dates = sorted(record.date for record in records)
     return Comparison(
         setting,

@@ -134,8 +134,8 @@ class _Line:
         )
         subject = self.subject("subject", collective)
         size = self.take("size", BYTES)
-        seconds = (float(self.take(name, SECONDS)) for name in ("median", "q1", "q3"))
-        point = Point(*seconds, self.take("samples", COUNT))
+        middle, q1, q3 = (float(self.take(name, SECONDS)) for name in ("median", "q1", "q3"))
+        point = Point(middle, q1, q3, self.take("samples", COUNT))
         chosen = self.subject("chosen", collective) if self.take("chosen", MAYBE, None) is not None else None
         bound, date = self.take("bound", BOUND, None), self.take("date", TEXT)
         return Record(setting, subject, size, point, date[:10], bound or None, chosen if subject == AUTO else None)
