@@ -197,7 +197,7 @@ def test_old_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder:
         warnings.simplefilter("always")
         hiercoll.configure(first, table=path)
     told = [str(each.message) for each in caught if each.category is hiercoll.TableWarning]
-    assert told == [f"{path}: made from held plans in a row: tune again"] * (WORLD.rank == 0)
+    assert told == [f"{path}: made from held plans in a row, not from calls: tune again"] * (WORLD.rank == 0)
     assert get_state(first).choices.decide("alltoall", 64, False).variant == (
         chosen if WORLD.size > 1 else Variant("native")
     )
