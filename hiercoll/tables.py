@@ -90,9 +90,9 @@ class Choice:
 class Figure:
     """What was measured of a variant: median and quartiles of ``samples`` times.
 
-    ``timing``: of public calls one at a time ("single") or in a row ("row"), or of a held plan
-    ("plan-single" and "plan-row", started likewise). ``ranked``: measured anew after it had been selected, so that
-    it can be compared with others of its timing and size.
+    ``timing``: of public calls one at a time ("single"), in a row ("row") or after other code and data
+    ("cold"), or of a held plan ("plan-single" and "plan-row", started likewise). ``ranked``: measured anew after
+    it had been selected, so that it can be compared with others of its timing and size.
     """
 
     size: int

@@ -22,6 +22,7 @@ from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.cost import DEFAULT_LINKS, Links
 from hiercoll.statistics import LEVEL, chance, discoveries, quartiles
 from hiercoll.tables import (
+    COLD,
     NATIVE,
     NATIVE_FORMS,
     NATIVE_VARIANT,
@@ -339,6 +340,9 @@ class Search:
             plans = [index for each in selection.held if contest.able(index := place[each.key], PLAN)]
             entries += [(index, timing) for index in (0, *plans) for timing in (PLAN, PLAN_ROW)]
             self.unable |= {PERSISTENT.key} if not contest.able(place[PERSISTENT.key], PLAN) else set()
+        cold = [(index, COLD) for index in (0, *calls)]  # to be looked at in the table; decides nothing
+        if sum(contest.cost(*entry) for entry in cold) * FEWEST < seconds / 4:
+            entries += cold
         times: dict[tuple[int, str], list[float]] = {entry: [] for entry in entries}
         while (taken := len(times[0, SINGLE])) < FEWEST or (taken < FINAL and self.clock() - begin < seconds):
             for entry, row in zip(entries, contest.times(entries, 2), strict=True):

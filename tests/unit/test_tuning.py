@@ -11,7 +11,7 @@ from math import exp
 import pytest
 
 from hiercoll.online import FOR_GOOD, PAIRS, TURNS, Regime, Trial, explore
-from hiercoll.tables import NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
+from hiercoll.tables import COLD, NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import AGGREGATE, Spread, uneven_choices
 from hiercoll.tuning import (
@@ -116,7 +116,7 @@ def test_finds_the_fastest_and_the_crossover() -> None:
     assert machine.closed == machine.opened
     figures = [figure for result in results for figure in result.figures if figure.ranked]
     assert all(figure.samples >= 8 for figure in figures)
-    assert {figure.timing for figure in figures} == {SINGLE, ROW, PLAN, PLAN_ROW}
+    assert {figure.timing for figure in figures} == {SINGLE, ROW, COLD, PLAN, PLAN_ROW}
 
 
 def replaced(cost: Cost, runs: int, sizes: Sequence[int] = (64,), noise: float = 0.1, budget: float = 0.6) -> float:
