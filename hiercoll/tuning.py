@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
-from math import isqrt, sqrt
+from math import inf, isqrt, sqrt
 from statistics import median
 from typing import Any, Protocol, TypeAlias
 
@@ -311,6 +311,7 @@ class Search:
         look(range(heads), 0.4)
         best = {_kind(chosen[index]) for index in sorted(list(looks)[1:], key=so_far)[:2]}
         look([index for index in range(heads, len(chosen)) if _kind(chosen[index]) in best], 0.5)
+        self.unable |= {chosen[i].key for i, time in looks.items() if time == inf and chosen[i].algorithm == NATIVE}
         alive = list(looks)
         for count, slower, most in ROUNDS:
             alive = _survivors(alive, so_far, slower, most)
@@ -339,7 +340,8 @@ class Search:
         if sum(contest.cost(*entry) for entry in entries) * FEWEST < seconds / 2 and contest.able(0, PLAN):
             plans = [index for each in selection.held if contest.able(index := place[each.key], PLAN)]
             entries += [(index, timing) for index in (0, *plans) for timing in (PLAN, PLAN_ROW)]
-            self.unable |= {PERSISTENT.key} if not contest.able(place[PERSISTENT.key], PLAN) else set()
+            if not contest.able(place[PERSISTENT.key], PLAN):
+                self.unable.add(PERSISTENT.key)
         cold = [(index, COLD) for index in (0, *calls)]  # to be looked at in the table; decides nothing
         if sum(contest.cost(*entry) for entry in cold) * FEWEST < seconds / 4:
             entries += cold
@@ -409,9 +411,9 @@ def disturbed(results: Sequence[SizeResult]) -> list[int]:
     ]
 
 
-def _beside(*results: SizeResult) -> Iterator[tuple[Verdict, ...]]:
+def _beside(*results: SizeResult) -> list[list[Verdict]]:
     """The verdicts on calls of these results, and those on plans."""
-    return iter((tuple(each.calls for each in results), tuple(each.plans for each in results)))
+    return [[each.calls for each in results], [each.plans for each in results]]
 
 
 def believed(results: Sequence[SizeResult]) -> list[SizeResult]:

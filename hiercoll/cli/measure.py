@@ -157,7 +157,9 @@ def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> li
     if algorithms:
         given = [Variant(*parse_algorithm(text)) for text in algorithms]
         for subject in given:
-            if subject.algorithm == NATIVE and subject.params.get("form") in NATIVE_FORMS:
+            if subject.algorithm == NATIVE and subject.params:
+                if subject.params not in [{"form": form} for form in NATIVE_FORMS]:
+                    raise ArgumentError(NATIVE, f"no parameter but form={' or '.join(NATIVE_FORMS)}", subject.params)
                 continue
             if subject.params or subject.algorithm not in (NATIVE, "auto"):
                 get_algorithm(collective, subject.algorithm).resolve(subject.params)

@@ -238,7 +238,7 @@ def _print_summary(entries: Iterable[Entry]) -> None:
 def _print_choices(console: Console, entry: Entry, chosen: Sequence[Choice], timing: str) -> None:
     """The choices for calls, or for plans. Of what was measured otherwise, the times are left out."""
     date = f"; {entry.about['date']}" if "date" in entry.about else ""
-    how = f"made from {OLD}: tune again" if entry.is_old else f"{describe_timing(timing)}"
+    how = f"made from {OLD}: tune again" if entry.is_old else describe_timing(timing)
     where = f"{entry.collective} on {entry.layout} with {entry.mpi}, {entry.memory} memory"
     console.print(f"{where}, {how}{date}", highlight=False)
     grid = Grid()
