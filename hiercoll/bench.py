@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.algorithms.registry import automatic
 from hiercoll.api import place_of
 from hiercoll.communicator import mpi_library
 from hiercoll.cost import Link, Links
@@ -32,7 +33,6 @@ from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interva
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
-from hiercoll.tuner import CANDIDATES
 from hiercoll.vectors import spread_of
 from hiercoll.work import Work
 
@@ -90,7 +90,7 @@ class Result:
 def default_subjects(collective: str) -> list[Variant]:
     """native, auto, every algorithm with its defaults, what may be the fastest somewhere, and native's other form."""
     every: list[tuple[str, Params]] = [(name, {}) for name in (NATIVE, "auto", *REGISTRY[collective])]
-    every += [(name, REGISTRY[collective][name].changed(params)) for name, params in CANDIDATES[collective]]
+    every += [(name, REGISTRY[collective][name].changed(params)) for name, params in automatic(collective)]
     subjects = [Variant(name, params) for name, params in every] + [Variant(NATIVE, {"form": "nonblocking"})]
     return [subject for number, subject in enumerate(subjects) if subject not in subjects[:number]]
 

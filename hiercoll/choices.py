@@ -110,11 +110,11 @@ class Choices:
 
     def uneven(self, spread: Spread) -> tuple[Variant, ...]:
         """What to try for an alltoallv: native, and what else may be faster."""
-        return uneven_choices(self._topology, spread, self.table, self._library)
+        return uneven_choices("alltoallv", self._topology, spread, self.table, self._library)
 
     def uneven_for_good(self, spread: Spread) -> Variant:
         """What to take for an alltoallv where nothing can be tried."""
-        return uneven_choices(self._topology, spread, self.table, self._library, tried=False)[-1]
+        return uneven_choices("alltoallv", self._topology, spread, self.table, self._library, held=True)[-1]
 
     def decide(self, collective: str, block: int, inplace: bool, kind: str = "host", held: bool = False) -> Decision:
         """What "auto" means for blocks of ``block`` bytes."""

@@ -1,14 +1,19 @@
-"""Contracts: what each buffer holds before a collective and must hold after it.
+"""Every collective, as one record: what it means, what its arguments are, and what MPI calls it.
 
-Contents are *tokens*, integers that are unique per (rank, block, segment), so a
-block delivered to the wrong place can never pass for the right one. Following the
-definitions of MPI 4.1, chapter 6.
+Whatever hiercoll does for a collective follows from its record: which arguments are checked and how, the shape of a
+result, what native calls are made, what a proof has to show, what a benchmark sends and expects. A new collective is a
+record here and algorithms under `hiercoll.algorithms`; no other module asks for a collective's name.
+
+A *contract* says what each buffer holds before a collective and must hold after it. Contents are *tokens*, integers
+that are unique per (rank, block, segment), so that a block delivered to the wrong place can never pass for the right
+one. Definitions follow MPI 4.1, chapter 6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +24,30 @@ from hiercoll.schedule import BufferName
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 UNDEFINED = -1
+
+
+class Holds(Enum):
+    """What an argument of a collective holds."""
+
+    EACH = "a block for each rank"
+    ONE = "one block"
+    VECTOR = "a vector, which an algorithm may cut into blocks"
+
+
+class InPlace(Enum):
+    """Where the input lies if it lies in the receive buffer."""
+
+    SAME = "block i of the input is block i there"
+    OWN = "the rank's one block is in its place among those of all ranks"
+    ALWAYS = "as SAME, and there is only one buffer"
+
+
+class Sizes(Enum):
+    """Who knows the sizes of a collective's blocks."""
+
+    EQUAL = "all blocks have one size"
+    KNOWN = "blocks differ, and every rank knows the sizes of all"
+    OWN = "blocks differ, and a rank knows the sizes of those that it sends and receives"
 
 
 class Shape(NamedTuple):
@@ -33,6 +62,86 @@ class Shape(NamedTuple):
 
 
 ShapeOf: TypeAlias = "Callable[[Contract, int], Shape]"
+
+
+@dataclass(frozen=True, eq=False)  # one of each: compared by identity
+class Collective:
+    """A collective.
+
+    ``contract`` gives the contents of each rank's buffers; ``send`` and ``recv`` what the arguments hold, ``root`` and
+    ``operation`` whether it takes those, ``in_place`` where the input lies if it lies in the receive buffer, ``sizes``
+    who knows the sizes of blocks. ``native`` is MPI's name of the blocking form; without one there are algorithms to be
+    proved, but no calls. ``family``: the collective whose algorithms serve it, if they are not its own. ``tuned``:
+    the sizes that ``hiercoll tune`` measures (see `cli.common.SizesType`); none: it has no table of its own.
+    ``size_of`` says in words of what a size in bytes is. ``section``: of MPI 4.1.
+    """
+
+    name: str
+    contract: ShapeOf
+    send: Holds
+    recv: Holds
+    in_place: InPlace = InPlace.SAME
+    root: bool = False
+    operation: bool = False
+    sizes: Sizes = Sizes.EQUAL
+    native: str = ""
+    family: str = ""
+    tuned: str = ""
+    size_of: str = "bytes per block"
+    section: str = ""
+    number: int = field(init=False)  # of the record, for tags
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", len(COLLECTIVES))
+        object.__setattr__(self, "family", self.family or self.name)
+        COLLECTIVES[self.name] = self
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all blocks have one size."""
+        return self.sizes is Sizes.EQUAL
+
+    @property
+    def one_buffer(self) -> bool:
+        """Whether input and result are the same argument."""
+        return self.in_place is InPlace.ALWAYS
+
+    @property
+    def nonblocking(self) -> str:
+        """MPI's name of the form that returns a request: "Ialltoall"."""
+        return f"I{self.native.lower()}"
+
+    @property
+    def persistent(self) -> str:
+        """MPI's name of the form that returns a persistent request: "Alltoall_init"."""
+        return f"{self.native}_init"
+
+    def blocks(self, holds: Holds, size: int) -> int:
+        """The number of blocks in an argument, of ``size`` ranks; a vector counts as one."""
+        return size if holds is Holds.EACH else 1
+
+
+COLLECTIVES: dict[str, Collective] = {}
+
+
+def get_collective(name: str) -> Collective:
+    """The record of that name. Raises ArgumentError naming those that exist."""
+    if name not in COLLECTIVES:
+        raise ArgumentError("collective", f"one of {', '.join(COLLECTIVES)}", repr(name))
+    return COLLECTIVES[name]
+
+
+def called() -> list[Collective]:
+    """Those that can be called."""
+    return [each for each in COLLECTIVES.values() if each.native]
+
+
+def tuned() -> list[str]:
+    """The names of those that tables are made for."""
+    return [each.name for each in COLLECTIVES.values() if each.tuned]
 
 
 @dataclass(frozen=True)
@@ -53,23 +162,27 @@ class Contract:
     commutative: bool = True
 
     def __post_init__(self) -> None:
-        if self.collective not in SHAPES:
-            raise ArgumentError("collective", f"one of {', '.join(SHAPES)}", repr(self.collective))
+        get_collective(self.collective)
         for name in ("size", "segments", "blocks"):
             if getattr(self, name) < 1:
                 raise ArgumentError(name, "at least 1", getattr(self, name))
         if not 0 <= self.root < self.size:
             raise ArgumentError("root", f"a rank below {self.size}", self.root)
 
+    @property
+    def record(self) -> Collective:
+        """What the collective is."""
+        return COLLECTIVES[self.collective]
+
     def shape(self, rank: int) -> Shape:
         """The buffers of ``rank``."""
-        return SHAPES[self.collective](self, rank)
+        return self.record.contract(self, rank)
 
     def sizes(self, rank: int) -> dict[BufferName, int]:
         """Size of the rank's send and recv buffer in blocks."""
         shape = self.shape(rank)
         recv = len(shape.due)
-        if self.in_place and self.collective != "allgather":
+        if self.in_place and self.record.in_place is not InPlace.OWN:
             recv = max(recv, len(shape.held))
         return {"send": 0 if self.in_place else len(shape.held), "recv": recv}
 
@@ -92,7 +205,7 @@ class Contract:
         recv = np.full(sizes["recv"] * self.segments, UNDEFINED, dtype=np.int64)
         if not self.in_place:
             return {"send": held, "recv": recv}
-        start = rank * self.segments if self.collective == "allgather" else 0
+        start = rank * self.segments if self.record.in_place is InPlace.OWN else 0
         recv[start : start + len(held)] = held
         return {"send": np.empty(0, dtype=np.int64), "recv": recv}
 
@@ -155,16 +268,53 @@ def _reduce_scatter(c: Contract, rank: int) -> Shape:
     return Shape([(rank, j) for j in range(c.size)], [(None, rank)])
 
 
-SHAPES: dict[str, ShapeOf] = {
-    "alltoall": _alltoall,
-    "allgather": _allgather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "bcast": _bcast,
-    "reduce": _reduce,
-    "allreduce": _allreduce,
-    "reduce_scatter": _reduce_scatter,
-}
-
-# What blocks hold, not how long they are, is in a contract: it is the same for uneven ones.
-WITH_EVEN_BLOCKS = {"alltoallv": "alltoall", "allgatherv": "allgather"}
+ALLTOALL = Collective(
+    "alltoall",
+    _alltoall,
+    send=Holds.EACH,
+    recv=Holds.EACH,
+    native="Alltoall",
+    tuned="8:64K,24,192,1536,12K",
+    size_of="bytes per pair of ranks",
+    section="6.8",
+)
+ALLGATHER = Collective(
+    "allgather",
+    _allgather,
+    send=Holds.ONE,
+    recv=Holds.EACH,
+    in_place=InPlace.OWN,
+    native="Allgather",
+    tuned="8:256K,24,192,1536,12K,96K",
+    size_of="bytes per rank",
+    section="6.7",
+)
+ALLTOALLV = Collective(
+    "alltoallv",
+    _alltoall,
+    send=Holds.EACH,
+    recv=Holds.EACH,
+    sizes=Sizes.OWN,
+    native="Alltoallv",
+    tuned="8:64K:4,192,12K",
+    size_of="mean bytes per pair of ranks",
+    section="6.8",
+)
+ALLGATHERV = Collective(
+    "allgatherv",
+    _allgather,
+    send=Holds.ONE,
+    recv=Holds.EACH,
+    in_place=InPlace.OWN,
+    sizes=Sizes.KNOWN,
+    native="Allgatherv",
+    family="allgather",
+    size_of="mean bytes per rank",
+    section="6.7",
+)
+GATHER = Collective("gather", _gather, send=Holds.ONE, recv=Holds.EACH, root=True, section="6.5")
+SCATTER = Collective("scatter", _scatter, send=Holds.EACH, recv=Holds.ONE, root=True, section="6.6")
+BCAST = Collective("bcast", _bcast, send=Holds.VECTOR, recv=Holds.VECTOR, root=True, section="6.4")
+REDUCE = Collective("reduce", _reduce, Holds.VECTOR, Holds.VECTOR, root=True, operation=True, section="6.9.1")
+ALLREDUCE = Collective("allreduce", _allreduce, Holds.VECTOR, Holds.VECTOR, operation=True, section="6.9.6")
+REDUCE_SCATTER = Collective("reduce_scatter", _reduce_scatter, Holds.EACH, Holds.ONE, operation=True, section="6.10.1")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.collectives import WITH_EVEN_BLOCKS, Contract
+from hiercoll.collectives import Contract
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
 from hiercoll.topology import Topology, parse_layout
@@ -53,10 +53,8 @@ class Outcome:
 
 def contract_of(collective: str, schedules: list[Schedule], inplace: bool = False) -> Contract:
     """The contract that an algorithm's schedules are to fulfil."""
-    size = len(schedules)
-    blocks = size if collective == "allreduce" else 1  # the ring cuts the vector into one block per rank
-    collective = WITH_EVEN_BLOCKS.get(collective, collective)
-    return Contract(collective, size, schedules[0].segments, blocks=blocks, in_place=inplace)
+    some = schedules[0]
+    return Contract(collective, len(schedules), some.segments, blocks=some.blocks, in_place=inplace)
 
 
 def generate(

@@ -209,7 +209,7 @@ class Schedule:
     private memory of the host where the others are a device's), ``flags`` the number of flags
     that this rank raises, ``tags`` one more than the largest tag. ``holds``: for each block of
     ``shared`` the (source, block) that it is for, where the algorithm says so; blocks of uneven
-    sizes need it.
+    sizes need it. ``blocks``: into how many a collective's vector is cut.
     """
 
     rank: int
@@ -220,6 +220,7 @@ class Schedule:
     segments: int = 1
     host: int = 0
     holds: tuple[tuple[int, int], ...] = ()
+    blocks: int = 1
 
     @property
     def tags(self) -> int:
@@ -291,9 +292,10 @@ class Builder:
     just those. Each call returns the operation's index.
     """
 
-    def __init__(self, rank: int, segments: int = 1) -> None:
+    def __init__(self, rank: int, segments: int = 1, blocks: int = 1) -> None:
         self.rank = rank
         self.segments = segments
+        self.blocks = blocks  # of a collective's vector
         self._ops: list[Op] = []
         self._gate: Deps = ()
         self._scratch = 0
@@ -390,7 +392,7 @@ class Builder:
     def build(self) -> Schedule:
         """The finished, immutable schedule."""
         sizes = (self._scratch, self._shared, self._flags, self.segments)
-        return Schedule(self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds))
+        return Schedule(self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds), blocks=self.blocks)
 
 
 def in_order(schedule: Schedule) -> Schedule:
@@ -423,18 +425,18 @@ def in_order(schedule: Schedule) -> Schedule:
     return replace(schedule, ops=tuple(ops))
 
 
-def in_place(schedule: Schedule, collective: str) -> Schedule:
+def in_place(schedule: Schedule, own_block: bool) -> Schedule:
     """``schedule`` with its input already lying in the receive buffer (MPI_IN_PLACE).
 
-    For allgather the contribution of rank r lies in ``recv[r]``, for the others
-    what was ``send[i]`` lies in ``recv[i]``. Copies of a region onto itself become empty.
-    Whether the result is still right is for `verify` to say.
+    What was ``send[i]`` lies in ``recv[i]`` or, where the input is the rank's ``own_block`` among those of all ranks,
+    in ``recv[rank]``. Copies of a region onto itself become empty. Whether the result is still right is for
+    `verify` to say.
     """
 
     def moved(region: Region) -> Region:
         if region.buffer != "send":
             return region
-        blocks = range(schedule.rank, schedule.rank + 1) if collective == "allgather" else region.blocks
+        blocks = range(schedule.rank, schedule.rank + 1) if own_block else region.blocks
         return Region("recv", blocks, region.part)
 
     def rewritten(op: Op) -> Op:

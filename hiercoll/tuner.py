@@ -14,7 +14,8 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.algorithms.registry import Value
+from hiercoll.algorithms.registry import Value, automatic, tried
+from hiercoll.collectives import COLLECTIVES, Sizes
 from hiercoll.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
@@ -37,45 +38,7 @@ class Candidate(NamedTuple):
         return Variant(self.algorithm, self.params, self.transport)
 
 
-# What the model ranks: those variants that some machine, size or layout makes the best.
-CANDIDATES: dict[str, tuple[tuple[str, Params], ...]] = {
-    "alltoall": (
-        ("bruck", {}),
-        ("bruck", {"radix": 4}),
-        ("scatter_destination", {}),
-        ("pairwise", {}),
-        ("inplace", {}),
-        ("hierarchical", {}),
-        ("grouped", {"form": "lane"}),
-        ("grouped", {"form": "share"}),
-        ("grouped", {"form": "leader"}),
-        ("grouped", {"form": "share", "memory": "shared"}),
-        ("grouped", {"form": "lane", "memory": "shared"}),
-        ("grouped", {"form": "lane", "outer": "bruck"}),
-    ),
-    "allgather": (
-        ("bruck", {}),
-        ("direct", {}),
-        ("recursive_doubling", {}),
-        ("ring", {}),
-        ("hierarchical", {}),
-        ("node_aware", {}),
-        ("node_aware", {"outer": "ring"}),
-        ("node_aware", {"outer": "recursive_doubling"}),
-        ("shared", {"form": "share"}),
-        ("shared", {"form": "lane"}),
-    ),
-    "alltoallv": (
-        ("aggregate", {"form": "share"}),
-        ("aggregate", {"form": "lane"}),
-        ("aggregate", {"form": "leader"}),
-        ("scatter_destination", {"window": 4}),
-        ("scatter_destination", {}),
-        ("pairwise", {}),
-    ),
-}
-AGGREGATE = Variant("aggregate", {"form": "share", "window": 4})
-EVEN = 4  # times the mean that the largest of an alltoallv's blocks may have to be like those of a table
+EVEN = 4  # times the mean that the largest of blocks of uneven sizes may have to be like those of a table
 
 
 Given: TypeAlias = "tuple[tuple[str, Value], ...]"
@@ -114,12 +77,12 @@ def rank_by_model(
     variants: Iterable[tuple[str, Params]] | None = None,
     most_shared: int = MOST_SHARED,
 ) -> list[Candidate]:
-    """The ``variants`` (default: `CANDIDATES`) for blocks of ``block`` bytes, fastest first by the cost model.
+    """The ``variants`` (default: `automatic` ones) for blocks of ``block`` bytes, fastest first by the cost model.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     ranked = []
-    for name, params in CANDIDATES[collective] if variants is None else variants:
+    for name, params in automatic(collective) if variants is None else variants:
         counts = _counted(collective, topology, inplace, name, tuple(params.items()))
         if counts and counts[0].shared * block <= most_shared:
             flows = max(count.network_messages / max(count.network_chain, 1) for count in counts)
@@ -140,12 +103,14 @@ class Decision:
 def _decide(
     collective: str, topology: Topology, block: int, inplace: bool, table: Table, mpi: str, memory: str, held: bool
 ) -> Decision:
-    if topology.size == 1 or not CANDIDATES.get(collective):
+    if topology.size == 1 or not automatic(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
-    if collective == "alltoallv" and (entry is None or not entry.is_for(topology)):
-        tried = f"a program's own calls try {AGGREGATE.algorithm} where blocks are small"
-        return Decision(Variant(NATIVE), f"no table for alltoallv, {topology} and {mpi or 'this MPI library'}; {tried}")
+    if COLLECTIVES[collective].sizes is Sizes.OWN and (entry is None or not entry.is_for(topology)):
+        trial = tried(collective)
+        then = f"; a program's own calls try {trial[0]} where blocks are small" if trial else ""
+        why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
+        return Decision(Variant(NATIVE), why)
     if entry is None:
         ranked = rank_by_model(collective, topology, block, inplace=inplace)
         if ranked and table.by_model:
@@ -175,12 +140,13 @@ def decide(
     collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try.
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
-    inplace = inplace and collective != "alltoallv"  # of which what is in place is copied before
+    if COLLECTIVES[collective].sizes is Sizes.OWN:
+        inplace = False  # what is in place is copied before
     return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held)
 
 
 class Spread(NamedTuple):
-    """What blocks an alltoallv has: how many are not empty, how many of these are small (they can
+    """What blocks of uneven sizes there are: how many are not empty, how many of these are small (they can
     travel together), the bytes of all, and those of the largest. ``unfit``: how many ranks have
     arguments that only the MPI library can serve, or refuse."""
 
@@ -192,24 +158,25 @@ class Spread(NamedTuple):
 
 
 def uneven_choices(
-    topology: Topology, spread: Spread, table: Table, mpi: str, *, tried: bool = True
+    collective: str, topology: Topology, spread: Spread, table: Table, mpi: str, *, held: bool = False
 ) -> tuple[Variant, ...]:
-    """native, and what may be faster, if anything, for an alltoallv with such blocks on all ranks together.
+    """native, and what may be faster, if anything, for a collective with such blocks on all ranks together.
 
     A table says what that is where it was made for this layout and the blocks are like those it
-    was made with; other counts may have other needs, so that calls try it. Where nothing will be
-    ``tried``, in plans, what comes last is taken.
+    was made with; other counts may have other needs, so that calls try it. In plans (``held``), which try nothing,
+    what comes last is taken.
     """
     native = NATIVE_VARIANT
     if topology.size == 1 or spread.unfit or 2 * spread.filled <= topology.size**2:
         return (native,)
     mean = spread.nbytes // spread.filled
-    entry = table.find("alltoallv", mpi, "host", topology)
+    entry = table.find(collective, mpi, "host", topology)
     if entry is not None and entry.is_for(topology) and spread.most <= EVEN * mean:
-        choice = entry.choice(mean, held=not tried)
+        choice = entry.choice(mean, held=held)
         return (native,) if choice.is_native else (native, choice)
-    promising = tried and 10 * spread.small > 9 * spread.filled
-    return (native, AGGREGATE) if promising else (native,)
+    trial = tried(collective)
+    promising = trial is not None and not held and 10 * spread.small > 9 * spread.filled
+    return (native, Variant(*trial)) if trial and promising else (native,)
 
 
 _NO_TABLE = Table()

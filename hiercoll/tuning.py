@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
-from math import inf, isqrt, sqrt
+from math import inf, sqrt
 from statistics import median
 from typing import Any, Protocol, TypeAlias
 
-from hiercoll.algorithms import REGISTRY, Params
+from hiercoll.algorithms import REGISTRY
+from hiercoll.algorithms.registry import searched
 from hiercoll.cost import DEFAULT_LINKS, Links
 from hiercoll.statistics import LEVEL, chance, discoveries, quartiles
 from hiercoll.tables import (
@@ -37,7 +38,7 @@ from hiercoll.tables import (
 )
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
-from hiercoll.tuner import CANDIDATES, Candidate, rank_by_model
+from hiercoll.tuner import Candidate, rank_by_model
 
 HOPELESS = 5.0  # times the best prediction from which on a variant is not measured
 FIXED = 4.0  # seconds that a size gets besides those in proportion to the time of one run, if the budget allows
@@ -136,38 +137,11 @@ class SizeResult:
 
 
 def variants(collective: str, topology: Topology) -> list[Variant]:
-    """Everything that may be worth measuring: each algorithm with the values of each parameter
-    that are proved and tuned, combinations that mean something, and what the model may rank for "auto"."""
+    """Everything that may be worth measuring, as the algorithms' registry entries say, each once."""
     found: dict[tuple[object, ...], Variant] = {}
-    more: list[tuple[str, Params]] = [(name, dict(params)) for name, params in CANDIDATES[collective]]
-    if collective == "alltoall":
-        more += [("bruck", {"radix": radix}) for radix in (3, 4, 8, isqrt(topology.size)) if radix > 1]
-        for form in ("lane", "share", "leader"):
-            for flows in (0, 1, 4):
-                more.append(("grouped", {"form": form, "flows": flows}))
-                more.append(("grouped", {"form": form, "flows": flows, "memory": "shared"}))
-            more.append(("grouped", {"form": form, "inner": "overlap"}))
-            more.append(("grouped", {"form": form, "inner": "overlap", "outer": "pairwise"}))
-        more += [("grouped", {"form": "leader", "leaders": 2, "memory": "shared"})]
-        more += [(name, {"window": window}) for name in ("scatter_destination", "eager") for window in (2, 4, 8, 16)]
-    elif collective == "alltoallv":
-        more += [("aggregate", {"form": form, "window": w}) for form in ("lane", "share", "leader") for w in (1, 4, 16)]
-        more += [("scatter_destination", {"window": window}) for window in (2, 4, 8, 16)]
-    else:
-        for form in ("lane", "share", "leader"):
-            for flows in (0, 1, 4):
-                more += [("shared", {"form": form, "flows": flows, "inner": inner}) for inner in ("direct", "overlap")]
-        more += [("node_aware", {"inner": "overlap", "flows": 1}), ("shared", {"form": "leader", "leaders": 2})]
-        for outer in ("direct", "ring", "recursive_doubling"):
-            more += [("node_aware", {"outer": outer, "inner": inner}) for inner in ("direct", "pairwise", "overlap")]
-        more += [("ring", {"segments": segments}) for segments in (2, 4)]
-    for name, entry in REGISTRY[collective].items():
-        more += [(name, params) for params in entry.variants()]
-    for name, params in more:
-        entry = REGISTRY[collective][name]
-        if entry.refusal(topology, params) is None:
-            variant = Variant(name, entry.resolve(params))
-            found.setdefault(variant.key, variant)
+    for name, params in searched(collective, topology):
+        variant = Variant(name, REGISTRY[collective][name].resolve(params))
+        found.setdefault(variant.key, variant)
     return list(found.values())
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from hiercoll.algorithms.registry import Parameter, register, window_parameter
+from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
+from hiercoll.collectives import ALLGATHER
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
 from hiercoll.topology import Topology
 
 
-@register("allgather", window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32), in_place=True)
+@register(
+    ALLGATHER,
+    window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32),
+    in_place=True,
+    auto=({},),
+)
 def direct(topology: Topology, rank: int, *, window: int) -> Schedule:
     """Every rank sends its block straight to every other, ``window`` messages at a time.
 
@@ -33,7 +39,7 @@ def direct(topology: Topology, rank: int, *, window: int) -> Schedule:
     return b.build()
 
 
-@register("allgather", in_place=True)
+@register(ALLGATHER, in_place=True, auto=({},))
 def bruck_allgather(topology: Topology, rank: int) -> Schedule:
     """The blocks held double in each round, for any number of ranks.
 
@@ -63,7 +69,7 @@ def bruck_allgather(topology: Topology, rank: int) -> Schedule:
     return b.build()
 
 
-@register("allgather", in_place=True)
+@register(ALLGATHER, in_place=True, auto=({},))
 def recursive_doubling(topology: Topology, rank: int) -> Schedule:
     """Partners 1, 2, 4, .. apart exchange all that they hold.
 
@@ -107,7 +113,13 @@ def node_order(topology: Topology) -> list[int]:
     return [rank for ranks in topology.nodes for rank in ranks]
 
 
-@register("allgather", Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1), in_place=True)
+@register(
+    ALLGATHER,
+    Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1),
+    in_place=True,
+    auto=({},),
+    search=lambda topology: grid(segments=(2, 4)),
+)
 def ring(topology: Topology, rank: int, *, segments: int) -> Schedule:
     """Blocks travel around a ring of ranks, one hop per step.
 
@@ -145,7 +157,7 @@ def _even(topology: Topology, params: dict[str, int | str]) -> str | None:
     return "an even number of ranks" if topology.size % 2 else None
 
 
-@register("allgather", constraint=_even, in_place=True)
+@register(ALLGATHER, constraint=_even, in_place=True)
 def neighbor_exchange(topology: Topology, rank: int) -> Schedule:
     """Neighbours swap two blocks at a time, to the left and to the right in turn.
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from hiercoll.algorithms.allgather import doubling_steps, node_order
 from hiercoll.algorithms.grouping import ARRIVED, DONE, FORM, LEADERS, WRITTEN, Grouping, mates_before
-from hiercoll.algorithms.registry import Parameter, register
+from hiercoll.algorithms.registry import Parameter, grid, register
+from hiercoll.collectives import ALLGATHER
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
@@ -18,12 +19,13 @@ def _as_many_leaders(topology: Topology, params: dict[str, int | str]) -> str | 
 
 
 @register(
-    "allgather",
+    ALLGATHER,
     LEADERS,
     Parameter("segments", 1, (1, 2), "parts of a block, for pipelining", 1),
     constraint=_as_many_leaders,
     in_place=True,
     together=({"leaders": 2, "segments": 2},),
+    auto=({},),
 )
 def hierarchical(topology: Topology, rank: int, *, leaders: int, segments: int) -> Schedule:
     """The paper's Algorithm 1: leaders do recursive doubling while gather and broadcast
@@ -99,13 +101,18 @@ def _even_for_steps(topology: Topology, params: dict[str, int | str]) -> str | N
 
 
 @register(
-    "allgather",
+    ALLGATHER,
     Parameter("inner", "direct", ("direct", "pairwise", "overlap"), "exchange within the node"),
     Parameter("outer", "direct", ("direct", "ring", "recursive_doubling"), "exchange between nodes"),
     Parameter("flows", 0, (0, 4), "messages in flight out of a node, at least 1 per lane, 0 = all", 0),
     constraint=_even_for_steps,
     in_place=True,
     together=({"inner": "overlap", "outer": "ring"}, {"inner": "overlap", "outer": "recursive_doubling"}),
+    auto=({}, {"outer": "ring"}, {"outer": "recursive_doubling"}),
+    search=lambda topology: [
+        {"inner": "overlap", "flows": 1},
+        *grid(outer=("direct", "ring", "recursive_doubling"), inner=("direct", "pairwise", "overlap")),
+    ],
 )
 def node_aware(topology: Topology, rank: int, *, inner: str, outer: str, flows: int) -> Schedule:
     """Each lane carries its share between nodes, then the node exchanges what its lanes have.
@@ -196,7 +203,7 @@ def _holding(rank: int, blocks: list[int], held: dict[int, list[int]]) -> tuple[
 
 
 @register(
-    "allgather",
+    ALLGATHER,
     FORM,
     LEADERS,
     Parameter("inner", "direct", ("direct", "overlap"), "read all at the end, or each node's blocks as they arrive"),
@@ -210,6 +217,11 @@ def _holding(rank: int, blocks: list[int], held: dict[int, list[int]]) -> tuple[
         {"inner": "overlap", "form": "leader", "flows": 1},
         {"inner": "overlap", "form": "leader", "leaders": 2},
     ),
+    auto=({"form": "share"}, {"form": "lane"}),
+    search=lambda topology: [
+        *grid(form=FORM.choices, flows=(0, 1, 4), inner=("direct", "overlap")),
+        {"form": "leader", "leaders": 2},
+    ],
 )
 def shared(topology: Topology, rank: int, *, form: str, leaders: int, inner: str, flows: int) -> Schedule:
     """Through a buffer that the node shares: write once, one message per carrier, read once.

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 
-from hiercoll.algorithms.registry import Parameter, register, window_parameter
+from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
+from hiercoll.collectives import ALLTOALL
 from hiercoll.schedule import RECV, SCRATCH, SEND, Buffer, Builder, Region, Schedule
 from hiercoll.topology import Topology
 
 
-@register("alltoall", window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32))
+@register(
+    ALLTOALL,
+    window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32),
+    auto=({},),
+    search=lambda topology: grid(window=(2, 4, 8, 16)),
+)
 def scatter_destination(topology: Topology, rank: int, *, window: int) -> Schedule:
     """Every rank sends straight to every other, ``window`` messages at a time.
 
@@ -42,9 +49,10 @@ def _power_of_two_for_xor(topology: Topology, params: dict[str, int | str]) -> s
 
 
 @register(
-    "alltoall",
+    ALLTOALL,
     Parameter("exchange", "rotation", ("rotation", "xor"), "partner of step i: rank +/- i, or rank xor i"),
     constraint=_power_of_two_for_xor,
+    auto=({},),
 )
 def pairwise(topology: Topology, rank: int, *, exchange: str) -> Schedule:
     """One exchange at a time: in step i send to one rank and receive from one rank.
@@ -97,7 +105,13 @@ def bruck_exchange(b: Builder, peers: Sequence[int], me: int, data: Buffer, widt
     return at
 
 
-@register("alltoall", Parameter("radix", 2, (2, 3, 4, 8), "base of the distances", 2), in_place=True)
+@register(
+    ALLTOALL,
+    Parameter("radix", 2, (2, 3, 4, 8), "base of the distances", 2),
+    in_place=True,
+    auto=({}, {"radix": 4}),
+    search=lambda topology: grid(radix=[radix for radix in (3, 4, 8, isqrt(topology.size)) if radix > 1]),
+)
 def bruck(topology: Topology, rank: int, *, radix: int) -> Schedule:
     """Few messages, each with many blocks: a block travels the digits of its distance.
 
@@ -122,7 +136,12 @@ def bruck(topology: Topology, rank: int, *, radix: int) -> Schedule:
     return b.build()
 
 
-@register("alltoall", window_parameter(1, "partners exchanged with at a time = scratch blocks", 1, 4), in_place=True)
+@register(
+    ALLTOALL,
+    window_parameter(1, "partners exchanged with at a time = scratch blocks", 1, 4),
+    in_place=True,
+    auto=({},),
+)
 def inplace(topology: Topology, rank: int, *, window: int) -> Schedule:
     """Swap blocks within the receive buffer; meant for sendbuf = MPI.IN_PLACE.
 
@@ -154,7 +173,7 @@ def inplace(topology: Topology, rank: int, *, window: int) -> Schedule:
     return b.build()
 
 
-@register("alltoall", in_place=True)
+@register(ALLTOALL, in_place=True)
 def recursive_doubling_alltoall(topology: Topology, rank: int) -> Schedule:
     """Store and forward over a hypercube: step k hands on all blocks whose bit k is wrong.
 
@@ -235,7 +254,11 @@ class _Holdings:
         self._given = []
 
 
-@register("alltoall", window_parameter(0, "messages outstanding per stream, 0 = all", 0, 1, 4, minimum=0))
+@register(
+    ALLTOALL,
+    window_parameter(0, "messages outstanding per stream, 0 = all", 0, 1, 4, minimum=0),
+    search=lambda topology: grid(window=(2, 4, 8, 16)),
+)
 def eager(topology: Topology, rank: int, *, window: int) -> Schedule:
     """The paper's Algorithm 2: pairwise within the node overlapped with pairwise across nodes.
 

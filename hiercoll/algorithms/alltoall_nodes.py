@@ -22,7 +22,8 @@ from hiercoll.algorithms.grouping import (
     node_traffic,
     steps,
 )
-from hiercoll.algorithms.registry import Parameter, register, window_parameter
+from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
+from hiercoll.collectives import ALLTOALL
 from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
@@ -38,7 +39,7 @@ def near_exchange(b: Builder, mates: Sequence[int], lane: int) -> None:
         b.send(target, SEND[target])
 
 
-@register("alltoall", window_parameter(1, "node distances in flight per leader, 0 = all", 0, 1, 2, minimum=0))
+@register(ALLTOALL, window_parameter(1, "node distances in flight per leader, 0 = all", 0, 1, 2, minimum=0), auto=({},))
 def hierarchical_alltoall(topology: Topology, rank: int, *, window: int) -> Schedule:
     """The paper's Algorithm 3: leaders exchange pairwise, one message per local rank,
     while the data of the next rank gather and those received scatter within the node.
@@ -101,7 +102,7 @@ def _grouping_constraint(topology: Topology, params: dict[str, int | str]) -> st
 
 
 @register(
-    "alltoall",
+    ALLTOALL,
     FORM,
     LEADERS,
     Parameter("inner", "direct", ("direct", "pairwise", "overlap"), "exchange within the node"),
@@ -120,6 +121,19 @@ def _grouping_constraint(topology: Topology, params: dict[str, int | str]) -> st
         {"form": "share", "memory": "shared", "outer": "pairwise"},
         {"outer": "pairwise", "flows": 4},
     ),
+    auto=(
+        {"form": "lane"},
+        {"form": "share"},
+        {"form": "leader"},
+        {"form": "share", "memory": "shared"},
+        {"form": "lane", "memory": "shared"},
+        {"form": "lane", "outer": "bruck"},
+    ),
+    search=lambda topology: [
+        *grid(form=FORM.choices, flows=(0, 1, 4), memory=("private", "shared")),
+        *grid(form=FORM.choices, inner=("overlap",), outer=("direct", "pairwise")),
+        {"form": "leader", "leaders": 2, "memory": "shared"},
+    ],
 )
 def grouped(
     topology: Topology, rank: int, *, form: str, leaders: int, inner: str, outer: str, flows: int, memory: str

@@ -5,20 +5,31 @@ from __future__ import annotations
 from hiercoll.algorithms.alltoall import pairwise, scatter_destination
 from hiercoll.algorithms.alltoall_nodes import Relay
 from hiercoll.algorithms.grouping import Grouping
-from hiercoll.algorithms.registry import Parameter, register, window_parameter
+from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
+from hiercoll.collectives import ALLTOALLV
 from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
 TOGETHER, STRAIGHT = range(2)  # segments of a block, of which the size of the block fills one
 
-register("alltoallv", window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32))(scatter_destination)
-register("alltoallv", Parameter("exchange", "rotation", ("rotation",), "partner of step i: rank +/- i"))(pairwise)
+register(
+    ALLTOALLV,
+    window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32),
+    auto=({"window": 4}, {}),
+    search=lambda topology: grid(window=(2, 4, 8, 16)),
+)(scatter_destination)
+register(ALLTOALLV, Parameter("exchange", "rotation", ("rotation",), "partner of step i: rank +/- i"), auto=({},))(
+    pairwise
+)
 
 
 @register(
-    "alltoallv",
+    ALLTOALLV,
     Parameter("form", "share", ("lane", "leader", "share"), "who carries between nodes"),
     window_parameter(4, "large blocks outstanding per rank, each way", 1, 4, 16),
+    auto=({"form": "share"}, {"form": "lane"}, {"form": "leader"}),
+    search=lambda topology: grid(form=("lane", "share", "leader"), window=(1, 4, 16)),
+    trial={"form": "share", "window": 4},
 )
 def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Schedule:
     """Small blocks together through the node's shared buffer, large ones straight.

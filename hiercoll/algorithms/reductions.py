@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hiercoll.algorithms.registry import Parameter, register
+from hiercoll.collectives import ALLREDUCE, BCAST
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
 from hiercoll.topology import Topology
 
 
-@register("allreduce")
+@register(ALLREDUCE)
 def ring_allreduce(topology: Topology, rank: int) -> Schedule:
     """Reduce-scatter around a ring, then allgather around it; vectors of p blocks.
 
@@ -22,7 +23,7 @@ def ring_allreduce(topology: Topology, rank: int) -> Schedule:
     Constraints: none. Not in place.
     Reference: Thakur, Rabenseifner, Gropp 2005; Patarasuk, Yuan 2009.
     """
-    p, b = topology.size, Builder(rank)
+    p, b = topology.size, Builder(rank, blocks=topology.size)
     before, behind = (rank - 1) % p, (rank + 1) % p
     if p == 1:
         b.copy(SEND[0], RECV[0])
@@ -43,7 +44,7 @@ def ring_allreduce(topology: Topology, rank: int) -> Schedule:
     return b.build()
 
 
-@register("bcast", Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1))
+@register(BCAST, Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1))
 def binomial(topology: Topology, rank: int, *, segments: int, root: int = 0) -> Schedule:
     """The ranks that have the block double in each round; one block.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import index
 from typing import TypeAlias
 
+from hiercoll.collectives import COLLECTIVES, Collective, InPlace
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.schedule import Schedule, in_place
 from hiercoll.topology import Topology
@@ -15,6 +16,7 @@ from hiercoll.topology import Topology
 Value: TypeAlias = "int | str"
 Params: TypeAlias = "dict[str, Value]"
 Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
+Choices: TypeAlias = "Sequence[Params]"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Algorithm:
     ``in_place`` says whether the schedule is still right when its input lies in the
     receive buffer; ``constraint`` names what a topology lacks, or returns None;
     ``together`` lists parameters that mean something only in company.
+
+    ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
+    layout makes them the best; ``search``: what ``hiercoll tune`` measures besides those and `variants`;
+    ``trial``: what a program's own calls try where nobody knows all sizes, and most blocks are small.
     """
 
     collective: str
@@ -62,6 +68,9 @@ class Algorithm:
     constraint: Constraint = lambda topology, params: None
     in_place: bool = False
     together: tuple[Params, ...] = ()
+    auto: tuple[Params, ...] = ()
+    search: Callable[[Topology], Choices] = lambda topology: ()
+    trial: Params | None = None
 
     def resolve(self, given: Mapping[str, object]) -> Params:
         """All parameters with their values. Raises ParameterError."""
@@ -77,9 +86,15 @@ class Algorithm:
         return self.constraint(topology, self.resolve(params))
 
     def schedule(
-        self, topology: Topology, rank: int, params: Mapping[str, object] | None = None, *, inplace: bool = False
+        self,
+        topology: Topology,
+        rank: int,
+        params: Mapping[str, object] | None = None,
+        *,
+        inplace: bool = False,
+        root: int = 0,
     ) -> Schedule:
-        """The schedule of ``rank``.
+        """The schedule of ``rank``, in a collective with a root for that ``root``.
 
         Raises ParameterError, or ConstraintError if the topology (or in-place use)
         does not suit the algorithm.
@@ -91,8 +106,9 @@ class Algorithm:
         if refusal is not None:
             got = f"{topology}, {'in place' if inplace else 'not in place'}, {spelled(resolved)}"
             raise ConstraintError(f"algorithm {self.name!r}", refusal, got, rank)
-        schedule = self.function(topology, rank, **resolved)
-        return in_place(schedule, self.collective) if inplace else schedule
+        rooted = {"root": root} if COLLECTIVES[self.collective].root else {}
+        schedule = self.function(topology, rank, **resolved, **rooted)
+        return in_place(schedule, COLLECTIVES[self.collective].in_place is InPlace.OWN) if inplace else schedule
 
     def variants(self) -> Iterator[Params]:
         """The default parameters, every other choice of each one at a time, and those of ``together``."""
@@ -129,22 +145,55 @@ REGISTRY: dict[str, dict[str, Algorithm]] = {}
 
 
 def register(
-    collective: str,
+    collective: Collective,
     *parameters: Parameter,
     constraint: Constraint | None = None,
     in_place: bool = False,
     together: tuple[Params, ...] = (),
+    auto: tuple[Params, ...] = (),
+    search: Callable[[Topology], Choices] | None = None,
+    trial: Params | None = None,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Enter the decorated function into the registry under its own name."""
+    """Enter the decorated function into the registry under its own name; see `Algorithm`."""
 
     def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        name = function.__name__.removesuffix(f"_{collective}")
-        always = constraint or (lambda topology, params: None)
-        entry = Algorithm(collective, name, function, parameters, always, in_place, together)
-        REGISTRY.setdefault(collective, {})[name] = entry
+        name = function.__name__.removesuffix(f"_{collective.name}")
+        always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
+        entry = Algorithm(
+            collective.name, name, function, parameters, always, in_place, together, auto, search or nothing, trial
+        )
+        REGISTRY.setdefault(collective.name, {})[name] = entry
         return function
 
     return enter
+
+
+def grid(**values: Sequence[Value]) -> list[Params]:
+    """Every combination of these parameters' values."""
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
+def automatic(collective: str) -> list[tuple[str, Params]]:
+    """What the cost model ranks for a collective: names and parameters."""
+    return [(entry.name, dict(params)) for entry in REGISTRY.get(collective, {}).values() for params in entry.auto]
+
+
+def searched(collective: str, topology: Topology) -> list[tuple[str, Params]]:
+    """What may be worth measuring on ``topology``: `automatic`, what entries name for a search, and their variants."""
+    found = automatic(collective)
+    for entry in REGISTRY[collective].values():
+        found += [(entry.name, dict(params)) for params in entry.search(topology)]
+    for entry in REGISTRY[collective].values():
+        found += [(entry.name, params) for params in entry.variants()]
+    return [(name, params) for name, params in found if REGISTRY[collective][name].refusal(topology, params) is None]
+
+
+def tried(collective: str) -> tuple[str, Params] | None:
+    """What calls try where nobody knows all sizes, if there is anything: its name, and all parameters."""
+    for entry in REGISTRY.get(collective, {}).values():
+        if entry.trial is not None:
+            return entry.name, entry.resolve(entry.trial)
+    return None
 
 
 def get_algorithm(collective: str, name: str) -> Algorithm:

@@ -8,7 +8,7 @@ import pytest
 from hiercoll import loopback
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
 from hiercoll.buffers import Array, BlockLayout
-from hiercoll.collectives import WITH_EVEN_BLOCKS, Contract
+from hiercoll.collectives import Contract
 from hiercoll.errors import ArgumentError, BufferTypeError, ScheduleError
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule
 from hiercoll.topology import Topology, parse_layout
@@ -39,7 +39,7 @@ def schedules_of(algorithm: Algorithm, params: Params, topology: Topology, inpla
 
 def inputs(collective: str, p: int, items: int) -> list[Array]:
     """Send arrays [block, item] of all ranks, no two items alike."""
-    contract = Contract(WITH_EVEN_BLOCKS.get(collective, collective), p, blocks=p if collective == "allreduce" else 1)
+    contract = Contract(collective, p, blocks=p if collective == "allreduce" else 1)
     lengths = [contract.sizes(rank)["send"] for rank in range(p)]
     return [1_000_000 * rank + np.arange(n * items, dtype=np.int64).reshape(n, items) for rank, n in enumerate(lengths)]
 

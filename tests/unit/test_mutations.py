@@ -19,7 +19,7 @@ import pytest
 from oracle import Verdict, judge
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
-from hiercoll.collectives import WITH_EVEN_BLOCKS, Contract
+from hiercoll.collectives import Contract
 from hiercoll.schedule import RECV, SEND, Builder, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import verify
@@ -164,7 +164,6 @@ class Case(NamedTuple):
     def contract(self, segments: int) -> Contract:
         """What the schedules must do."""
         size, collective = self.topology.size, self.algorithm.collective
-        collective = WITH_EVEN_BLOCKS.get(collective, collective)
         blocks = size if collective == "allreduce" else 1
         return Contract(collective, size, segments, blocks=blocks, in_place=self.in_place)
 

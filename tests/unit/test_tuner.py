@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from hiercoll import tuner
 from hiercoll.algorithms import REGISTRY
+from hiercoll.algorithms.registry import automatic
+from hiercoll.collectives import tuned
 from hiercoll.cost import DEFAULT_LINKS, Link, count_rank, predict
 from hiercoll.proving import prove
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.tuner import CANDIDATES, MOST_SHARED, NATIVE, Candidate, decide, rank_by_model
+from hiercoll.tuner import MOST_SHARED, NATIVE, Candidate, decide, rank_by_model
 
 LAYOUTS = ("1x2", "1x3", "2x1", "7x1", "2x4", "4x4:cyclic", "5+3", "1+4+2:random=1", "3x5")
 SIZES = (0, 8, 512, 4096, 65536, 1 << 20)
@@ -42,7 +45,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_candidates_exist(collective: str) -> None:
     """With these parameters, each once, and one at least that runs anywhere, in place too."""
     spelled = []
-    for name, params in CANDIDATES[collective]:
+    for name, params in automatic(collective):
         entry = REGISTRY[collective][name]
         spelled.append((name, tuple(entry.resolve(params).items())))
     assert len(set(spelled)) == len(spelled)
@@ -67,7 +70,7 @@ def test_what_is_ranked_can_run(collective: str, layout: str, inplace: bool) -> 
             assert entry.refusal(topology, candidate.params) is None
             assert entry.in_place or not inplace
         able = []
-        for name, params in CANDIDATES[collective]:
+        for name, params in automatic(collective):
             entry = REGISTRY[collective][name]
             if entry.refusal(topology, params) is None and (entry.in_place or not inplace):
                 busiest = max(topology.nodes, key=len)[0]
@@ -138,7 +141,7 @@ def test_links_matter() -> None:
     assert first.seconds > 1 > choose("alltoall", topology, 4096).seconds
 
 
-@pytest.mark.parametrize("collective", [*CANDIDATES, "gather"])
+@pytest.mark.parametrize("collective", [*tuned(), "gather"])
 def test_one_rank_has_nobody_to_talk_to(collective: str) -> None:
     """The library's own collective serves it; and what there is no candidate for."""
     assert choose(collective, parse_layout("1x1"), 4096).algorithm == NATIVE
@@ -147,8 +150,9 @@ def test_one_rank_has_nobody_to_talk_to(collective: str) -> None:
 
 def test_no_candidate_left(only: pytest.MonkeyPatch) -> None:
     """If all refuse, or none works in place, the library's own collective is left."""
-    only.setitem(CANDIDATES, "allgather", (("neighbor_exchange", {}),))
-    only.setitem(CANDIDATES, "alltoall", (("pairwise", {}),))
+    for collective, name in (("allgather", "neighbor_exchange"), ("alltoall", "pairwise")):
+        one = {name: replace(REGISTRY[collective][name], auto=({},))}
+        only.setitem(REGISTRY, collective, one)
     odd, even = parse_layout("1x3"), parse_layout("1x4")
     assert choose("allgather", odd, 64).algorithm == NATIVE
     assert choose("allgather", even, 64).algorithm == "neighbor_exchange"

@@ -13,7 +13,7 @@ import pytest
 from hiercoll.online import FOR_GOOD, PAIRS, TURNS, Regime, Trial, explore
 from hiercoll.tables import COLD, NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
-from hiercoll.tuner import AGGREGATE, Spread, uneven_choices
+from hiercoll.tuner import Spread, uneven_choices
 from hiercoll.tuning import (
     NATIVE_VARIANT,
     NONBLOCKING,
@@ -461,6 +461,9 @@ def uneven_table(*choices: Choice) -> Table:
     return Table((replace(UNEVEN, choices=choices, figures=tuple(figures)),))
 
 
+AGGREGATE = Variant("aggregate", {"form": "share", "window": 4})
+
+
 @pytest.mark.parametrize(
     ("spread", "tried"),
     [
@@ -473,11 +476,11 @@ def uneven_table(*choices: Choice) -> Table:
 )
 def test_uneven_without_table(spread: Spread, tried: bool) -> None:
     """Where small blocks abound, putting them together is tried."""
-    found = uneven_choices(FOUR, spread, Table(), "MPICH 5.0.2")
+    found = uneven_choices("alltoallv", FOUR, spread, Table(), "MPICH 5.0.2")
     assert found == ((Variant(NATIVE), AGGREGATE) if tried else (Variant(NATIVE),))
-    kept = uneven_choices(FOUR, spread, Table(), "MPICH 5.0.2", tried=False)
+    kept = uneven_choices("alltoallv", FOUR, spread, Table(), "MPICH 5.0.2", held=True)
     assert kept == (Variant(NATIVE),)  # what nobody has tried is not taken for good
-    assert uneven_choices(parse_layout("1x1"), MANY, Table(), "MPICH 5.0.2") == (Variant(NATIVE),)
+    assert uneven_choices("alltoallv", parse_layout("1x1"), MANY, Table(), "MPICH 5.0.2") == (Variant(NATIVE),)
 
 
 def test_uneven_by_table() -> None:
@@ -486,7 +489,7 @@ def test_uneven_by_table() -> None:
     table = uneven_table(Choice(1, pairwise), Choice(1000, Variant(NATIVE)))
 
     def found(spread: Spread, layout: str = "2x2", mpi: str = "MPICH 5.0.2") -> tuple[Variant, ...]:
-        return uneven_choices(parse_layout(layout), spread, table, mpi)
+        return uneven_choices("alltoallv", parse_layout(layout), spread, table, mpi)
 
     native, together = (Variant(NATIVE),), (Variant(NATIVE), AGGREGATE)
     assert found(MANY) == (Variant(NATIVE), pairwise)
