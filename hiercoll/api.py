@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.buffers import Array, UserBuffer, check_disjoint, counted_buffer, host_buffer
-from hiercoll.checking import Said
+from hiercoll import progress
+from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, Collective
 from hiercoll.communicator import State
-from hiercoll.cuda import device_at, is_device_array
-from hiercoll.cuda.arrays import LEGACY, device_array, new_like
-from hiercoll.errors import BufferSizeError, BufferTypeError, ConstraintError, ParameterError
+from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.executor import Plan
 from hiercoll.lifetime import by_handle, get_state, get_topology
-from hiercoll.online import Trial
-from hiercoll.tables import Table, Variant
-from hiercoll.transports import AUTO, DIRECT, Transport, parse_transport
-from hiercoll.work import Work
+from hiercoll.nonblocking import BackgroundCall, waitall
+from hiercoll.request import LIMIT, Arguments, Mode, make_request
+from hiercoll.serving import begin, hold, known_plan, repeat, serve, serve_unknown_sizes, sizes_are_unknown
+from hiercoll.tables import NATIVE, Table
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
-__all__ = ["Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"]
-
-_address = MPI.Get_address
-_PLAIN = frozenset((int, str))  # types of parameters
+__all__ = [
+    "Plan",
+    "allgather",
+    "allgather_init",
+    "allgatherv",
+    "allgatherv_init",
+    "alltoall",
+    "alltoall_init",
+    "alltoallv",
+    "alltoallv_init",
+    "configure",
+    "get_topology",
+    "iallgather",
+    "iallgatherv",
+    "ialltoall",
+    "ialltoallv",
+    "waitall",
+]
 
 
 def alltoall(
@@ -44,10 +53,9 @@ def alltoall(
 ) -> Any:
     """Send block j of ``sendbuf`` to rank j, receive block i of the result from rank i.
 
-    ``sendbuf``: a contiguous array of any fixed-size dtype whose elements divide into
-    comm.size equal blocks (in memory order), an mpi4py buffer specification
-    ``[buffer, count per block, MPI datatype]``, or ``MPI.IN_PLACE``. ``recvbuf``: an
-    array of as many bytes and the same dtype; None for a new one like ``sendbuf``.
+    ``sendbuf``: a contiguous array of any fixed-size dtype whose elements divide into comm.size equal blocks (in memory
+    order), whatever ``comm.Alltoall`` takes (``[buffer, count per block, MPI datatype]`` and the like), or
+    ``MPI.IN_PLACE``. ``recvbuf``: likewise, with as many bytes; None for a new array like ``sendbuf``.
     ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by a tuning table (see `configure`) and is
     "native" without one, which is ``comm.Alltoall`` itself. All ranks pass the same ones.
 
@@ -64,12 +72,12 @@ def alltoall(
     BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
-    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        state, plan = known_plan(comm, "alltoall", sendbuf, recvbuf, algorithm, params)
+    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
+        state, plan = known_plan(comm, ALLTOALL, sendbuf, recvbuf, algorithm, transport, params)
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
-    return _call(comm, "alltoall", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
+    return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
 def allgather(
@@ -89,12 +97,52 @@ def allgather(
     ``MPI.IN_PLACE`` the rank's block lies in its place in ``recvbuf``. Collective
     (MPI 4.1, 6.7).
     """
-    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray:
-        state, plan = known_plan(comm, "allgather", sendbuf, recvbuf, algorithm, params)
+    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
+        state, plan = known_plan(comm, ALLGATHER, sendbuf, recvbuf, algorithm, transport, params)
         if state is not None and plan is not None:
             state.run(plan)
             return recvbuf
-    return _call(comm, "allgather", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
+    return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
+
+
+def alltoallv(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    **params: Any,
+) -> Any:
+    """Send block j of ``sendbuf`` to rank j, receive block i of ``recvbuf`` from rank i; blocks of any sizes.
+
+    Buffers are mpi4py's: ``[array, counts]``, ``[array, (counts, displs)]``, ``[array,
+    counts, displs, MPI datatype]``, counts and displacements in elements, one per rank;
+    displacements default to blocks one after the other. ``sendbuf`` may be ``MPI.IN_PLACE``.
+    What a rank sends to another one is as long as what that one receives from it.
+
+    ``limit`` (bytes, equal on all ranks): smaller blocks travel together (algorithm
+    "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" (or what
+    a table for this layout says) where the program's own calls have shown it to be faster:
+    of every 32 to 256 calls the first is looked at, and if small blocks abound (or the table
+    says so), the next 28 try both in turns; what has been native all the while stays so. Arrays
+    are on the host.
+
+    Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
+    BufferSizeError, BufferTypeError, UnknownAlgorithmError, ParameterError.
+    Collective (MPI 4.1, 6.8).
+    """
+    return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
+
+
+def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
+    """Gather the ``sendbuf`` of every rank, each of its own size, in ``recvbuf`` on every rank.
+
+    ``recvbuf`` as for `alltoallv`, with the same counts on all ranks. ``sendbuf``: an
+    array, ``[array, count, MPI datatype]``, or ``MPI.IN_PLACE``. Algorithms are those of
+    `allgather`; "auto" chooses by the mean size. Collective (MPI 4.1, 6.7).
+    """
+    return _uneven_call(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
 def alltoall_init(
@@ -112,7 +160,7 @@ def alltoall_init(
     Arguments and errors as for `alltoall`. Collective; all ranks make their plans in
     the same order. The plan keeps the buffers alive until `Plan.free`.
     """
-    return _plan(comm, "alltoall", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
+    return _init(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
 def allgather_init(
@@ -126,7 +174,63 @@ def allgather_init(
     **params: Any,
 ) -> Plan:
     """A plan for `allgather` on these buffers; see `alltoall_init`."""
-    return _plan(comm, "allgather", sendbuf, recvbuf, algorithm, params, Way(transport, stream))
+    return _init(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
+
+
+def alltoallv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    **params: Any,
+) -> Plan:
+    """A plan for `alltoallv` on these buffers with these counts; see `alltoall_init`.
+
+    "auto" looks at the blocks of all ranks: where most are empty, or the largest is more than four
+    times the mean, or there is no table for this layout, it is native; else what the table says.
+    """
+    return _init(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
+
+
+def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
+    """A plan for `allgatherv` on these buffers with these counts; see `alltoall_init`."""
+    return _init(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def ialltoall(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`alltoall` that returns at once; buffers must be left alone until it is complete.
+
+    Arrays on the host. "auto" takes algorithms without shared memory only. Several may be
+    under way; all ranks start them in the same order. Waits for no other rank, but
+    in the first call of hiercoll on a communicator. Errors as `alltoall`,
+    and ConstraintError for algorithms with shared memory. Collective (MPI 4.1, 6.12.6).
+    """
+    return _begin(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def iallgather(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`allgather` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.5)."""
+    return _begin(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def ialltoallv(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`alltoallv` that returns at once; see `ialltoall`. "auto" is native."""
+    return _begin(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def iallgatherv(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`allgatherv` that returns at once; see `ialltoall`."""
+    return _begin(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
 def configure(
@@ -155,304 +259,89 @@ def configure(
     if timeout is not None and not 0 <= timeout < float("inf"):
         raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), state.rank)
     state.use_table(table)
-    state.choices.online = tune == "online"
+    state.policy.online = tune == "online"
     if timeout is not None:
         state.set_timeout(float(timeout))
 
 
-def known_plan(
-    comm: MPI.Intracomm, collective: str, send: Array, recv: Array, algorithm: str, params: dict[str, Any]
-) -> tuple[State, Plan] | tuple[None, None]:
-    """The state, and the cached plan, of a call seen before with arrays at these addresses.
-
-    Equal addresses, sizes and types need no second check; contiguity is checked by
-    `MPI.Get_address`, and that recv is writable below. The slow path says what is wrong.
-    """
-    try:
-        state = by_handle[comm.handle]
-        key = (collective, algorithm, _address(send), _address(recv), send.nbytes, recv.nbytes)
-        if params:
-            if not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
-                return None, None
-            key += tuple(params.items())  # type: ignore[assignment]
-        plan: Plan = state.plans[key]
-    except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
-        return None, None
-    if plan.dtypes[0] is not send.dtype or plan.dtypes[1] is not recv.dtype or not recv.flags.writeable:
-        return None, None
-    if state.check or state.broken is not None:
-        return None, None
-    state.touch(key, plan)
-    return state, plan
-
-
-class Way(NamedTuple):
-    """How messages of device memory travel, and the stream that produces them: as given."""
-
-    transport: Any
-    stream: Any
-
-    def chosen(self, state: State, place: str) -> Transport:
-        """Collective at the first use of "peer" on a communicator. Raises ParameterError, or
-        ConstraintError for direct messages that MPI may not be given."""
-        try:
-            name, parts = parse_transport(self.transport)
-        except ParameterError as error:
-            raise ParameterError(error.argument, error.expected, error.got, state.rank) from None
-        if place == "host":
-            if name in ("staged", "peer"):
-                expected = "'auto' or 'direct' for arrays on the host"
-                raise ParameterError("transport", expected, repr(self.transport), state.rank)
-            return DIRECT
-        if name == "direct" and state.stages:
-            expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
-            raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
-        segments = 1 if name == "staged" else int(state.stages)
-        return Transport(name == "peer" and state.memories.mates_in_reach(place), parts or segments)
-
-    def handle(self, state: State, array: UserBuffer) -> int:
-        """The stream: as given, else that of the input."""
-        if self.stream is None:
-            return array.stream
-        for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, cuda.core
-            if hasattr(self.stream, name):
-                return int(getattr(self.stream, name)) or LEGACY
-        if isinstance(self.stream, int) and not isinstance(self.stream, bool):
-            return self.stream or LEGACY
-        raise ParameterError("stream", "a CUDA stream, or its handle", repr(self.stream), state.rank)
-
-
-def said(collective: str, algorithm: str, params: dict[str, Any], inplace: bool, block: int, elements: str) -> Said:
-    """A call with equal blocks, as ranks compare it."""
-    given = " ".join([str(algorithm), *(f"{name}={value}" for name, value in params.items())])
-    place = "in place" if inplace else "not in place"
-    return Said(f"{collective} {given}, {place}, {block} bytes per block", elements)
-
-
-class Call(NamedTuple):
-    """A call that is sound: buffers (``sent`` None for in place), bytes per block, transport
-    (``free``: "auto" may choose another) and stream."""
-
-    state: State
-    collective: str
-    sent: UserBuffer | None
-    received: UserBuffer
-    block: int
-    transport: Transport
-    free: bool
-    stream: int
-
-    @property
-    def inplace(self) -> bool:
-        """Whether the input lies in the receive buffer."""
-        return self.sent is None
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Of the two buffers."""
-        return self.sent.address if self.sent else 0, self.received.address
-
-    @property
-    def dtypes(self) -> tuple[Any, Any]:
-        """Of the two buffers."""
-        return self.sent.dtype if self.sent else None, self.received.dtype
-
-    def key(self, algorithm: str, params: dict[str, Any]) -> tuple[Any, ...]:
-        """What the plan of a blocking call is kept under; see `known_plan`."""
-        name = algorithm if isinstance(algorithm, str) else repr(algorithm)  # to be refused by `select`
-        given = [(name, value if type(value) in _PLAIN else repr(value)) for name, value in params.items()]
-        sizes = (self.sent.nbytes if self.sent else 0, self.received.nbytes)
-        key = (self.collective, name, *self.addresses, *sizes, *given)
-        return key if self.received.place == "host" else (*key, self.received.place, self.transport)
-
-    def said(self, collective: str, algorithm: str, params: dict[str, Any]) -> Said:
-        """As ranks compare it."""
-        elements = str(self.received.dtype) if self.received.typed else ""
-        return said(collective, algorithm, params, self.inplace, self.block, elements)
-
-    def chosen(self, algorithm: str, params: dict[str, Any], *, held: bool = False) -> Work:
-        """What runs, in a call or a plan (``held``). Raises UnknownAlgorithmError or ParameterError."""
-        kind = self.state.memories[self.received.place].kind
-        select = self.state.choices.select
-        return self.work(select(self.collective, algorithm, params, self.block, self.inplace, kind, held))
-
-    def work(self, variant: Variant) -> Work:
-        """The call with this algorithm, and with its transport where that is free and can be."""
-        place, transport = self.received.place, self.transport
-        other = variant.transport != AUTO and not (variant.transport == "direct" and self.state.stages)
-        if self.free and other and place != "host":
-            transport = Way(variant.transport, None).chosen(self.state, place)
-        kind = self.state.memories[place].kind
-        return Work(self.collective, variant.algorithm, variant.params, self.block, self.inplace, kind, transport)
-
-    def cached_plan(self, work: Work) -> Plan:
-        """A plan for a blocking call."""
-        return self.state.cached_plan(work, self.received.place, *self.addresses)
-
-    def run(self, plan: Plan) -> Any:
-        """Run a cached plan. Returns the receive array."""
-        plan.stream = self.stream
-        self.state.run(plan)
-        return self.received.array
-
-
-def _call(
-    comm: MPI.Intracomm,
-    collective: str,
-    send: Buffer,
-    recv: Buffer,
-    algorithm: str,
-    params: dict[str, Any],
-    way: Way,
-) -> Any:
-    """A blocking call, with all checks."""
-    call = checked(comm, collective, send, recv, way)
-    if call.state.check:
-        call.state.same_call(call.said(collective, algorithm, params))
-    return serve(call, algorithm, params)
-
-
-def serve(call: Call, algorithm: str, params: dict[str, Any]) -> Any:
-    """Run a call that is sound, by a plan that is kept. Returns the receive array."""
-    state, key = call.state, call.key(algorithm, params)
-    if algorithm == "auto" and state.choices.online:
-        trial = state.choices.trial(call.collective, call.block, call.inplace, state.memories[call.received.place].kind)
-        if trial is not None:
-            return _try(call, trial)
-    plan = state.plans.get(key)
-    if plan is None or plan.dtypes != call.dtypes:
-        plan = call.cached_plan(call.chosen(algorithm, params))
-        plan.dtypes = call.dtypes
-        state.plans.keep(key, plan)
-    else:
-        state.touch(key, plan)
-    return call.run(plan)
-
-
-def _try(call: Call, trial: Trial) -> Any:
-    """A blocking call that is served, and timed, by what is being tried."""
-    work = call.work(trial.current)
-    key = ("trial", *work.key, *call.addresses)
-    plan = call.state.plans.get(key)
-    if plan is None:
-        plan = call.cached_plan(work)
-        call.state.plans.keep(key, plan)
-    else:
-        call.state.touch(key, plan)
-    begin = perf_counter()
-    result = call.run(plan)
-    trial.note(perf_counter() - begin)
-    return result
-
-
-def _plan(
-    comm: MPI.Intracomm,
-    collective: str,
-    send: Buffer,
-    recv: Buffer,
-    algorithm: str,
-    params: dict[str, Any],
-    way: Way,
-) -> Plan:
-    call = checked(comm, collective, send, recv, way)
-    plan = call.state.own_plan(call.chosen(algorithm, params, held=True), call.received.place, *call.addresses)
-    plan.recvbuf, plan.stream = call.received.array, call.stream
-    plan.keep_alive(call.sent, call.received)
-    return plan
-
-
-def checked(comm: MPI.Intracomm, collective: str, send: Buffer, recv: Buffer, way: Way) -> Call:
-    """The call, if it is sound."""
+def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
+    """A blocking call with equal blocks, with all checks."""
     state = get_state(comm)
-    rank, size = state.rank, state.size
-    sent = None
-    if send is not MPI.IN_PLACE:
-        sent = _buffer(state, send, "sendbuf", size if collective == "alltoall" else 1, writable=False)
-    if recv is None:
-        if sent is None:
-            raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", rank)
-        received = _new_like(sent, size if collective == "allgather" else None, rank)
+    request = make_request(state, collective, given, strict=True)
+    serve(state, request, given)
+    return request.result
+
+
+def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
+    """A blocking call with blocks of any sizes."""
+    state = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    if state is None or not state.unwatched:
+        state = get_state(comm)
+    unknown = sizes_are_unknown(state, collective, given)
+    if unknown and state.unwatched and (policy := state.policy.uneven(collective)).is_native and _sound(state, given):
+        policy.count()
+        progress.before_blocking()
+        _native(state, collective, given)
+    elif (plan := repeat(state, collective, given)) is not None:
+        state.run(plan)
+    elif unknown:
+        serve_unknown_sizes(state, collective, given, lambda: _checked_native(state, collective, given), strict=True)
     else:
-        received = _buffer(state, recv, "recvbuf", size, writable=True)
-    if sent is not None:
-        _check_pair(state, collective, sent, received)
-    if received.nbytes % size or (received.item and received.nbytes // size % received.item):
-        expected = f"a number of elements that {size} ranks divide"
-        raise BufferSizeError("recvbuf", expected, received.items, rank)
-    block = received.nbytes // size
-    transport = way.chosen(state, received.place) if block else DIRECT
-    free, stream = way.transport == AUTO, way.handle(state, sent or received)
-    return Call(state, collective, sent, received, block, transport, free, stream)
+        request = make_request(state, collective, given, strict=True)
+        serve(state, request, given)
+    return given.recv[0] if isinstance(given.recv, list | tuple) else given.recv
 
 
-def _check_pair(state: State, collective: str, sent: UserBuffer, received: UserBuffer) -> None:
-    """Place, size, type and overlap of a send and a receive buffer."""
-    if sent.place != received.place and sent.nbytes and received.nbytes:
-        expected = "memory of the host, as sendbuf" if sent.place == "host" else f"memory of {sent.place}, as sendbuf"
-        raise BufferTypeError("recvbuf", expected, received.place, state.rank)
-    factor = state.size if collective == "allgather" else 1
-    if collective == "alltoall" and sent.item and sent.nbytes // sent.item % state.size:
-        expected = f"a number of elements that {state.size} ranks divide"
-        raise BufferSizeError("sendbuf", expected, sent.items, state.rank)
-    if sent.nbytes * factor != received.nbytes:
-        got = f"{received.nbytes} bytes"
-        expected = (
-            f"{sent.nbytes * factor} bytes ({factor} x sendbuf)" if factor > 1 else f"{sent.nbytes} bytes, as sendbuf"
-        )
-        raise BufferSizeError("recvbuf", expected, got, state.rank)
-    if sent.item != received.item or (sent.typed and received.typed and sent.dtype != received.dtype):
-        raise BufferTypeError("recvbuf", f"the type of sendbuf, {sent.type_name}", received.type_name, state.rank)
-    check_disjoint(sent, received, state.rank)
+def _init(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Plan:
+    """A plan for the program to hold."""
+    return hold(get_state(comm), collective, given, strict=True)
 
 
-def _buffer(state: State, obj: Buffer, argument: str, blocks: int, *, writable: bool) -> UserBuffer:
-    read = partial(_array, state)
-    if isinstance(obj, list | tuple):
-        return counted_buffer(obj, argument, state.rank, blocks, writable=writable, read=read)
-    return read(obj, argument, state.rank, writable=writable)
+def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> BackgroundCall:
+    """A call in the background."""
+    state = get_state(comm)
+    if sizes_are_unknown(state, collective, given):
+        given = given._replace(algorithm=NATIVE)
+    return begin(state, make_request(state, collective, given, Mode.BACKGROUND, strict=True), given)
 
 
-def _array(state: State, obj: Any, argument: str, rank: int, *, writable: bool) -> UserBuffer:
-    """Of the host or of a device."""
-    if not is_device_array(obj):
-        return host_buffer(obj, argument, rank, writable=writable)
-    found = device_array(obj, argument, rank, writable=writable)
-    place = place_of(state, obj)
-    return UserBuffer(
-        found.address, found.nbytes, found.dtype.itemsize, obj, found.dtype, place=place, stream=found.stream
-    )
+def _native(state: State, collective: Collective, given: Arguments) -> None:
+    """The MPI library's own, without a look at the arguments. Raises as the function does."""
+    try:
+        getattr(state.user, collective.native)(given.send, given.recv)
+    except (TypeError, ValueError, KeyError, BufferError) as error:
+        _check(state, collective, given)  # says what is wrong
+        raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), state.rank) from None
 
 
-def place_of(state: State, array: Any) -> str:
-    """Where an array lies: "host", which goes for empty arrays too, or the name of a device. Raises DeviceError."""
-    if not is_device_array(array):
-        return "host"
-    found = device_array(array, "array", state.rank, writable=False)
-    return state.memories.place(device_at(found.address)) if found.nbytes else "host"
+def _checked_native(state: State, collective: Collective, given: Arguments) -> None:
+    """`_native`, after a look at the arguments; what else serves a call has its own."""
+    if not _sound(state, given):
+        _check(state, collective, given)
+    _native(state, collective, given)
 
 
-def _new_like(sent: UserBuffer, copies: int | None, rank: int) -> UserBuffer:
-    """A new array like that of ``sent``, with ``copies`` of it along a new first axis if given.
+def _check(state: State, collective: Collective, given: Arguments) -> None:
+    """Raises what is wrong with the arguments, if anything is."""
+    make_request(state, collective, given._replace(algorithm=NATIVE), strict=True)
 
-    Memory order is kept within a block, so that what arrives has the sender's indices.
-    """
-    array = sent.array
-    if is_device_array(array):
-        shape = tuple(array.shape)
-        if sent.nbytes != device_array(array, "sendbuf", rank, writable=False).nbytes:  # as below
-            shape = (sent.nbytes // max(sent.dtype.itemsize, 1),)
-        shape = (copies, *shape) if copies else shape
-        made = new_like(array, shape, rank)
-        found = device_array(made, "recvbuf", rank, writable=True)
-        return replace(sent, address=found.address, nbytes=found.nbytes, array=made)
-    if sent.nbytes != array.nbytes:  # a count smaller than the buffer: only so much, as a plain array
-        items = sent.nbytes // max(array.dtype.itemsize, 1)
-        new = view = np.empty((copies, items) if copies else items, array.dtype)
-    elif copies is None:
-        new = view = np.empty_like(array, subok=False)
-    elif array.flags.c_contiguous:
-        new = view = np.empty((copies, *array.shape), array.dtype)
-    else:
-        new = np.empty((copies, *array.shape[::-1]), array.dtype)
-        view = new.transpose(0, *range(array.ndim, 0, -1))
-    return UserBuffer(MPI.Get_address(new), new.nbytes, sent.item, view, view.dtype, sent.typed)
+
+def _sound(state: State, given: Arguments) -> bool:
+    """Whether both buffers are of the common kind, an array and one count per rank, hold their blocks,
+    and this rank receives from itself what it sends: the checks of `make_request`, at less cost."""
+    sent, received = _counts(state, given.send), _counts(state, given.recv)
+    own = state.rank
+    return bool(sent and received and sent[own] * given.send[0].itemsize == received[own] * given.recv[0].itemsize)
+
+
+def _counts(state: State, spec: Any) -> list[int] | None:
+    """The counts of a buffer of the common kind, if it holds them. In Python: of few numbers NumPy takes
+    longer for one question."""
+    if type(spec) is not list or len(spec) != 2:
+        return None
+    array, counts = spec
+    if type(array) is not np.ndarray or type(counts) is not np.ndarray or counts.dtype.kind != "i":
+        return None
+    found: list[int] = counts.tolist()
+    fit = counts.shape == (state.size,) and min(found) >= 0 and sum(found) <= array.size
+    return found if fit else None

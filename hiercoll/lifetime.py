@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, cast
 
 from mpi4py import MPI
 
-from hiercoll import progress
+from hiercoll import progress, settings
 from hiercoll.communicator import SET_UP, State
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.executor import abandoned
+from hiercoll.policy import forced_variants
 from hiercoll.topology import Topology
 
 PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
@@ -111,7 +112,7 @@ def get_state(comm: MPI.Intracomm) -> State:
             raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
         try:
-            state = State(comm)
+            state = State(comm, forced_variants(settings.forced))
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))
             raise

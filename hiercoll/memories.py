@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import settings
+from hiercoll.agreement import Agreement
 from hiercoll.buffers import CARD, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
@@ -29,17 +31,12 @@ class Room(NamedTuple):
 
 class Memories:
     """Memory of the host, and of devices as they are met. ``node`` gives the communicator of this
-    rank's node; it is collective at its first use. ``meet`` is called before what MPI waits in."""
+    rank's node; it is collective at its first use."""
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        node: Callable[[], MPI.Intracomm],
-        meet: Callable[[MPI.Intracomm, str], None],
-    ) -> None:
-        self._comm, self._node, self._meet = comm, node, meet
+    def __init__(self, node: Callable[[], MPI.Intracomm], agreement: Agreement, rank: int, size: int) -> None:
+        self._node, self._agreement, self._rank, self._size = node, agreement, rank, size
         self._known: dict[str, Memory] = {"host": HostMemory()}
-        self._reach: bool | None = None  # whether mates can map each other's device memory; None: not tried
+        self._reach: bool | None = None  # whether ranks of a node can map each other's device memory; None: not tried
 
     def __getitem__(self, place: str) -> Memory:
         """The memory of a place: "host", or the name of a device."""
@@ -61,11 +58,11 @@ class Memories:
         errors, raises TransportWarning on all ranks."""
         if self._reach is None:
             problem = self._try_mates(self._known[place])
-            first = self._least(self._comm.rank if problem else self._comm.size)
-            self._reach = first == self._comm.size
+            first = self._least(self._rank if problem else self._size)
+            self._reach = first == self._size
             warned = True
-            if first == self._comm.rank:
-                text = f"rank {self._comm.rank}: transport 'peer' passes through the host instead: {problem}"
+            if first == self._rank:
+                text = f"rank {self._rank}: transport 'peer' passes through the host instead: {problem}"
                 try:
                     warnings.warn(TransportWarning(text), stacklevel=6)
                 except TransportWarning:
@@ -76,10 +73,7 @@ class Memories:
 
     def _least(self, value: int) -> int:
         """The smallest value of all ranks. Collective."""
-        least = np.empty(1, dtype=int)
-        self._meet(self._comm, "agreement on device memory")
-        self._comm.Allreduce(np.array([value], dtype=int), least, op=MPI.MIN)
-        return int(least[0])
+        return self._agreement.least(value, "agreement on device memory")
 
     def _try_mates(self, memory: Memory) -> str:
         """What keeps this rank from its mates' memory, in words. Collective over the node."""
@@ -142,7 +136,7 @@ class Memories:
             raise problem
         if not good:
             got = "too little on another one"
-            raise DeviceMemoryError("device memory", "enough on every rank", got, self._comm.rank)
+            raise DeviceMemoryError("device memory", "enough on every rank", got, self._rank)
 
 
 def _mirror(
@@ -180,9 +174,9 @@ def takes_device_memory(comm: MPI.Intracomm) -> bool:
     ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3) or, of Open MPI, by its own function
     (which some builds of MPICH end the program in). Silence is a no.
     """
-    word = os.environ.get("HIERCOLL_CUDA_AWARE", "")
-    if word:
-        return word != "0"
+    word = settings.is_cuda_aware()
+    if word is not None:
+        return word
     info = comm.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""
     info.Free()

@@ -7,6 +7,7 @@ means what it means to mpi4py.
 
 from __future__ import annotations
 
+import ctypes
 from functools import lru_cache
 from operator import index
 from threading import Lock
@@ -15,8 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
-
-from hiercoll.buffers import is_plain
 
 _to_oneself = Lock()  # for messages of one thread at a time: they all look the same
 # What a specification may raise that mpi4py does not understand, or that names no datatype of its own.
@@ -94,6 +93,19 @@ def vector_message(spec: Any, blocks: int, *, readonly: bool) -> Message:
     return message._replace(counts=numbers, displs=places)
 
 
+def is_plain(datatype: MPI.Datatype) -> bool:
+    """Whether an MPI datatype is just consecutive bytes in their order: predefined without
+    gaps, or a contiguous one or a duplicate of such."""
+    try:
+        while not datatype.is_predefined:
+            datatype, combiner, _ = datatype.decode()
+            if combiner not in ("CONTIGUOUS", "DUP"):
+                return False
+        return bool(datatype.Get_extent() == (0, datatype.Get_size()))
+    except RuntimeError:  # mpi4py's own class: a null or freed datatype
+        return False
+
+
 def is_in_place(spec: Any) -> bool:
     """Whether a send specification says that the data are in the receive buffer: MPI.IN_PLACE, or None."""
     return spec is None or spec is MPI.IN_PLACE
@@ -133,14 +145,43 @@ def _message(buffer: Any, datatype: Any, readonly: bool) -> Message:
 
 
 def _format(buffer: Any) -> str:
-    """The type code of a buffer's elements."""
+    """The type code of a buffer's elements. Raises KeyError."""
     try:
         return memoryview(buffer).format
     except TypeError:  # an array of the host that only DLPack knows
-        try:
-            return str(np.from_dlpack(buffer).dtype.char)
-        except Exception:  # whatever the array's own library raises
+        code = _dlpack_format(buffer)
+        if not code:
             raise KeyError(f"cannot tell the elements of {type(buffer).__name__}") from None
+        return code
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of a tensor as DLPack lays it out, up to its type."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("dimensions", ctypes.c_int32),
+        ("kind", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}  # DLPack's numbers of kinds of elements
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _dlpack_format(buffer: Any) -> str:
+    """The type code of an array that DLPack knows; "" where MPI has none. Read from the capsule itself: NumPy
+    prints an error of its own for what it does not import."""
+    try:
+        tensor = _DLTensor.from_address(_pointer(buffer.__dlpack__(), b"dltensor"))
+    except Exception:  # whatever the array's own library raises
+        return ""
+    kind = _KINDS.get(tensor.kind, "")
+    return f"{kind}{tensor.bits // 8}" if kind and tensor.lanes == 1 else ""
 
 
 @lru_cache(maxsize=256)

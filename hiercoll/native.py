@@ -6,51 +6,59 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hiercoll.binding import native_message
+from hiercoll.collectives import Holds
 from hiercoll.engines import Engine, Native, NativePersistent
 from hiercoll.errors import ConstraintError
-from hiercoll.executor import native_message
-from hiercoll.interpreter import Blocks
-from hiercoll.work import Work
+from hiercoll.request import Request
 
 
-def even(comm: MPI.Intracomm, work: Work, send: int, recv: int, *, held: bool) -> Engine:
-    """Equal blocks in buffers at these addresses; ``held``: see `Native`."""
-    sendbuf: Any = MPI.IN_PLACE
-    datatypes = []
-    if not work.inplace:
-        sendbuf, datatype = native_message(send, work.block, comm.size if work.collective == "alltoall" else 1)
-        datatypes.append(datatype)
-    recvbuf, datatype = native_message(recv, work.block, comm.size)
-    datatypes.append(datatype)
-    return _engine(comm, work, (sendbuf, recvbuf), [datatype for datatype in datatypes if datatype], held)
+def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received: int, *, held: bool) -> Engine:
+    """The form of the collective that the request names, on buffers at these addresses; ``held``: see `Native`.
 
-
-def uneven(comm: MPI.Intracomm, work: Work, blocks: Blocks, addresses: tuple[int, int], *, held: bool) -> Engine:
-    """Blocks of any sizes in buffers at (send, receive) addresses."""
-    ends = ((addresses[0], blocks.sent, blocks.sent_at), (addresses[1], blocks.received, blocks.received_at))
-    sendbuf, recvbuf = (
-        [MPI.buffer.fromaddress(at, int((sizes + places).max(initial=0)) if at else 0), sizes, places, MPI.BYTE]
-        for at, sizes, places in ends
-    )
-    mine: Any = sendbuf
-    if work.collective == "allgatherv":
-        mine = MPI.IN_PLACE
-        if not work.inplace:
-            length = int(blocks.sent[0])
-            mine = [MPI.buffer.fromaddress(addresses[0] + int(blocks.sent_at[0]), length), length, MPI.BYTE]
-    return _engine(comm, work, (mine, recvbuf), [], held)
-
-
-def _engine(
-    comm: MPI.Intracomm, work: Work, args: tuple[Any, ...], datatypes: list[MPI.Datatype], held: bool
-) -> Engine:
-    """The form of the collective that the call names. Raises ConstraintError where the library lacks it."""
-    name, form = work.collective.capitalize(), work.params.get("form", "")
+    Raises ConstraintError where the library lacks it.
+    """
+    record, form = request.collective, request.variant.params.get("form", "")
+    args, datatypes = (_equal if record.is_even else _uneven)(request, rank, sent, received)
+    if record.root:
+        args = (*args, request.root)
     if form == "persistent":
         try:
-            return NativePersistent(getattr(comm, f"{name}_init"), args, datatypes)
+            return NativePersistent(getattr(comm, record.persistent), args, datatypes)
         except NotImplementedError:
             expected = "an MPI library with persistent collectives (MPI 4.0)"
             raise ConstraintError("native form=persistent", expected, MPI.get_vendor()[0], comm.rank) from None
-    blocking, nonblocking = getattr(comm, name), getattr(comm, f"I{work.collective}")
+    blocking, nonblocking = getattr(comm, record.native), getattr(comm, record.nonblocking)
     return Native(blocking, nonblocking, args, datatypes, held or form == "nonblocking")
+
+
+Parts = tuple[tuple[Any, ...], list[MPI.Datatype]]
+
+
+def _equal(request: Request, rank: int, sent: int, received: int) -> Parts:
+    """Buffers of equal blocks as arguments, and datatypes to free with them."""
+    block, data = request.received.block, request.received
+    given = [(received, data.blocks)]
+    if request.sent is not None:
+        given.insert(0, (sent, request.sent.blocks))
+    made = [native_message(address, block, blocks) for address, blocks in given]
+    args: tuple[Any, ...] = tuple(message for message, _ in made)
+    if request.sent is None and not request.collective.one_buffer:
+        args = (MPI.IN_PLACE, *args)
+    return args, [datatype for _, datatype in made if datatype is not None]
+
+
+def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:
+    """The same of blocks of any sizes."""
+    blocks = request.blocks(rank)
+    ends = ((sent, blocks.sent, blocks.sent_at), (received, blocks.received, blocks.received_at))
+    out, into = (
+        [MPI.buffer.fromaddress(at, int((sizes + places).max(initial=0)) if at else 0), sizes, places, MPI.BYTE]
+        for at, sizes, places in ends
+    )
+    if request.sent is None:
+        return (MPI.IN_PLACE, into), []
+    if request.collective.send is Holds.ONE:
+        length = int(blocks.sent[0])
+        out = [MPI.buffer.fromaddress(sent + int(blocks.sent_at[0]), length), length, MPI.BYTE]
+    return (out, into), []

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TypeAlias
 
 from hiercoll.statistics import is_faster
-from hiercoll.tables import NATIVE, Variant
+from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 
 TURNS = 3  # timed calls of each candidate that select one, after a first that makes its plan
@@ -110,13 +110,15 @@ class Trial:
             self.winner = end.value
 
 
-class Regime:
+class UnevenPolicy:
     """What serves calls of which no rank knows all sizes: native, or another algorithm where it was faster.
 
     Every so many calls a survey tells what blocks there are, and ``candidates`` what may serve
     them: native, and if another may help, both are tried (each trial by itself takes an equal for
     faster in at most one of twenty). The longer that changes nothing, the rarer it becomes, and for native
     it ends. ``total`` adds numbers up over all ranks; like ``agree``, see `Trial`, it is collective.
+
+    Each call is counted once: by `count`, or by `begin`.
     """
 
     def __init__(
@@ -127,9 +129,9 @@ class Regime:
     ) -> None:
         self._candidates, self._agree, self._total = candidates, agree, total
         self._period, self._last = FIRST_PERIOD // 2, Variant("")
-        self.left = 0  # calls that ``current`` still serves without a question
-        self.current = Variant(NATIVE)
-        self.trial: Trial | None = None
+        self._left = 0  # calls that ``current`` still serves without a question
+        self._trial: Trial | None = None
+        self.current = NATIVE_VARIANT
 
     @property
     def settled(self) -> Variant:
@@ -144,41 +146,61 @@ class Regime:
     @property
     def is_surely_native(self) -> bool:
         """Whether native has been the choice so often that nobody asks again."""
-        return self._serves_native and self._period > SURE
+        return self._left > LONGEST_PERIOD
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ``current`` serves the next call without a question."""
+        return self._left > 0
 
     @property
     def is_native(self) -> bool:
         """Whether the next call is native, without a question."""
-        return self.left > 0 and self._serves_native
+        return self._left > 0 and self.current.is_native
+
+    def count(self) -> None:
+        """``current`` serves a call for which `is_fixed` holds."""
+        self._left -= 1
+
+    def begin(self, own: Callable[[], Spread]) -> Variant:
+        """What serves the next call. Where it is time for a survey, ``own`` tells the blocks that this rank sends;
+        collective then."""
+        if self._trial is None:
+            if not self._left:
+                self._survey(own())
+            if self._trial is None:
+                self.count()
+        return self.current
 
     @property
-    def _serves_native(self) -> bool:
-        return self.current.is_native
+    def is_trying(self) -> bool:
+        """Whether the call that `begin` was asked for is to be timed, for `note`."""
+        return self._trial is not None
 
     def whole(self, own: Spread) -> Spread:
         """The blocks of all ranks, from those that each rank sends. Collective."""
         filled, small, nbytes, unfit = self._total([own.filled, own.small, own.nbytes, own.unfit])
         return Spread(filled, small, nbytes, int(self._agree([own.most])[0]), unfit)
 
-    def survey(self, own: Spread) -> None:
+    def _survey(self, own: Spread) -> None:
         """Decide on what serves the next calls, by the blocks that each rank sends. Collective."""
         candidates = self._candidates(self.whole(own))
         if len(candidates) == 1:
             self._settle(candidates[0])
         else:
-            self.trial = Trial(candidates, self._agree)
-            self.current = self.trial.current
+            self._trial = Trial(candidates, self._agree)
+            self.current = self._trial.current
 
     def note(self, seconds: float) -> None:
         """A call has been served while several are tried. Collective."""
-        assert self.trial is not None
-        self.trial.note(seconds)
-        self.current = self.trial.current
-        if self.trial.winner is not None:
-            self._settle(self.trial.winner)
+        assert self._trial is not None
+        self._trial.note(seconds)
+        self.current = self._trial.current
+        if self._trial.winner is not None:
+            self._settle(self._trial.winner)
 
     def _settle(self, choice: Variant) -> None:
         self._period = min(2 * self._period, LONGEST_PERIOD) if choice == self._last else FIRST_PERIOD
-        self._last, self.current, self.trial, self.left = choice, choice, None, self._period
-        if self.is_surely_native:
-            self.left = FOR_GOOD
+        self._last, self.current, self._trial, self._left = choice, choice, None, self._period
+        if choice.is_native and self._period > SURE:
+            self._left = FOR_GOOD

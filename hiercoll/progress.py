@@ -9,7 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
+
+from mpi4py import MPI
 
 PAUSE = 5e-5  # seconds between the thread's looks at what is under way
 LISTEN = 1e-3  # seconds between its looks at what others may start
@@ -25,7 +28,6 @@ class Background(Protocol):
 active: list[Background] = []
 listening: list[Background] = []  # goes on after what is under way, or may start something
 lock = threading.RLock()
-may_have_thread = False  # set where MPI has been found to allow it
 _shortcuts: list[Callable[[], object]] = []  # what undoes them
 _wanted = threading.Event()
 _thread: threading.Thread | None = None
@@ -61,10 +63,16 @@ def wait_politely() -> None:
     os.sched_yield()
 
 
+@cache
+def may_have_thread() -> bool:
+    """Whether the MPI library lets threads of this process call it; the same as long as MPI runs."""
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
 def before_blocking() -> None:
     """This rank is about to wait in the MPI library, or may without notice: what is under way goes on in
     a thread, where there may be one."""
-    if active and may_have_thread:
+    if active and may_have_thread():
         want_thread()
 
 

@@ -20,7 +20,7 @@ from hiercoll import progress
 from hiercoll.checking import Saying
 from hiercoll.communicator import State, split
 from hiercoll.executor import Plan
-from hiercoll.nonblocking import Request
+from hiercoll.nonblocking import BackgroundCall
 
 PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
 NOTHING = [None, 0, MPI.BYTE]
@@ -37,15 +37,17 @@ class StandIn:
 
     _last_tag = 0
 
-    def __init__(self, state: State, plan: Plan, *, persistent: bool, said: Saying | None = None) -> None:
+    def __init__(self, state: State, plan: Plan, *, persistent: bool, described: Saying | None = None) -> None:
         self.name = plan.name
         self._state, self._plan, self._persistent = state, plan, persistent
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
-        self.call = None if persistent else Request(state, plan, in_thread=True, said=said)
         self._failed = float("inf")
-        with progress.lock:
+        with progress.lock:  # of several threads, each has a tag of its own
+            StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
             self.comm = _self()
+            self.call = (
+                None if persistent else BackgroundCall(state, plan, in_thread=True, described=described)
+            )
             progress.listening.append(self)
         progress.want_thread()
 
@@ -53,7 +55,7 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
-                self.call = Request(self._state, self._plan, in_thread=True)
+                self.call = BackgroundCall(self._state, self._plan, in_thread=True)
         elif self.call.done:
             self.call = None
             if not self._persistent:
@@ -156,10 +158,10 @@ class Persistent(Driven, MPI.Prequest):
         super().Free()
 
 
-def nonblocking(state: State, plan: Plan, said: Saying | None = None) -> Nonblocking:
-    """Start a plan; where calls are checked, when all ranks have ``said`` the same."""
+def nonblocking(state: State, plan: Plan, described: Saying | None = None) -> Nonblocking:
+    """Start a plan; where calls are checked, when all ranks have ``described`` the same."""
     with progress.lock:
-        stand_in = StandIn(state, plan, persistent=False, said=said)
+        stand_in = StandIn(state, plan, persistent=False, described=described)
         request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request

@@ -6,7 +6,6 @@ layout, so that schedules for machines one does not have can be proved and coste
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from hiercoll import settings
 from hiercoll.errors import ArgumentError, LayoutError
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def discover(comm: MPI.Intracomm) -> Topology:
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     root = host.bcast(comm.rank)
     host.Free()
-    text = os.environ.get("HIERCOLL_NODES") or None
+    text = settings.nodes()
     world_rank = comm.group.Translate_ranks([comm.rank], MPI.COMM_WORLD.group)[0]
     everyone: list[tuple[int, str | None, int]] = comm.allgather((root, text, world_rank))
     hosts = [entry[0] for entry in everyone]

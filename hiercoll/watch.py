@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, DiagnosisError
 from hiercoll.progress import wait_politely
 
@@ -105,10 +106,10 @@ class Watch:
 
     def _write(self, plan: Running, pending: list[Pending], waited: float) -> Path | None:
         """The flight record, where ``HIERCOLL_DIAG_DIR`` names a folder."""
-        folder = os.environ.get("HIERCOLL_DIAG_DIR")
-        if not folder:
+        folder = settings.record_folder()
+        if folder is None:
             return None
-        file = Path(folder) / f"hiercoll-{self.name[:8]}-{self.world[self.rank]}.json"
+        file = folder / f"hiercoll-{self.name[:8]}-{self.world[self.rank]}.json"
         about = {
             "communicator": self.name, "rank": self.rank, "world": list(self.world), "node_of": list(self.node_of),
             "host": platform.node(), "process": os.getpid(), "call": plan.name,

@@ -1,0 +1,76 @@
+"""What the environment says: all ``HIERCOLL_*`` variables, and what a launcher sets for the whole process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hiercoll.errors import ParameterError
+
+# Algorithm and parameters instead of "auto", by collective; for communicators that hiercoll meets from then on.
+forced: dict[str, tuple[str, dict[str, Any]]] = {}
+
+
+def _text(name: str) -> str:
+    return os.environ.get(f"HIERCOLL_{name}", "")
+
+
+def _is_set(name: str) -> bool:
+    return _text(name) not in ("", "0")
+
+
+def timeout() -> float:
+    """``HIERCOLL_TIMEOUT``: seconds that a call may wait, 0 for ever. Raises ParameterError."""
+    text = _text("TIMEOUT")
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ParameterError("HIERCOLL_TIMEOUT", "a number of seconds, 0 for no deadline", repr(text))
+    return seconds
+
+
+def is_disabled() -> bool:
+    """``HIERCOLL_DISABLE``: everything is left to the MPI library."""
+    return _is_set("DISABLE")
+
+
+def checks_calls() -> bool:
+    """``HIERCOLL_CHECK``: ranks compare what they call."""
+    return _is_set("CHECK")
+
+
+def wants_thread() -> bool:
+    """``HIERCOLL_PROGRESS=thread``: calls in the background go on in a thread."""
+    return _text("PROGRESS") == "thread"
+
+
+def is_cuda_aware() -> bool | None:
+    """``HIERCOLL_CUDA_AWARE``: whether the MPI library takes device memory; None where it is not said."""
+    text = _text("CUDA_AWARE")
+    return text != "0" if text else None
+
+
+def nodes() -> str | None:
+    """``HIERCOLL_NODES``: virtual nodes."""
+    return _text("NODES") or None
+
+
+def record_folder() -> Path | None:
+    """``HIERCOLL_DIAG_DIR``: where ranks that wait too long write what they know."""
+    text = _text("DIAG_DIR")
+    return Path(text) if text else None
+
+
+def table() -> Path | None:
+    """``HIERCOLL_TABLE``: a tuning table's file, or a name for one."""
+    text = _text("TABLE")
+    return Path(text) if text else None
+
+
+def own_table() -> Path:
+    """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "hiercoll" / "table.json"
