@@ -24,11 +24,12 @@ from mpi4py import MPI
 
 from hiercoll import checking, native, progress
 from hiercoll.algorithms import get_algorithm
+from hiercoll.binding import Binding
 from hiercoll.buffers import CARD, BlockLayout, Memory, Transfer
 from hiercoll.checking import Later, Said, Saying, wait_for
 from hiercoll.choices import Choices
 from hiercoll.cuda import DeviceMemory
-from hiercoll.engines import Between, Board
+from hiercoll.engines import Between
 from hiercoll.errors import (
     BufferSizeError,
     ConstraintError,
@@ -38,14 +39,15 @@ from hiercoll.errors import (
     TableError,
     TableWarning,
 )
-from hiercoll.executor import Binding, Plan, bind
-from hiercoll.interpreter import Blocks
+from hiercoll.executor import Plan, bind
 from hiercoll.memories import Memories, Room, shared_memory_room, takes_device_memory
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
+from hiercoll.sizes import Blocks
 from hiercoll.tables import NATIVE, OLD, Table, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.uneven import Uneven
 from hiercoll.watch import UNKNOWN, Watch
+from hiercoll.windows import Window
 from hiercoll.work import Cache, Key, Work
 
 COLLECTIVES = ("alltoall", "allgather", "alltoallv", "allgatherv")
@@ -166,8 +168,8 @@ class State:
         self._scratch: weakref.WeakValueDictionary[Key, _Scratch] = weakref.WeakValueDictionary()
         self._schedules: dict[Key, Schedule] = {}
         self._node: MPI.Intracomm | None = None
-        self._own: dict[Plan, Board | None] = {}  # plans that users hold
-        self._retired: list[Board] = []  # boards of freed plans, until all ranks have freed theirs
+        self._own: dict[Plan, Window | None] = {}  # plans that users hold
+        self._retired: list[Window] = []  # boards of freed plans, until all ranks have freed theirs
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
         self.background_comm = split(self.comm, 0) if self.check else self.comm
         self._own_comms = [self.background_comm] if self.check else []
@@ -325,7 +327,7 @@ class State:
         if plan.board_key is not None:
             self.boards.move_to_end(plan.board_key)
 
-    def _board(self, work: Work, schedule: Schedule, memory: Memory) -> Board:
+    def _board(self, work: Work, schedule: Schedule, memory: Memory) -> Window:
         """A new shared window on every node; with transport peer, its buffer lies in the memory
         of lane 0's device. Collective.
 
@@ -340,11 +342,11 @@ class State:
         lacking = 0 if room is None or nbytes < room else nbytes - room
         flags, most = self._agree(work, schedule.flags, nbytes, lacking=lacking)
         self._boards_made += 1
-        board = Board(self.comm, self.node, nbytes, flags, self._boards_made, most)
+        board = Window(self.comm, self.node, nbytes, flags, self._boards_made, most)
         self._attach(board, memory, partial(board.share_with, memory, nbytes))
         return board
 
-    def _attach(self, board: Board, memory: Memory, reach: Callable[[], object]) -> None:
+    def _attach(self, board: Window, memory: Memory, reach: Callable[[], object]) -> None:
         """Let device memory ``reach`` the buffer of a board; if one rank cannot, the board is freed,
         and all raise. Collective, where there are devices."""
         problem = None
@@ -359,7 +361,7 @@ class State:
                 board.free()
                 raise
 
-    def _device_board(self, work: Work, schedule: Schedule, memory: Memory, nbytes: int) -> Board:
+    def _device_board(self, work: Work, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
         """A board whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
         assert isinstance(memory, DeviceMemory)
         problem, address, owner = None, 0, None
@@ -370,7 +372,7 @@ class State:
         self.memories.check(problem)
         flags, most = self._agree(work, schedule.flags, nbytes)
         self._boards_made += 1
-        board = Board(self.comm, self.node, 0, flags, self._boards_made, most)
+        board = Window(self.comm, self.node, 0, flags, self._boards_made, most)
         card = memory.card(address).copy() if nbytes else np.empty(CARD, np.uint8)
         self.node.Bcast(card)
 
@@ -529,7 +531,7 @@ class State:
         memory: Memory,
         where: tuple[MPI.Intracomm, int],
         room: Room,
-        board: Board | None,
+        board: Window | None,
         traced: bool = False,
     ) -> Plan:
         """The plan of ``work``, with messages on a communicator from a tag on."""

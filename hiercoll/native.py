@@ -6,10 +6,10 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hiercoll.binding import native_message
 from hiercoll.engines import Engine, Native, NativePersistent
 from hiercoll.errors import ConstraintError
-from hiercoll.executor import native_message
-from hiercoll.interpreter import Blocks
+from hiercoll.sizes import Blocks
 from hiercoll.work import Work
 
 

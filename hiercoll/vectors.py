@@ -17,7 +17,6 @@ from hiercoll.communicator import State
 from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.executor import Plan
-from hiercoll.interpreter import Blocks, Sizes
 from hiercoll.lifetime import by_handle, get_state
 from hiercoll.messages import (
     UNREADABLE,
@@ -29,6 +28,7 @@ from hiercoll.messages import (
     is_in_place,
     vector_message,
 )
+from hiercoll.sizes import Blocks, Sizes
 from hiercoll.tables import NATIVE
 from hiercoll.tuner import Spread
 from hiercoll.uneven import LIMIT
