@@ -15,7 +15,7 @@ from hiercoll import progress
 from hiercoll.engines import Pending
 from hiercoll.errors import CollectiveMismatch
 from hiercoll.executor import abandoned
-from hiercoll.interpreter import Sizes
+from hiercoll.sizes import Sizes
 from hiercoll.watch import Entry, Watch, ranks_in_words
 
 SAID = 256  # bytes of a call's description that ranks show each other

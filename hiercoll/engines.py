@@ -1,111 +1,63 @@
-"""What runs a bound schedule: round by round, or driven by completions; and the flags of a node."""
+"""What runs bound steps: one after the other, or driven by completions."""
 
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from mpi4py import MPI
 
-from hiercoll.buffers import Action, Memory, Transfer
-from hiercoll.schedule import Join, Op, Recv, Send, Signal, Wait
-
-NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
-LINE = 8  # flags (of 8 bytes) per cache line
-PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
-Bound: TypeAlias = "MPI.Prequest | Action | Transfer | None"
+from hiercoll.buffers import Action, Transfer
+from hiercoll.lowering import Kind, Step
+from hiercoll.schedule import Op, Send
+from hiercoll.windows import Window
 
 
-class Board:
-    """The ``shared`` buffer and the flags of a node, in an MPI shared-memory window.
+class Message:
+    """A message that is begun anew at each start. ``datatype``: what is freed with it, and may be of others, too."""
 
-    Each rank has a line of flags of its own. A flag holds the number of the last start
-    that raised it; ``epoch`` counts this rank's starts. ``number`` names it on all ranks
-    of the node; ``counted`` is the size that all nodes take it for when they make room for
-    others. ``comm`` is of all ranks. Collective over the node.
-    """
+    __slots__ = ("_args", "_datatype", "_make", "request")
 
-    def __init__(
-        self, comm: MPI.Intracomm, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int
-    ) -> None:
-        self.number, self.nbytes = number, counted
-        # A probe for what nobody sends. Not on MPI_COMM_SELF: there MPICH does not look at the network.
-        self._make_progress = partial(comm.Iprobe, comm.rank)
-        self._width = -(-max(flags, 1) // LINE) * LINE
-        header = node.size * self._width * 8
-        size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
-        self.window = MPI.Win.Allocate_shared(size, 1, comm=node)
-        base, _ = self.window.Shared_query(0)
-        self.window.Lock_all(MPI.MODE_NOCHECK)
-        address = MPI.Get_address(base)
-        self.flags = memoryview(cast(Any, MPI.buffer.fromaddress(address, header))).cast("q")
-        own = node.rank * self._width
-        self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
-        self.address = address + header
-        self.lane, self.epoch = node.rank, 0
-        self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
-        self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
-        self.window.Sync()
-        node.Barrier()
-        self.window.Sync()
+    def __init__(self, make: Callable[..., MPI.Request], args: tuple[Any, ...], datatype: MPI.Datatype | None) -> None:
+        self._make, self._args, self._datatype = make, args, datatype
+        self.request = MPI.REQUEST_NULL
 
-    def slot(self, lane: int, flag: int) -> int:
-        """Index in ``flags`` of a lane's flag."""
-        return lane * self._width + flag
-
-    def raise_flag(self, slot: int) -> None:
-        """Raise a flag of this rank to the number of the current start."""
-        if NEEDS_FENCE:
-            self.window.Sync()  # what was written and read before is done before the flag is seen
-        self.flags[slot] = self.epoch
-
-    def all_raised(self, slots: list[int], back: int) -> bool:
-        """Whether flags have been raised in the current start, or ``back`` starts before."""
-        flags, goal = self.flags, self.epoch - back
-        for slot in slots:
-            if flags[slot] < goal:
-                self._make_progress()  # as in `wait`
-                return False
-        if NEEDS_FENCE:
-            self.window.Sync()  # what is read next is read after the flags
-        return True
-
-    def wait(self, slots: list[int], back: int) -> None:
-        """Until `all_raised`."""
-        flags, goal, looks = self.flags, self.epoch - back, 0
-        for slot in slots:
-            while flags[slot] < goal:
-                looks += 1
-                if looks % PROGRESS_EVERY == 0:
-                    # What others wait for may still be in the MPI library's queues: a send that
-                    # has completed need not have left, and a large one needs its receiver.
-                    self._make_progress()
-                os.sched_yield()
-        if NEEDS_FENCE:
-            self.window.Sync()  # what is read next is read after the flags
-
-    def put_elsewhere(self, address: int, owner: object) -> None:
-        """The buffer lies at ``address`` here, not in the window; the flags do."""
-        self.address, self._elsewhere = address, owner
-
-    def share_with(self, memory: Memory, nbytes: int) -> None:
-        """Make ``nbytes`` of the buffer known to the memory that is copied from and to."""
-        if self._elsewhere is None and id(memory) not in self._known:
-            self._known[id(memory)] = memory.share(self.address, nbytes)
+    def begin(self) -> None:
+        """Begin it; from then on ``request`` is of this start."""
+        self.request = self._make(*self._args)
 
     def free(self) -> None:
-        """Free the window (collective over the node)."""
-        self._known.clear()
-        if self.lane:
-            self._elsewhere = None  # a mapping of what lane 0 has
-        self.flags.release()
-        self.window.Unlock_all()
-        self.window.Free()
-        self._elsewhere = None
+        """Free its datatype."""
+        if self._datatype:  # which is null once it has been freed
+            self._datatype.Free()
+
+
+class Flags(NamedTuple):
+    """Flags of ``peers`` that are waited for: raised in the current start, or ``back`` starts before."""
+
+    window: Window
+    peers: abc.Sequence[int]
+    slots: list[int]
+    back: int
+
+    def lacking(self) -> list[int]:
+        """The peers whose flags are not raised."""
+        window, back = self.window, self.back
+        return [peer for peer, slot in zip(self.peers, self.slots, strict=True) if not window.all_raised([slot], back)]
+
+
+Part: TypeAlias = "MPI.Prequest | Message | Flags | Transfer | Action | None"
+
+
+class BoundStep(NamedTuple):
+    """A step, and what its operations have become; None for those that have nothing to do."""
+
+    step: Step
+    parts: tuple[Part, ...]
 
 
 class Traced(NamedTuple):
@@ -124,33 +76,8 @@ class Pending(NamedTuple):
     peer: int
 
 
-def pending(ops: Sequence[Op], bound: Sequence[object], board: Board | None, lane_of: Sequence[int]) -> list[Pending]:
-    """Messages that have been started and are not complete, and the flags of the waits that are
-    given as None in ``bound``. Only for an engine that is not to go on."""
-    found = []
-    for index, (op, each) in enumerate(zip(ops, bound, strict=True)):
-        if isinstance(each, MPI.Request) and isinstance(op, (Send, Recv)) and not _is_complete(each):
-            found.append(Pending(index, "a send to" if isinstance(op, Send) else "a receive from", op.peer))
-        elif isinstance(op, Wait) and each is None and board is not None:
-            lacking = [
-                peer
-                for peer in op.peers
-                if not board.all_raised([board.slot(lane_of[peer], op.flag)], int(op.previous))
-            ]
-            found += [Pending(index, "the flag of", peer) for peer in lacking]
-    return found
-
-
-def _is_complete(request: MPI.Request) -> bool:
-    """Whether a request is complete; one that has failed is not."""
-    try:
-        return bool(request.Test())
-    except MPI.Exception:
-        return False
-
-
 class Engine(Protocol):
-    """Runs a bound schedule."""
+    """Runs what has been bound."""
 
     def pending(self) -> list[Pending]:
         """What it waits for; it cannot go on after that."""
@@ -168,207 +95,279 @@ class Engine(Protocol):
         """Free the requests."""
 
 
-def _all_complete(requests: list[MPI.Prequest], testall: Callable[..., bool] = MPI.Request.Testall) -> bool:
+def _all_complete(requests: abc.Sequence[MPI.Request], testall: Callable[..., bool] = MPI.Request.Testall) -> bool:
     """Whether requests are complete, after a few looks: what is about to be is seen soonest here."""
     return testall(requests) or testall(requests) or testall(requests) or testall(requests)
 
 
-class Rounds:
-    """Round by round: start all requests and transfers, do the copies, wait for all."""
-
-    def __init__(self, rounds: list[list[Bound]], ops: Sequence[Op] = (), bound: Sequence[Bound] = ()) -> None:
-        self._ops, self._bound = ops, bound
-        self._rounds: list[tuple[list[MPI.Prequest], list[Action], list[Transfer]]] = []
-        for members in rounds:
-            requests = [bound for bound in members if isinstance(bound, MPI.Prequest)]
-            transfers = [bound for bound in members if isinstance(bound, Transfer)]
-            actions = [
-                bound for bound in members if bound is not None and not isinstance(bound, (MPI.Prequest, Transfer))
-            ]
-            if requests or actions or transfers:
-                self._rounds.append((requests, [*(each.start for each in transfers), *actions], transfers))
-        self._current = len(self._rounds)
-
-    def run(self, startall: Any = MPI.Prequest.Startall, waitall: Any = MPI.Request.Waitall) -> None:
-        for requests, actions, transfers in self._rounds:
-            if requests:
-                startall(requests)
-            for action in actions:
-                action()
-            if requests:
-                waitall(requests)
-            for transfer in transfers:
-                transfer.wait()
-
-    def start(self) -> None:
-        self._current = 0
-        if self._rounds:
-            self._enter(0)
-
-    def _enter(self, current: int, startall: Any = MPI.Prequest.Startall) -> None:
-        requests, actions, _ = self._rounds[current]
-        if requests:
-            startall(requests)
-        for action in actions:
-            action()
-
-    def progress(self, block: bool) -> bool:
-        rounds, current = self._rounds, self._current
-        while current < len(rounds):
-            requests, _, transfers = rounds[current]
-            if block:
-                MPI.Request.Waitall(requests)
-                for transfer in transfers:
-                    transfer.wait()
-            elif not _all_complete(requests) or (transfers and not all(each.done() for each in transfers)):
-                self._current = current
-                return False
-            current += 1
-            if current < len(rounds):
-                self._enter(current)
-        self._current = current
-        return True
-
-    def pending(self) -> list[Pending]:
-        return pending(self._ops, self._bound, None, ())
-
-    def free(self) -> None:
-        for requests, _, _ in self._rounds:
-            for request in requests:
-                request.Free()
+def _is_complete(request: MPI.Request) -> bool:
+    """Whether a request is complete; one that has failed is not."""
+    try:
+        return bool(request.Test())
+    except MPI.Exception:
+        return False
 
 
-class Step(NamedTuple):
-    """A step of a script: ``run`` does it, or waits until it is done; ``ready`` asks whether
-    running it would not wait (None: it never waits)."""
+def _pending_messages(ops: abc.Sequence[Op], parts: Mapping[int, Part]) -> Iterator[Pending]:
+    """Messages that have been begun and are not complete."""
+    for index, part in parts.items():
+        request = part.request if isinstance(part, Message) else part
+        if isinstance(request, MPI.Request) and not _is_complete(request):
+            op: Any = ops[index]
+            yield Pending(index, "a send to" if isinstance(op, Send) else "a receive from", op.peer)
+
+
+class Call(NamedTuple):
+    """A step in a sequence: ``run`` does it, or waits until it is done; ``ready`` looks whether what
+    it waits for is complete: where that is True, the step is done. None: it never waits.
+    ``begins`` and ``ends``: operations."""
 
     run: Callable[[], object]
     ready: Callable[[], bool] | None = None
-    begins: Sequence[int] = ()  # operations, for traces
-    ends: Sequence[int] = ()
+    begins: abc.Sequence[int] = ()
+    ends: abc.Sequence[int] = ()
 
 
-class Script:
-    """One step after the other: for schedules that are in order (`Schedule.is_in_order`)."""
+class Section:
+    """Bound steps that follow each other, ready to be called."""
 
-    def __init__(self, ops: Sequence[Op], bound: list[Bound], board: Board, lane_of: Sequence[int]) -> None:
-        self._board = board
-        self._ops, self._bound, self._lane_of = ops, bound, lane_of
-        self._requests = [each for each in bound if isinstance(each, MPI.Prequest)]
-        self._steps = [*steps_in_order(ops, bound, board, lane_of)]
-        self._calls = [step.run for step in self._steps]
-        self._current = len(self._steps)
+    def __init__(self, steps: abc.Sequence[BoundStep]) -> None:
+        self.calls: list[Call] = []
+        named = {op for step, _ in steps if step.kind is Kind.WAIT for op in step.ops}
+        for step, parts in steps:
+            if step.kind is Kind.START:
+                self.calls += _starting(step.ops, parts)
+            elif step.kind is Kind.WAIT:
+                self.calls += _waiting(step.ops, parts)
+            else:
+                for op, part in zip(step.ops, parts, strict=True):
+                    self.calls += _local(op, part, op in named)
+
+
+def free_parts(parts: Mapping[int, Part]) -> None:
+    """Free the requests, and the datatypes, of messages."""
+    for part in parts.values():
+        if isinstance(part, MPI.Prequest):
+            part.Free()
+        elif isinstance(part, Message):
+            part.free()
+
+
+def _starting(ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> Iterator[Call]:
+    begun = [op for op, part in zip(ops, parts, strict=True) if part is not None]
+    requests = [part for part in parts if isinstance(part, MPI.Prequest)]
+    messages = [part for part in parts if isinstance(part, Message)]
+    if requests:
+        yield Call(partial(MPI.Prequest.Startall, requests), None, begun if not messages else ())
+    if messages:
+        yield Call(messages[0].begin if len(messages) == 1 else partial(_begin, messages), None, begun)
+
+
+def _begin(messages: list[Message]) -> None:
+    for message in messages:
+        message.begin()
+
+
+def _waiting(ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> Iterator[Call]:
+    """Persistent requests are the same at each start; others, and transfers, have to be asked for."""
+    ends = [op for op, part in zip(ops, parts, strict=True) if isinstance(part, (MPI.Request, Message, Transfer))]
+    requests = [part for part in parts if isinstance(part, MPI.Prequest)]
+    if len(requests) == len(ends) > 0:
+        yield Call(partial(MPI.Request.Waitall, requests), partial(_all_complete, requests), (), ends)
+    elif ends:
+        awaited = _Awaited(
+            requests,
+            [part for part in parts if isinstance(part, Message)],
+            [part for part in parts if isinstance(part, Transfer)],
+        )
+        yield Call(awaited.wait, awaited.ready, (), ends)
+
+
+class _Awaited(NamedTuple):
+    requests: list[MPI.Prequest]
+    messages: list[Message]
+    transfers: list[Transfer]
+
+    def wait(self) -> None:
+        MPI.Request.Waitall([*self.requests, *(message.request for message in self.messages)])
+        for transfer in self.transfers:
+            transfer.wait()
+
+    def ready(self) -> bool:
+        requests = [*self.requests, *(message.request for message in self.messages)]
+        return _all_complete(requests) and all(transfer.done() for transfer in self.transfers)
+
+
+def _local(op: int, part: Part, named: bool) -> Iterator[Call]:
+    """``named``: a transfer is waited for by a later step, not here."""
+    if isinstance(part, Flags):
+        waited = (part.slots, part.back)
+        yield Call(partial(part.window.wait, *waited), partial(part.window.all_raised, *waited), (op,), (op,))
+    elif isinstance(part, Transfer):
+        yield Call(part.start, None, (op,))
+        if not named:
+            yield Call(part.wait, part.done, (), (op,))
+    elif part is not None and not isinstance(part, (MPI.Request, Message)):
+        yield Call(part, None, (op,), (op,))
+
+
+class Rest(Protocol):
+    """The steps of a sequence that depend on what the steps before them have learned."""
+
+    def __call__(self) -> tuple[Section, Mapping[int, Part]]:
+        """As they are in this start, with what they begin, by operation; the steps before are done."""
+
+    def free(self) -> None:
+        """Free what is kept of them."""
+
+
+class Sequence:
+    """One step after the other.
+
+    ``parts``: what the steps begin, by operation. ``window``: for schedules with flags. ``rest``: the steps after
+    the ``first`` ones, where they are not the same at each start.
+    """
+
+    def __init__(
+        self,
+        ops: abc.Sequence[Op],
+        first: Section,
+        parts: Mapping[int, Part],
+        window: Window | None = None,
+        rest: Rest | None = None,
+    ) -> None:
+        self._ops, self._first, self._parts, self._window, self._rest = ops, first.calls, parts, window, rest
+        self._runs = [call.run for call in first.calls]
+        self._calls: list[Call] = []  # of the section that the current start has come to
+        self._current = 0
+        self._follows: Rest | None = None  # what comes after that section
+        self._begun = parts  # of the current start
         self.log: list[Traced] | None = None
 
     def run(self) -> None:
-        self._board.epoch += 1
+        if self._window is not None:
+            self._window.epoch += 1
         if self.log is not None:
             return self._run_traced(self.log)
-        for call in self._calls:
-            call()
+        for run in self._runs:
+            run()
+        if self._rest is not None:
+            for call in self._rest()[0].calls:
+                call.run()
 
     def _run_traced(self, log: list[Traced]) -> None:
         begun: dict[int, float] = {}
-        for step in self._steps:
-            begun.update(dict.fromkeys(step.begins, perf_counter()))
-            step.run()
-            end = perf_counter()
-            log += [Traced(op, begun[op], end) for op in step.ends]
+        for section in (self._first, None):
+            calls = section if section is not None else self._rest()[0].calls if self._rest is not None else ()
+            for call in calls:
+                begun.update(dict.fromkeys(call.begins, perf_counter()))
+                call.run()
+                end = perf_counter()
+                log += [Traced(op, begun[op], end) for op in call.ends]
 
     def start(self) -> None:
-        self._board.epoch += 1
-        self._current = 0
-        self.progress(False)
+        if self._window is not None:
+            self._window.epoch += 1
+        self._calls, self._current, self._follows, self._begun = self._first, 0, self._rest, self._parts
+        self._advance(block=False, look=False)
 
     def progress(self, block: bool) -> bool:
-        steps = self._steps
-        while self._current < len(steps):
-            step = steps[self._current]
-            if step.ready is not None and not block and not step.ready():
-                return False
-            step.run()
-            self._current += 1
-        return True
+        return self._advance(block)
+
+    def _advance(self, block: bool, look: bool = True) -> bool:
+        """Go on. Without a ``look`` at messages, where they have only just begun."""
+        while True:
+            calls, current = self._calls, self._current
+            while current < len(calls):
+                run, ready, begins, _ = calls[current]
+                if ready is None or block:
+                    run()
+                elif not (look or begins) or not ready():
+                    return False
+                self._current = current = current + 1
+            if self._follows is None:
+                return True
+            section, parts = self._follows()
+            self._calls, self._current, self._follows = section.calls, 0, None
+            self._begun = {**self._begun, **parts}
 
     def pending(self) -> list[Pending]:
-        now = self._steps[self._current].ends if self._current < len(self._steps) else ()
-        bound = [each if isinstance(each, MPI.Prequest) or i in now else 0 for i, each in enumerate(self._bound)]
-        return pending(self._ops, bound, self._board, self._lane_of)
+        found = list(_pending_messages(self._ops, self._begun))
+        for op in self._calls[self._current].ends if self._current < len(self._calls) else ():
+            part = self._begun.get(op)
+            if isinstance(part, Flags):
+                found += [Pending(op, "the flag of", peer) for peer in part.lacking()]
+        return found
 
     def free(self) -> None:
-        for request in self._requests:
-            request.Free()
+        free_parts(self._parts)
+        if self._rest is not None:
+            self._rest.free()
 
 
-def steps_in_order(
-    ops: Sequence[Op], bound: Sequence[Bound], board: Board | None, lane_of: Sequence[int]
-) -> Iterator[Step]:
-    """The steps of a schedule in order; ``board`` for those with flags."""
-    batch: dict[int, MPI.Prequest] = {}  # to be started together
-    outstanding: dict[int, MPI.Prequest] = {}
-    for index, (op, each) in enumerate(zip(ops, bound, strict=True)):
-        if isinstance(each, MPI.Prequest):
-            batch[index] = outstanding[index] = each
-            continue
-        if batch:
-            yield _starting(batch)
-            batch = {}
-        if isinstance(op, Join):
-            if done := {dep: outstanding.pop(dep) for dep in op.deps if dep in outstanding}:
-                yield _completion(done)
-        elif isinstance(op, Signal):
-            assert board is not None
-            raising = partial(board.raise_flag, board.slot(board.lane, op.flag))
-            yield Step(raising, None, [index], [index])
-        elif isinstance(op, Wait):
-            assert board is not None
-            slots, back = [board.slot(lane_of[peer], op.flag) for peer in op.peers], int(op.previous)
-            yield Step(partial(board.wait, slots, back), partial(board.all_raised, slots, back), [index], [index])
-        elif isinstance(each, Transfer):
-            yield Step(each.start, None, [index])
-            yield Step(each.wait, each.done, (), [index])
-        elif each is not None:
-            yield Step(each, None, [index], [index])
-    if batch:
-        yield _starting(batch)
-    if outstanding:
-        yield _completion(outstanding)
+class _Group(NamedTuple):
+    """What a step begins together, and for each of it the step that is complete with it."""
 
-
-def _starting(requests: dict[int, MPI.Prequest]) -> Step:
-    return Step(partial(MPI.Prequest.Startall, list(requests.values())), None, list(requests))
-
-
-def _completion(requests: dict[int, MPI.Prequest]) -> Step:
-    waited = list(requests.values())
-    return Step(partial(MPI.Request.Waitall, waited), partial(MPI.Request.Testall, waited), (), list(requests))
+    requests: list[MPI.Prequest]
+    requests_end: list[int]
+    messages: list[Message]
+    messages_end: list[int]
+    idle: list[int]  # steps that are complete at once: nothing is to be sent, or received
 
 
 class Dataflow:
-    """Completion-driven: an operation starts when all that it waits for have completed."""
+    """Completion-driven: a step begins when all that it waits for are complete."""
 
-    def __init__(self, ops: Sequence[Op], bound: list[Bound]) -> None:
-        self._ops, self._bound = ops, bound
-        self._requests = [b if isinstance(b, MPI.Prequest) else None for b in bound]
-        self._actions = [None if isinstance(b, (MPI.Prequest, Transfer)) else b for b in bound]
-        self._transfers = [b if isinstance(b, Transfer) else None for b in bound]
-        self._needs = [len(op.deps) for op in ops]
-        self._dependents: list[list[int]] = [[] for _ in ops]
-        for index, op in enumerate(ops):
-            for dep in op.deps:
-                self._dependents[dep].append(index)
-        self._first = [index for index, op in enumerate(ops) if not op.deps]
+    def __init__(self, ops: abc.Sequence[Op], steps: abc.Sequence[BoundStep]) -> None:
+        self._ops = ops
+        ends = {op: index for index, (step, _) in enumerate(steps) if step.kind is Kind.WAIT for op in step.ops}
+        self._op = [step.ops[0] for step, _ in steps]  # of the steps that are complete with one
+        self._parts: dict[int, Part] = {}  # messages, by operation
+        self._groups: list[_Group | None] = [None] * len(steps)
+        self._actions: list[Action | None] = [None] * len(steps)
+        self._transfers: list[Transfer | None] = [None] * len(steps)
+        self._needs = [len(step.after) for step, _ in steps]
+        self._dependents: list[list[int]] = [[] for _ in steps]
+        self._number = 0  # of steps that something is complete with
+        for index, (step, parts) in enumerate(steps):
+            if step.kind is Kind.START:
+                self._groups[index] = self._group(step.ops, parts, ends)
+            else:
+                self._number += 1
+                part = parts[0]
+                if isinstance(part, Transfer):
+                    self._transfers[index] = part
+                elif step.kind is not Kind.WAIT:
+                    self._actions[index] = cast("Action | None", part)
+            for before in step.after:
+                if self._groups[before] is None:
+                    self._dependents[before].append(index)
+        self._first = [index for index, (step, _) in enumerate(steps) if not step.after]
         self._waiting: list[int] = []
-        self._left = 0  # operations that have not completed
-        self._active: list[MPI.Prequest] = []
-        self._active_ops: list[int] = []
+        self._left = 0  # of these steps, in the current start
+        self._active: list[MPI.Request] = []
+        self._active_ends: list[int] = []
         self._moving: list[tuple[int, Transfer]] = []
         self.log: list[Traced] | None = None
         self._begun: dict[int, float] = {}
 
+    def _group(self, ops: abc.Sequence[int], parts: abc.Sequence[Part], ends: dict[int, int]) -> _Group:
+        group = _Group([], [], [], [], [])
+        for op, part in zip(ops, parts, strict=True):
+            if isinstance(part, MPI.Prequest):
+                group.requests.append(part)
+                group.requests_end.append(ends[op])
+            elif isinstance(part, Message):
+                group.messages.append(part)
+                group.messages_end.append(ends[op])
+            else:
+                group.idle.append(ends[op])
+            self._parts[op] = part
+        return group
+
     def start(self) -> None:
         self._waiting = self._needs.copy()
-        self._left = len(self._needs)
+        self._left = self._number
         self._launch(self._first)
 
     def run(self) -> None:
@@ -387,18 +386,18 @@ class Dataflow:
         return True
 
     def _completed(self, block: bool) -> list[int]:
-        """Operations that have completed since; all, if nothing else is to be started and ``block``."""
+        """Steps that have completed since; all, if nothing else is to be started and ``block``."""
         if block and len(self._active) == self._left:
             MPI.Request.Waitall(self._active)
-            done, self._active, self._active_ops = self._active_ops, [], []
+            done, self._active, self._active_ends = self._active_ends, [], []
             return done
         done = []
         # Not Waitsome: MPICH polls in it without yielding, which costs dearly on shared cores.
         for position in sorted(MPI.Request.Testsome(self._active) or (), reverse=True):
-            done.append(self._active_ops[position])
-            last, last_op = self._active.pop(), self._active_ops.pop()
+            done.append(self._active_ends[position])
+            last, last_end = self._active.pop(), self._active_ends.pop()
             if position < len(self._active):
-                self._active[position], self._active_ops[position] = last, last_op
+                self._active[position], self._active_ends[position] = last, last_end
         if self._moving:
             arrived = [index for index, transfer in self._moving if transfer.done()]
             self._moving = [(index, transfer) for index, transfer in self._moving if index not in arrived]
@@ -406,10 +405,10 @@ class Dataflow:
         return done
 
     def _released(self, done: list[int]) -> list[int]:
-        """Operations that waited for nothing but ``done``."""
+        """Steps that waited for nothing but ``done``."""
         if self.log is not None:
             now = perf_counter()
-            self.log += [Traced(index, self._begun[index], now) for index in done]
+            self.log += [Traced(self._op[index], self._begun[index], now) for index in done]
         self._left -= len(done)
         waiting, ready = self._waiting, []
         for index in done:
@@ -421,40 +420,57 @@ class Dataflow:
 
     def _launch(self, ready: list[int]) -> None:
         """Start all that is ready, and what becomes ready by that without waiting."""
-        requests, actions, transfers = self._requests, self._actions, self._transfers
+        groups, actions, transfers = self._groups, self._actions, self._transfers
         while ready:
+            begun = [group for index in ready if (group := groups[index]) is not None]
+            local = [index for index in ready if groups[index] is None] if begun else ready
             if self.log is not None:
-                self._begun.update(dict.fromkeys(ready, perf_counter()))
-            batch = [index for index in ready if requests[index] is not None]
-            moving = [(index, transfer) for index in ready if (transfer := transfers[index]) is not None]
-            done = [index for index in ready if requests[index] is None and transfers[index] is None]
-            if batch:  # first, so that messages travel while this rank copies
-                started: list[Any] = [requests[index] for index in batch]
-                MPI.Prequest.Startall(started)
-                self._active += started
-                self._active_ops += batch
-            for _, transfer in moving:
-                transfer.start()
-            self._moving += moving
-            for index in done:
-                action = actions[index]
-                if action is not None:
-                    action()
+                ends = [end for group in begun for each in (group[1], group.messages_end, group.idle) for end in each]
+                self._begun.update(dict.fromkeys([*ends, *local], perf_counter()))
+            done: list[int] = []
+            if begun:  # first, so that messages travel while this rank copies
+                done = self._begin(begun)
+            for index in local:
+                if (transfer := transfers[index]) is not None:
+                    transfer.start()
+                    self._moving.append((index, transfer))
+            for index in local:
+                if transfers[index] is None:
+                    done.append(index)
+                    action = actions[index]
+                    if action is not None:
+                        action()
             ready = self._released(done)
 
+    def _begin(self, groups: list[_Group]) -> list[int]:
+        """Begin messages. Returns the steps that are complete because nothing is to be sent, or received."""
+        started: list[MPI.Prequest] = []
+        idle: list[int] = []
+        for requests, ends, _, _, none in groups:
+            started += requests
+            self._active_ends += ends
+            idle += none
+        if started:
+            MPI.Prequest.Startall(started)
+            self._active += started
+        for group in groups:
+            for message in group.messages:
+                message.begin()
+                self._active.append(message.request)
+            self._active_ends += group.messages_end
+        return idle
+
     def pending(self) -> list[Pending]:
-        return pending(self._ops, self._bound, None, ())
+        return list(_pending_messages(self._ops, self._parts))
 
     def free(self) -> None:
-        for request in self._requests:
-            if request is not None:
-                request.Free()
+        free_parts(self._parts)
 
 
 class Between:
     """An engine on buffers of its own, between transfers to them and from them."""
 
-    def __init__(self, before: Sequence[Transfer], engine: Engine, after: Sequence[Transfer]) -> None:
+    def __init__(self, before: abc.Sequence[Transfer], engine: Engine, after: abc.Sequence[Transfer]) -> None:
         self._before, self._engine, self._after = before, engine, after
         self._leaving = False
 
@@ -487,7 +503,7 @@ class Between:
         self._engine.free()
 
 
-def _do(transfers: Sequence[Transfer]) -> None:
+def _do(transfers: abc.Sequence[Transfer]) -> None:
     for transfer in transfers:
         transfer.start()
     for transfer in transfers:

@@ -1,68 +1,23 @@
-"""Plans: a schedule bound to a communicator and to addresses, started as often as wanted.
-
-Binding makes all persistent requests and copies once. A start is then two MPI calls per
-round where the schedule has rounds, and otherwise reacts to completions: whatever has
-become ready is started together. Binding is local; what is collective (duplicates, tags,
-windows) comes from `communicator`.
-"""
+"""Plans: a schedule bound to a communicator and to addresses, started as often as wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Sequence
 from time import time
-from typing import Any, TypeAlias
-
-import numpy as np
-from mpi4py import MPI
+from typing import Any
 
 from hiercoll import progress
-from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction, Transfer
-from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Pending, Rounds, Script, Traced
+from hiercoll.binding import Binding, bind_engine
+from hiercoll.buffers import Array, Memory, Transfer
+from hiercoll.engines import Between, Dataflow, Engine, Pending, Traced
+from hiercoll.engines import Sequence as InSequence
 from hiercoll.errors import PlanError
-from hiercoll.schedule import (
-    NOTICE,
-    BufferName,
-    Copy,
-    Get,
-    Join,
-    Op,
-    Recv,
-    Reduce,
-    Schedule,
-    Send,
-    Signal,
-    Wait,
-)
+from hiercoll.lowering import Kind, Steps, lower
+from hiercoll.schedule import Recv, Schedule, Send
 from hiercoll.watch import BEGAN, SECONDS, Entry, Watch
 
-INT_MAX = 2**31 - 1
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
 abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
-
-
-@dataclass(frozen=True)
-class Binding:
-    """Everything that turns a schedule into calls.
-
-    ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags.
-    ``cards`` are filled by messages from mates, by rank and tag, with what tells of their
-    buffers; ``offers`` are what this rank tells of its own, with the buffers' addresses.
-    ``reduction``: what reductions do.
-    """
-
-    comm: MPI.Intracomm
-    lane_of: Sequence[int]
-    memory: Memory
-    layout: Layout
-    addresses: dict[BufferName, int]
-    tag: int
-    board: Board | None = None
-    cards: dict[tuple[int, int], Array] = field(default_factory=dict)
-    offers: list[tuple[Array, int]] = field(default_factory=list)
-    reduction: Reduction | None = None
 
 
 class Plan:
@@ -254,7 +209,7 @@ class Plan:
     def trace(self) -> list[Traced]:
         """Run once and record when each operation began and ended (slower than a plain run)."""
         engine = self._checked()
-        if not isinstance(engine, (Dataflow, Script)):
+        if not isinstance(engine, (InSequence, Dataflow)):
             raise PlanError(f"plan {self.name} was not bound for tracing")
         engine.log = []
         self()
@@ -274,125 +229,19 @@ class Plan:
 def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = False) -> Plan:
     """The plan that runs ``schedule`` on the given addresses. Local.
 
-    Scratch is at ``binding.addresses['scratch']``; whoever allocated it keeps it alive.
+    Scratch is at ``binding.addresses['scratch']``; whoever allocated it keeps it alive. ``traced``: so
+    that `Plan.trace` tells the messages of a round apart.
     """
-    if schedule.flags and not (schedule.is_in_order and binding.board):
+    if schedule.flags and not (schedule.is_in_order and binding.window):
         raise PlanError(f"{name}: a schedule with flags needs a shared buffer and operations in order (see in_order)")
-    rounds = None if traced else schedule.rounds
-    bound = bind_operations(schedule.ops, binding)
-    engine: Engine
-    if binding.board is not None:
-        engine = Script(schedule.ops, bound, binding.board, binding.lane_of)
-    elif rounds is not None:
-        engine = Rounds([[bound[index] for index in members] for members in rounds], schedule.ops, bound)
-    else:
-        engine = Dataflow(schedule.ops, bound)
-    messages = [op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))]
-    direct = not {"host", "shared"}.issuperset(messages)
-    plan = Plan(engine, name, schedule, binding.memory, direct, binding.offers)
-    plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
+    return plan_of(lower(schedule, by_message=traced), binding, name)
+
+
+def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
+    """The plan that runs ``steps``, as `bind` makes it."""
+    ops = [steps.schedule.ops[op] for step in steps.steps if step.kind is Kind.START for op in step.ops]
+    buffers = {op.region.buffer for op in ops if isinstance(op, (Send, Recv))}
+    direct = not buffers <= {"host", "shared"}
+    plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct, binding.offers)
+    plan.keep_alive(nbytes=REQUEST_BYTES * len(ops))
     return plan
-
-
-def bind_operations(ops: Sequence[Op | None], binding: Binding) -> list[Bound]:
-    """The requests and actions of operations; None where there is nothing to do."""
-    with _datatypes() as cache:
-        return [None if op is None else _bind_op(op, binding, cache) for op in ops]
-
-
-Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
-
-
-@contextmanager
-def _datatypes() -> Iterator[Datatypes]:
-    """A cache of derived datatypes, freed at the end (requests keep what they need)."""
-    cache: Datatypes = {}
-    try:
-        yield cache
-    finally:
-        for datatype in cache.values():
-            datatype.Free()
-
-
-def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
-    """The request or action of an operation; None where there is nothing to do."""
-    if isinstance(op, (Send, Recv)):
-        if not op.region.blocks:
-            return _bind_empty(op, binding)
-        runs = binding.layout.runs(op.region)
-        if not runs:  # of blocks without bytes, as its other end knows
-            return None
-        make = binding.comm.Send_init if isinstance(op, Send) else binding.comm.Recv_init
-        return make(message(binding.addresses[op.region.buffer], runs, cache), op.peer, op.tag + binding.tag)
-    if isinstance(op, Copy):
-        if not op.source.blocks:
-            return None
-        source = (binding.addresses[op.source.buffer], op.source)
-        return binding.memory.copy(binding.layout, source, (binding.addresses[op.target.buffer], op.target))
-    if isinstance(op, Get):
-        card, target = binding.cards[op.peer, op.tag], (binding.addresses[op.target.buffer], op.target)
-        return binding.memory.get(binding.layout, card, op.source, target)
-    if isinstance(op, (Signal, Wait, Join)):
-        return None
-    return _bind_reduction(op, binding)
-
-
-def _bind_reduction(op: Reduce, binding: Binding) -> Bound:
-    if binding.reduction is None:
-        raise PlanError("a schedule with reductions needs a type and an operation (Binding.reduction)")
-    left, right, target = ((binding.addresses[region.buffer], region) for region in (op.left, op.right, op.target))
-    return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
-
-
-def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:
-    """A message without blocks: it tells of the buffer that it names, or, as a notice, of nothing."""
-    comm, tag = binding.comm, op.tag + binding.tag
-    if op.region == NOTICE:
-        notice = [None, 0, MPI.BYTE]
-        return comm.Send_init(notice, op.peer, tag) if isinstance(op, Send) else comm.Recv_init(notice, op.peer, tag)
-    if isinstance(op, Send):
-        address = binding.addresses[op.region.buffer]
-        offer = binding.memory.card(address).copy()
-        binding.offers.append((offer, address))
-        return comm.Send_init(offer, op.peer, tag)
-    card = binding.cards[op.peer, op.tag] = np.empty(CARD, np.uint8)
-    return comm.Recv_init(card, op.peer, tag)
-
-
-def message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
-    """Pieces of a buffer as an mpi4py message; given by address, so that no array is kept alive."""
-    start = min(offset for offset, _ in runs)
-    span = max(offset + length for offset, length in runs) - start
-    buffer = MPI.buffer.fromaddress(address + start, span)
-    if len(runs) == 1 and span <= INT_MAX:
-        return [buffer, span, MPI.BYTE]
-    key = tuple((offset - start, length) for offset, length in runs)
-    if key not in cache:
-        cache[key] = _datatype(key).Commit()
-    return [buffer, 1, cache[key]]
-
-
-def _datatype(runs: tuple[tuple[int, int], ...]) -> MPI.Datatype:
-    """An uncommitted datatype of the given (offset, length) pieces, of any size."""
-    lengths = [length for _, length in runs]
-    offsets = [offset for offset, _ in runs]
-    steps = {b - a for a, b in pairwise(offsets)}
-    if max(lengths) > INT_MAX:  # MPI counts are ints: a piece in units of 1 MiB, and the rest
-        unit = MPI.BYTE.Create_contiguous(1 << 20)
-        pieces = [(unit, offset, length >> 20) for offset, length in runs]
-        pieces += [(MPI.BYTE, offset + (length >> 20 << 20), length & (1 << 20) - 1) for offset, length in runs]
-        datatype = MPI.Datatype.Create_struct([p[2] for p in pieces], [p[1] for p in pieces], [p[0] for p in pieces])
-        unit.Free()
-        return datatype
-    if len(set(lengths)) == 1 and len(steps) == 1 and offsets[0] == 0 < max(offsets):
-        return MPI.BYTE.Create_hvector(len(runs), lengths[0], steps.pop())
-    return MPI.BYTE.Create_hindexed(lengths, offsets)
-
-
-def native_message(address: int, block: int, blocks: int) -> tuple[list[Any], MPI.Datatype | None]:
-    """A buffer of equal blocks for the MPI library's collectives, and a datatype to free with it."""
-    buffer = MPI.buffer.fromaddress(address, block * blocks)
-    if block <= INT_MAX:
-        return [buffer, block, MPI.BYTE], None
-    datatype = _datatype(((0, block),)).Commit()
-    return [buffer, 1, datatype], datatype

@@ -18,13 +18,13 @@ import hiercoll
 from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda, executor
 from hiercoll.algorithms import REGISTRY
 from hiercoll.bench import Bench
+from hiercoll.binding import Binding
 from hiercoll.buffers import BlockLayout, HostMemory, Memory, Reduction
 from hiercoll.communicator import mpi_library
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
 from hiercoll.errors import PlanError, TransportWarning
-from hiercoll.executor import Binding
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import Contest, DataError, buffers
 from hiercoll.memories import takes_device_memory

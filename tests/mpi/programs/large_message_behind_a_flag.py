@@ -12,13 +12,13 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll.api  # noqa: F401  (MPI must not be looked at before)
-from hiercoll.engines import Board
 from hiercoll.lifetime import get_state
+from hiercoll.windows import Window
 
 state = get_state(MPI.COMM_WORLD)
 comm = state.comm
 large, word = np.full(16 << 20, 7, np.uint8), np.empty(1, np.uint8)
-board = Board(comm, state.node, 64, 1, 1, 64)
+board = Window(comm, state.node, 64, 1, 1, 64)
 board.epoch = 1
 if comm.rank == 0:
     request = comm.Isend(large, 2)

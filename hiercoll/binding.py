@@ -1,0 +1,233 @@
+"""Steps become calls: requests, copies and flags of one rank on its buffers.
+
+Messages whose addresses and lengths are constants have persistent requests. Those that depend on
+sizes that are learned, or of a plan that runs once, are begun anew at each start. Binding is
+local; what is collective (duplicates, tags, windows) comes from `communicator`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction
+from hiercoll.engines import BoundStep, Dataflow, Flags, Message, Part, Section, free_parts
+from hiercoll.engines import Sequence as InSequence
+from hiercoll.errors import PlanError
+from hiercoll.lowering import Kind, Step, Steps
+from hiercoll.schedule import NOTICE, BufferName, Copy, Get, Join, Op, Recv, Reduce, Send, Signal, Wait
+from hiercoll.sizes import SizeTable
+from hiercoll.windows import Window
+
+INT_MAX = 2**31 - 1
+MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
+EMPTY: Mapping[int, Part] = MappingProxyType({})
+Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Everything that turns steps into calls.
+
+    ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags. ``handles``
+    are filled by messages from ranks of the node, by rank and tag, with address handles of
+    their buffers; ``offers`` are those of this rank's own, with the buffers' addresses.
+    ``reduction``: what reductions do. ``once``: the plan runs only once.
+    ``sizes``: of uneven blocks, for schedules that exchange them.
+    """
+
+    comm: MPI.Intracomm
+    lane_of: Sequence[int]
+    memory: Memory
+    layout: Layout
+    addresses: dict[BufferName, int]
+    tag: int
+    window: Window | None = None
+    handles: dict[tuple[int, int], Array] = field(default_factory=dict)
+    offers: list[tuple[Array, int]] = field(default_factory=list)
+    reduction: Reduction | None = None
+    once: bool = False
+    sizes: SizeTable | None = None
+
+
+def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
+    """What runs ``steps``."""
+    ops, parts = steps.schedule.ops, dict[int, Part]()
+    bound = bind_steps(steps, [step for step in steps.steps if not step.sized], binding, parts)
+    if not steps.in_sequence:
+        return Dataflow(ops, bound)
+    if len(bound) == len(steps.steps):
+        return InSequence(ops, Section(bound), parts, binding.window)
+    first = next(index for index, step in enumerate(steps.steps) if step.sized)
+    return InSequence(ops, Section(bound[:first]), parts, binding.window, SizedSteps(steps, first, binding, parts))
+
+
+class SizedSteps:
+    """The steps of a sequence from the first on that depends on learned sizes, bound anew for sizes that have
+    not been learned lately."""
+
+    def __init__(self, steps: Steps, first: int, binding: Binding, parts: dict[int, Part]) -> None:
+        self._steps, self._which, self._binding, self._parts = steps, steps.steps[first:], binding, parts
+        self._known: OrderedDict[bytes, tuple[Section, dict[int, Part]]] = (
+            OrderedDict()
+        )  # by the sizes, last at the end
+
+    def __call__(self) -> tuple[Section, dict[int, Part]]:
+        """For the sizes as they are in this start."""
+        table, known = self._binding.sizes, self._known
+        assert table is not None
+        rows = table.rows
+        if rows in known:
+            known.move_to_end(rows)
+            return known[rows]
+        if len(known) >= MOST_KNOWN:
+            free_parts(known.popitem(last=False)[1][1])
+        table.place()
+        parts = dict[int, Part]()
+        bound = bind_steps(self._steps, self._which, self._binding, parts, self._parts)
+        known[rows] = Section(bound), parts
+        return known[rows]
+
+    def free(self) -> None:
+        """Free what is kept."""
+        for _, parts in self._known.values():
+            free_parts(parts)
+        self._known.clear()
+
+
+def bind_steps(
+    steps: Steps, which: Iterable[Step], binding: Binding, parts: dict[int, Part], known: Mapping[int, Part] = EMPTY
+) -> list[BoundStep]:
+    """Some of the steps. What their operations become is added to ``parts``, but for what is ``known``."""
+    ops, bound = steps.schedule.ops, []
+    with _datatypes() as shared:
+        for step in which:
+            if step.kind is not Kind.WAIT:
+                again: Datatypes | None = {} if step.sized or binding.once else None
+                for index in step.ops:
+                    if index not in known:
+                        parts[index] = _bind_op(ops[index], binding, shared, again)
+            bound.append(BoundStep(step, tuple([parts.get(index) or known.get(index) for index in step.ops])))
+    return bound
+
+
+@contextmanager
+def _datatypes() -> Iterator[Datatypes]:
+    """A cache of derived datatypes, freed at the end (requests keep what they need)."""
+    cache: Datatypes = {}
+    try:
+        yield cache
+    finally:
+        for datatype in cache.values():
+            datatype.Free()
+
+
+def _bind_op(op: Op, binding: Binding, shared: Datatypes, again: Datatypes | None) -> Part:
+    """What an operation becomes; None where there is nothing to do. ``again``: messages are begun anew at
+    each start, with these datatypes; else with those ``shared``."""
+    if isinstance(op, (Send, Recv)):
+        return _bind_message(op, binding, shared, again)
+    if isinstance(op, Copy):
+        if not op.source.blocks:
+            return None
+        if "sizes" in (op.source.buffer, op.target.buffer):
+            if binding.sizes is None:
+                raise PlanError("a schedule that exchanges sizes needs a table of them (Binding.sizes)")
+            return binding.sizes.copy(op)
+        source = (binding.addresses[op.source.buffer], op.source)
+        return binding.memory.copy(binding.layout, source, (binding.addresses[op.target.buffer], op.target))
+    if isinstance(op, Get):
+        handle, target = binding.handles[op.peer, op.tag], (binding.addresses[op.target.buffer], op.target)
+        return binding.memory.get(binding.layout, handle, op.source, target)
+    if isinstance(op, (Signal, Wait)):
+        window = binding.window
+        if window is None:
+            raise PlanError("a schedule with flags needs a shared buffer (Binding.window)")
+        if isinstance(op, Signal):
+            return partial(window.raise_flag, window.slot(window.lane, op.flag))
+        slots = [window.slot(binding.lane_of[peer], op.flag) for peer in op.peers]
+        return Flags(window, op.peers, slots, int(op.previous))
+    return None if isinstance(op, Join) else _bind_reduction(op, binding)
+
+
+def _bind_message(op: Send | Recv, binding: Binding, shared: Datatypes, again: Datatypes | None) -> Part:
+    if not op.region.blocks:
+        spec = _offer_or_notice(op, binding)
+    else:
+        runs = binding.layout.runs(op.region)
+        if not runs:  # of blocks without bytes, as its other end knows
+            return None
+        spec = message(binding.addresses[op.region.buffer], runs, shared if again is None else again)
+    comm, outgoing = binding.comm, isinstance(op, Send)
+    if again is None:
+        return (comm.Send_init if outgoing else comm.Recv_init)(spec, op.peer, op.tag + binding.tag)
+    datatype = spec[2] if spec[2] in again.values() else None
+    return Message(comm.Isend if outgoing else comm.Irecv, (spec, op.peer, op.tag + binding.tag), datatype)
+
+
+def _offer_or_notice(op: Send | Recv, binding: Binding) -> Any:
+    """A message without blocks: it tells of the buffer that it names, or, as a notice, of nothing."""
+    if op.region == NOTICE:
+        return [None, 0, MPI.BYTE]
+    if isinstance(op, Send):
+        address = binding.addresses[op.region.buffer]
+        offer = binding.memory.card(address).copy()
+        binding.offers.append((offer, address))
+        return [offer, CARD, MPI.BYTE]
+    handle = binding.handles[op.peer, op.tag] = np.empty(CARD, np.uint8)
+    return [handle, CARD, MPI.BYTE]
+
+
+def _bind_reduction(op: Reduce, binding: Binding) -> Part:
+    if binding.reduction is None:
+        raise PlanError("a schedule with reductions needs a type and an operation (Binding.reduction)")
+    left, right, target = ((binding.addresses[region.buffer], region) for region in (op.left, op.right, op.target))
+    return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
+
+
+def message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
+    """Pieces of a buffer as an mpi4py message; given by address, so that no array is kept alive."""
+    start = min(offset for offset, _ in runs)
+    span = max(offset + length for offset, length in runs) - start
+    buffer = MPI.buffer.fromaddress(address + start, span)
+    if len(runs) == 1 and span <= INT_MAX:
+        return [buffer, span, MPI.BYTE]
+    key = tuple((offset - start, length) for offset, length in runs)
+    if key not in cache:
+        cache[key] = _datatype(key).Commit()
+    return [buffer, 1, cache[key]]
+
+
+def _datatype(runs: tuple[tuple[int, int], ...]) -> MPI.Datatype:
+    """An uncommitted datatype of the given (offset, length) pieces, of any size."""
+    lengths = [length for _, length in runs]
+    offsets = [offset for offset, _ in runs]
+    steps = {b - a for a, b in pairwise(offsets)}
+    if max(lengths) > INT_MAX:  # MPI counts are ints: a piece in units of 1 MiB, and the rest
+        unit = MPI.BYTE.Create_contiguous(1 << 20)
+        pieces = [(unit, offset, length >> 20) for offset, length in runs]
+        pieces += [(MPI.BYTE, offset + (length >> 20 << 20), length & (1 << 20) - 1) for offset, length in runs]
+        datatype = MPI.Datatype.Create_struct([p[2] for p in pieces], [p[1] for p in pieces], [p[0] for p in pieces])
+        unit.Free()
+        return datatype
+    if len(set(lengths)) == 1 and len(steps) == 1 and offsets[0] == 0 < max(offsets):
+        return MPI.BYTE.Create_hvector(len(runs), lengths[0], steps.pop())
+    return MPI.BYTE.Create_hindexed(lengths, offsets)
+
+
+def native_message(address: int, block: int, blocks: int) -> tuple[list[Any], MPI.Datatype | None]:
+    """A buffer of equal blocks for the MPI library's collectives, and a datatype to free with it."""
+    buffer = MPI.buffer.fromaddress(address, block * blocks)
+    if block <= INT_MAX:
+        return [buffer, block, MPI.BYTE], None
+    datatype = _datatype(((0, block),)).Commit()
+    return [buffer, 1, datatype], datatype

@@ -1,0 +1,175 @@
+"""Schedules as steps: the one form that engines run.
+
+A step is something that an engine does at once: begin some messages together, wait for some,
+copy. It names the steps that it waits for. Where the dependencies of a schedule form rounds, or
+put its operations in order, the steps are in sequence, each after the one before it; all
+others begin when what they name is complete.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from hiercoll.schedule import Copy, Get, Join, Op, Recv, Reduce, Schedule, Send, Signal, Wait
+
+MESSAGES = (Send, Recv)
+MOST_KNOWN = 64  # schedules whose steps are remembered
+
+
+class Kind(Enum):
+    """What a step does.
+
+    START begins messages together; WAIT is complete when operations begun before are. COPY and
+    REDUCE are local, TRANSFER copies from another rank's memory (`Get`): they are complete at
+    once, or, where a WAIT names them too, with that. COMPUTE is for work of a caller's own.
+    """
+
+    START = auto()
+    WAIT = auto()
+    COPY = auto()
+    REDUCE = auto()
+    TRANSFER = auto()
+    RAISE_FLAG = auto()
+    WAIT_FLAGS = auto()
+    COMPUTE = auto()
+
+
+@dataclass(frozen=True)
+class Step:
+    """``ops`` are indices into the schedule, ``after`` those of steps, all of them before this one.
+
+    ``sized``: lengths or addresses come from the table of sizes that a step before it fills.
+    """
+
+    kind: Kind
+    ops: tuple[int, ...]
+    after: tuple[int, ...]
+    sized: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A schedule and its steps; ``in_sequence``: each is after the one before it."""
+
+    schedule: Schedule
+    steps: tuple[Step, ...]
+    in_sequence: bool
+
+
+_LOCAL: dict[type, Kind] = {
+    Copy: Kind.COPY,
+    Reduce: Kind.REDUCE,
+    Get: Kind.TRANSFER,
+    Signal: Kind.RAISE_FLAG,
+    Wait: Kind.WAIT_FLAGS,
+}
+_lowered: OrderedDict[tuple[int, bool], Steps] = OrderedDict()  # by the schedule's id: each keeps its schedule
+
+
+def lower(schedule: Schedule, *, by_message: bool = False) -> Steps:
+    """The steps of ``schedule``; those asked for last are remembered.
+
+    ``by_message``: not in rounds, so that each message of a round is seen to complete (for traces).
+    """
+    key = (id(schedule), by_message)
+    if key not in _lowered:
+        _lowered[key] = _lower(schedule, by_message)
+        if len(_lowered) > MOST_KNOWN:
+            _lowered.popitem(last=False)
+    _lowered.move_to_end(key)
+    return _lowered[key]
+
+
+def _lower(schedule: Schedule, by_message: bool) -> Steps:
+    rounds = None if schedule.flags or by_message else schedule.rounds
+    if rounds is not None:
+        steps = _in_rounds(schedule, rounds)
+    elif schedule.is_in_order and not (by_message and schedule.rounds is not None):
+        steps = _in_order(schedule)
+    else:
+        return Steps(schedule, tuple(_by_dependencies(schedule)), False)
+    return Steps(schedule, tuple(_chained(schedule, steps)), True)
+
+
+def without(steps: Steps, idle: Iterable[int]) -> Steps:
+    """Steps in sequence, less the operations that have nothing to do, and the steps that then have none."""
+    gone = frozenset(idle)
+    kept = [(step.kind, tuple(op for op in step.ops if op not in gone)) for step in steps.steps]
+    return Steps(steps.schedule, tuple(_chained(steps.schedule, kept)), True)
+
+
+def is_sized(schedule: Schedule, op: Op) -> bool:
+    """Whether the length or place of what an operation moves depends on the sizes of other ranks' blocks."""
+    return False
+
+
+Part = tuple[Kind, tuple[int, ...]]
+
+
+def _chained(schedule: Schedule, parts: Iterable[Part]) -> Iterable[Step]:
+    """Steps in sequence, of which those without operations are left out."""
+    after: tuple[int, ...] = ()
+    for index, (kind, ops) in enumerate(part for part in parts if part[1]):
+        yield Step(kind, ops, after, any(is_sized(schedule, schedule.ops[op]) for op in ops))
+        after = (index,)
+
+
+def _in_rounds(schedule: Schedule, rounds: Iterable[tuple[int, ...]]) -> Iterable[Part]:
+    """Round by round: messages and transfers begin, copies are done, all are waited for."""
+    for members in rounds:
+        kinds: dict[Kind, list[int]] = {Kind.START: [], Kind.TRANSFER: []}
+        for index in members:
+            op = schedule.ops[index]
+            kinds.setdefault(Kind.START if isinstance(op, MESSAGES) else _LOCAL[type(op)], []).append(index)
+        for kind, ops in kinds.items():
+            yield kind, tuple(ops)
+        yield Kind.WAIT, members
+
+
+def _in_order(schedule: Schedule) -> Iterable[Part]:
+    """One operation after the other; messages that follow each other begin together."""
+    batch: list[int] = []
+    outstanding: list[int] = []
+    for index, op in enumerate(schedule.ops):
+        if isinstance(op, MESSAGES):
+            batch.append(index)
+            continue
+        yield Kind.START, tuple(batch)
+        outstanding += batch
+        batch = []
+        if isinstance(op, Join):
+            yield Kind.WAIT, tuple(dep for dep in op.deps if dep in outstanding)
+            outstanding = [other for other in outstanding if other not in op.deps]
+        else:
+            yield _LOCAL[type(op)], (index,)
+    yield Kind.START, tuple(batch)
+    yield Kind.WAIT, (*outstanding, *batch)
+
+
+def _by_dependencies(schedule: Schedule) -> Iterable[Step]:
+    """Messages that wait for the same operations begin together, and are waited for one by one; a
+    join is a step that waits for the steps of what it joins."""
+    together: dict[tuple[int, ...], list[int]] = {}
+    for index, op in enumerate(schedule.ops):
+        if isinstance(op, MESSAGES):
+            together.setdefault(op.deps, []).append(index)
+    complete: dict[int, int] = {}  # the step with which an operation is
+    count = 0
+    for index, op in enumerate(schedule.ops):
+        if index in complete:
+            continue
+        after = tuple(complete[dep] for dep in op.deps)
+        if isinstance(op, MESSAGES):
+            ops = together[op.deps]
+            yield Step(Kind.START, tuple(ops), after)
+            for each in ops:
+                yield Step(Kind.WAIT, (each,), (count,))
+            complete.update(zip(ops, range(count + 1, count + 1 + len(ops)), strict=True))
+            count += 1 + len(ops)
+        else:
+            yield Step(Kind.WAIT if isinstance(op, Join) else _LOCAL[type(op)], (index,), after)
+            complete[index] = count
+            count += 1
