@@ -48,8 +48,9 @@ class Plan:
         self.active = False
         self.broken = False  # interrupted: nobody knows which messages are under way
         self.nbytes = 0
-        self.dtypes: tuple[Any, Any] = (None, None)  # of the buffers it was made for, if cached
-        self.board_key: tuple[Hashable, ...] | None = None  # of the shared window that it uses, if cached
+        self.key: Hashable = None  # what it is kept under, if it is
+        self.is_freed = False
+        self.window_key: Hashable = None  # of the shared window that it uses, if it is kept
         self.on_free: Callable[[Plan], None] | None = None
         self.watch: Watch | None = None  # deadlines, if they are wanted
         self.entry: Entry | None = None  # of the current start, in the watch's record
@@ -193,7 +194,7 @@ class Plan:
                 abandoned.append((self._engine, self._owners))
             else:
                 self._engine.free()
-            self._engine, self._run, self._owners = None, None, ()
+            self._engine, self._run, self._owners, self.is_freed = None, None, (), True
             if self.on_free:
                 self.on_free(self)
 

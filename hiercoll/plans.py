@@ -106,13 +106,18 @@ class PlanFactory:
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
         variant, family = request.variant, request.collective.family
-        key = (family, variant.algorithm, tuple(variant.params.items()), request.in_place, request.root, request.transport)
+        key = (
+            family,
+            variant.algorithm,
+            tuple(variant.params.items()),
+            request.in_place,
+            request.root,
+            request.transport,
+        )
         if key not in self._schedules:
             entry = get_algorithm(family, variant.algorithm)
             topology, rank = self._state.topology, self._state.rank
-            emit = partial(
-                entry.schedule, topology, params=variant.params, inplace=request.in_place, root=request.root
-            )
+            emit = partial(entry.schedule, topology, params=variant.params, inplace=request.in_place, root=request.root)
             self._schedules[key] = request.transport.schedule(emit, topology, rank)
         return self._schedules[key]
 
@@ -177,9 +182,9 @@ class PlanFactory:
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
             layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved
-            return Laid(layout, block, schedule.shared * block, lower(schedule, traced=traced))
+            return Laid(layout, block, schedule.shared * block, lower(schedule, by_message=traced))
         if request.collective.is_even:
-            return Laid(*vector_layout(schedule, received.block), lower(schedule, traced=traced))
+            return Laid(*vector_layout(schedule, received.block), lower(schedule, by_message=traced))
         blocks = request.blocks(rank)
         if request.collective.sizes is Sizes.KNOWN:
             known, nbytes = known_layout(schedule, blocks)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -18,7 +18,6 @@ from mpi4py import MPI
 from hiercoll.buffers import Now, Transfer, host_buffer
 from hiercoll.checking import Said
 from hiercoll.collectives import Collective, Holds, Sizes
-from hiercoll.communicator import State
 from hiercoll.cuda import device_at, is_device_array
 from hiercoll.cuda.arrays import LEGACY, device_array, new_like
 from hiercoll.errors import (
@@ -29,8 +28,6 @@ from hiercoll.errors import (
     ConstraintError,
     ParameterError,
 )
-from hiercoll.interpreter import Blocks
-from hiercoll.interpreter import Sizes as Bytes
 from hiercoll.messages import (
     UNREADABLE,
     Message,
@@ -42,9 +39,14 @@ from hiercoll.messages import (
     vector_message,
 )
 from hiercoll.policy import Wanted
+from hiercoll.sizes import Blocks
+from hiercoll.sizes import Sizes as Bytes
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.transports import AUTO, DIRECT, Transport, parse_transport
 from hiercoll.tuner import Spread
+
+if TYPE_CHECKING:
+    from hiercoll.communicator import State
 
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
 NO_PARAMS: dict[str, Any] = {}

@@ -45,9 +45,7 @@ class StandIn:
         with progress.lock:  # of several threads, each has a tag of its own
             StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
             self.comm = _self()
-            self.call = (
-                None if persistent else BackgroundCall(state, plan, in_thread=True, described=described)
-            )
+            self.call = None if persistent else BackgroundCall(state, plan, in_thread=True, described=described)
             progress.listening.append(self)
         progress.want_thread()
 
