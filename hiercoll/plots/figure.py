@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.plots.comparison import NATIVE, Comparison, shown, spans, speedups
 from hiercoll.plots.records import AUTO, PlotError, Setting
 from hiercoll.units import format_size, format_time
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 PALETTE = ("#56B4E9", "#999933", "#882255", "#332288", "#CC6677", "#6B3E1D", "#DDCC77", "#FFAABB")
 MARKERS = "o^vDPX<>"
 OTHER = "#CCCCCC"
-PER = {"alltoall": "bytes per pair of ranks", "allgather": "bytes per rank", "alltoallv": "mean bytes per pair"}
 RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "hiercoll", "text.parse_math": False, "font.size": 9.0}
 
 
@@ -223,7 +223,8 @@ def _size_axis(axes: Axes, comparison: Comparison) -> None:
     ticks = size_ticks(comparison.sizes)
     axes.set_xticks(ticks, [format_size(size) for size in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"block size, {PER.get(comparison.setting.collective, 'bytes')}")
+    record = COLLECTIVES.get(comparison.setting.collective)  # records may be of another version
+    axes.set_xlabel(f"block size, {record.size_of if record else 'bytes'}")
 
 
 def size_ticks(sizes: Sequence[int], most: int = 16) -> list[int]:
