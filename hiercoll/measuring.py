@@ -2,7 +2,7 @@
 
 A `Contest` measures several variants of a collective on the same data in one run, taking turns in an order
 that changes from turn to turn. ``native`` is the user's blocking call on the user's communicator, through mpi4py;
-everything else is a public call of hiercoll, or a plan of it where that is said. The data of each are checked with
+everything else is a public call of hiercoll, or a plan of it where that is stated. The data of each are checked with
 unique tokens before it is timed. A figure is the slowest rank's, call by call.
 """
 

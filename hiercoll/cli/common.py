@@ -191,7 +191,7 @@ def wide_console(width: int = 140) -> Console:
 
 
 class Together:
-    """What all ranks do: an error that all have is told once, an error of one ends the job."""
+    """What all ranks do: an error that all have is reported once, an error of one ends the job."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm

@@ -221,7 +221,7 @@ def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> No
 
 
 def _print_others(console: Console, collective: str, mine: list[Result]) -> None:
-    """Median times by subject and size; what is faster than native beyond chance is said, and nothing else."""
+    """Median times by subject and size, marked only where they differ from native's beyond chance."""
     sizes = list(dict.fromkeys(result.size for result in mine))
     what = f"microseconds, {describe_timing(mine[0].timing)}; + faster than native beyond chance, - slower"
     console.print(what, highlight=False)

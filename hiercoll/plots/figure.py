@@ -177,8 +177,8 @@ def _draw_choice(axes: Axes, comparison: Comparison, styles: dict[str, _Style]) 
 def _drop_wide_texts(axes: Axes, comparison: Comparison) -> None:
     """Take away the names that are larger than their spans; the legend has them too."""
     for text, span in zip(list(axes.texts), spans(comparison), strict=True):
-        room = axes.transData.transform([(span.low, 0), (span.high, 1)])
-        (width, height), box = room[1] - room[0], text.get_window_extent()
+        corners = axes.transData.transform([(span.low, 0), (span.high, 1)])
+        (width, height), box = corners[1] - corners[0], text.get_window_extent()
         if box.width > width - 4 or box.height > height:
             text.remove()
 
@@ -228,7 +228,7 @@ def _size_axis(axes: Axes, comparison: Comparison) -> None:
 
 
 def size_ticks(sizes: Sequence[int], most: int = 16) -> list[int]:
-    """Those of ``sizes`` (ascending) that have room for a label on a logarithmic axis, the first always."""
+    """Those of ``sizes`` (ascending) that have space for a label on a logarithmic axis, the first always."""
     step = math.log2(sizes[-1] / sizes[0]) / most
     ticks = [sizes[0]]
     for size in sizes[1:]:
