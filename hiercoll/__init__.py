@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hiercoll.collectives import called
 from hiercoll.errors import (
     ArgumentError,
     BufferOverlapError,
@@ -38,17 +39,16 @@ from hiercoll.errors import (
 )
 
 if TYPE_CHECKING:
-    from hiercoll.api import Plan, allgather, allgather_init, alltoall, alltoall_init, configure, get_topology
+    from hiercoll.api import *
     from hiercoll.dropin import Intracomm
-    from hiercoll.nonblocking import Request, iallgather, iallgatherv, ialltoall, ialltoallv, waitall
-    from hiercoll.vectors import allgatherv, allgatherv_init, alltoallv, alltoallv_init
+    from hiercoll.nonblocking import Request
 
 __version__ = "0.1.0"
+_FUNCTIONS = [f"{begin}{each.name}{end}" for each in called() for begin, end in (("", ""), ("i", ""), ("", "_init"))]
 _MODULES = {  # of what needs mpi4py
-    "hiercoll.api": ("Plan", "allgather", "allgather_init", "alltoall", "alltoall_init", "configure", "get_topology"),
+    "hiercoll.api": ("Plan", "configure", "get_topology", "waitall", *_FUNCTIONS),
     "hiercoll.dropin": ("Intracomm",),
-    "hiercoll.nonblocking": ("Request", "iallgather", "iallgatherv", "ialltoall", "ialltoallv", "waitall"),
-    "hiercoll.vectors": ("allgatherv", "allgatherv_init", "alltoallv", "alltoallv_init"),
+    "hiercoll.nonblocking": ("Request",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -79,21 +79,10 @@ __all__ = [
     "TransportWarning",
     "UnknownAlgorithmError",
     "VerificationError",
-    "allgather",
-    "allgather_init",
-    "allgatherv",
-    "allgatherv_init",
-    "alltoall",
-    "alltoall_init",
-    "alltoallv",
-    "alltoallv_init",
     "configure",
     "get_topology",
-    "iallgather",
-    "iallgatherv",
-    "ialltoall",
-    "ialltoallv",
     "waitall",
+    *_FUNCTIONS,
 ]
 
 

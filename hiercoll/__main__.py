@@ -11,14 +11,15 @@ from typing import Any
 
 import click
 
-from hiercoll.cli.common import known_algorithm
+from hiercoll.cli.common import CALLED, known_algorithm
+from hiercoll.collectives import called
 from hiercoll.errors import ArgumentError
 
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    help="""Run PROGRAM (a script, or -m MODULE, or -c CODE) with MPI.COMM_WORLD, and what is made from it,
-    replaced by communicators whose Alltoall(v) and Allgather(v) go through hiercoll.
+    help=f"""Run PROGRAM (a script, or -m MODULE, or -c CODE) with MPI.COMM_WORLD, and what is made from it,
+    replaced by communicators whose collectives go through hiercoll: {", ".join(each.native for each in called())}.
 
     An exception that nobody catches aborts the job, as with python -m mpi4py.""",
 )
@@ -62,11 +63,10 @@ def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
     forced: dict[str, tuple[str, dict[str, Any]]] = {}
     for text in given:
         collective, found, name = text.partition("=")
-        family = {"allgatherv": "allgather"}.get(collective, collective)
-        if not found or family not in ("alltoall", "alltoallv", "allgather"):
+        if not found or collective not in CALLED:
             raise click.BadParameter(f"expected COLLECTIVE=NAME, got {text!r}", param_hint="--algorithm")
         try:
-            entry, params = known_algorithm(family, name)
+            entry, params = known_algorithm(collective, name)
         except ArgumentError as error:
             raise click.BadParameter(str(error), param_hint="--algorithm") from None
         forced[collective] = (entry.name, {**params})

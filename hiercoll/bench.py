@@ -23,11 +23,12 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import automatic
 from hiercoll.api import place_of
+from hiercoll.collectives import Sizes, get_collective
 from hiercoll.communicator import mpi_library
 from hiercoll.cost import Link, Links
 from hiercoll.errors import HiercollError
 from hiercoll.lifetime import get_state
-from hiercoll.measuring import CONTROL, SAMPLE, Arrays, Contest, HostArrays, block_sizes, buffers
+from hiercoll.measuring import CONTROL, SAMPLE, Arrays, Contest, HostArrays
 from hiercoll.simulate import Event
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant
@@ -35,6 +36,7 @@ from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
 from hiercoll.vectors import spread_of
 from hiercoll.work import Work
+from hiercoll.workload import Workload
 
 FEWEST = 6  # samples: of fewer there is no 95 % interval
 AUTO_VARIANT, CONTROL_VARIANT = Variant("auto"), Variant(CONTROL)
@@ -89,8 +91,9 @@ class Result:
 
 def default_subjects(collective: str) -> list[Variant]:
     """native, auto, every algorithm with its defaults, what may be the fastest somewhere, and native's other form."""
-    every: list[tuple[str, Params]] = [(name, {}) for name in (NATIVE, "auto", *REGISTRY[collective])]
-    every += [(name, REGISTRY[collective][name].changed(params)) for name, params in automatic(collective)]
+    family = get_collective(collective).family
+    every: list[tuple[str, Params]] = [(name, {}) for name in (NATIVE, "auto", *REGISTRY[family])]
+    every += [(name, REGISTRY[family][name].changed(params)) for name, params in automatic(family)]
     subjects = [Variant(name, params) for name, params in every] + [Variant(NATIVE, {"form": "nonblocking"})]
     return [subject for number, subject in enumerate(subjects) if subject not in subjects[:number]]
 
@@ -173,19 +176,18 @@ class Bench:
 
     def _chosen(self, collective: str, size: int, held: bool) -> Variant:
         """What "auto" is."""
-        choices = self.state.choices
-        if collective == "alltoallv":
-            return (
-                choices.uneven_for_good(spread_of(block_sizes(size, self.comm.size)))
-                if held
-                else choices.regime.settled
-            )
-        return choices.decide(collective, size, False, self.arrays.kind, held).variant
+        choices, record = self.state.choices, get_collective(collective)
+        if record.sizes is not Sizes.OWN:
+            return choices.decide(record.family, size, False, self.arrays.kind, held).variant
+        if not held:
+            return choices.regime.settled
+        return choices.uneven_for_good(spread_of(Workload(record, size, self.comm.size).sent()))
 
     def _best(self, collective: str, size: int, given: Sequence[Variant]) -> list[Variant]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
         known = {subject.spelled(collective) for subject in given}
-        ranking = self.state.choices.decide(collective, size, False, self.arrays.kind).ranking[: self.top]
+        family = get_collective(collective).family
+        ranking = self.state.choices.decide(family, size, False, self.arrays.kind).ranking[: self.top]
         return [each.variant for each in ranking if each.variant.spelled(collective) not in known]
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
@@ -197,7 +199,7 @@ class Bench:
         if self.arrays.kind == "host":
             return (AUTO,)
         near = max(self.topology.node_sizes) > 1
-        array = self.arrays.put(np.zeros(1, np.uint8))  # lies where mates must be able to reach it
+        array = self.arrays.put(np.zeros(1, np.uint8))  # lies where the ranks of its node must be able to reach it
         reach = near and self.state.memories.mates_in_reach(place_of(self.state, array))
         return (
             AUTO,
@@ -249,15 +251,7 @@ class Bench:
 def link_bound(collective: str, topology: Topology, size: int, rate: float) -> float:
     """Seconds that no algorithm can beat: what must pass the busiest node's link, each way by
     itself, at ``rate`` bytes per second, with the headers of Ethernet, IP and TCP."""
-    p, most = topology.size, 0
-    if collective == "alltoallv":
-        sizes, node_of = block_sizes(size, p), np.array(topology.node_of)
-        across = sizes * (node_of[:, None] != node_of)
-        each_way = [np.bincount(node_of, across.sum(axis=axis)).max() for axis in (0, 1)]
-        return float(max(each_way)) * FRAME / PAYLOAD / rate
-    for m in topology.node_sizes:
-        most = max(most, m * (p - m) if collective == "alltoall" else max(p - m, m if len(topology.nodes) > 1 else 0))
-    return most * size * FRAME / PAYLOAD / rate
+    return Workload(get_collective(collective), size, topology.size).busiest(topology) * FRAME / PAYLOAD / rate
 
 
 def provenance(comm: MPI.Intracomm, topology: Topology, memory: str = "host") -> dict[str, Any]:
@@ -293,11 +287,14 @@ def measured_events(
     Times count from the first event of any rank where all ranks share a host's clock,
     else from each rank's leaving of a barrier.
     """
-    state = get_state(comm)
-    send, expected = buffers(collective, size, comm.rank, comm.size)
-    recv = np.empty_like(expected)
-    work = Work(collective, algorithm, get_algorithm(collective, algorithm).resolve(params), size, False)
-    plan = state.own_plan(work, "host", send.ctypes.data, recv.ctypes.data, traced=True)
+    state, record = get_state(comm), get_collective(collective)
+    load = Workload(record, size, comm.size)
+    send = load.before(comm.rank)
+    recv = send if record.one_buffer else np.empty_like(load.due(comm.rank))
+    resolved = get_algorithm(collective, algorithm).resolve(params)
+    work = Work(collective, algorithm, resolved, size, record.one_buffer)
+    address = 0 if record.one_buffer else send.ctypes.data
+    plan = state.own_plan(work, "host", address, recv.ctypes.data, traced=True)
     plan()
     comm.Barrier()
     origin = perf_counter()

@@ -172,7 +172,7 @@ class State:
         return total
 
     def _gather_on_node(self, value: object) -> list[Any]:
-        """Every rank's value on the node; nothing can be waited for where none has asked for the node's communicator."""
+        """Every rank's value on the node, if anything has been made together with its ranks."""
         return [value] if self._node is None else list(self._node.allgather(value))
 
     def use_table(self, table: Table | str | Path | None) -> None:

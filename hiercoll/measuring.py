@@ -2,7 +2,7 @@
 
 A `Contest` measures several variants of a collective on the same data in one run, taking turns in an order
 that changes from turn to turn. ``native`` is the user's blocking call on the user's communicator, through mpi4py;
-everything else is a public call of hiercoll, or a plan of it where that is said. The data of each are checked with
+everything else is a public call of hiercoll, or a plan of it where that is stated. The data of each are checked with
 unique tokens before it is timed. A figure is the slowest rank's, call by call.
 """
 
@@ -15,30 +15,28 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from random import Random
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 import hiercoll
 from hiercoll import cuda
 from hiercoll.api import Plan
+from hiercoll.collectives import Sizes, get_collective
 from hiercoll.dropin import Collectives
 from hiercoll.errors import ConstraintError, HiercollError, NativeWarning
 from hiercoll.lifetime import get_state
 from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
 from hiercoll.transports import AUTO
+from hiercoll.workload import POISON, Bytes, Workload
 
-Bytes = npt.NDArray[np.uint8]
-Counts = npt.NDArray[np.int64]
 Call: TypeAlias = "Callable[[], object]"
 Entry: TypeAlias = "tuple[int, str]"  # number of a variant, and the timing
-POISON = 0xA5
 CONTROL = "control"  # native once more, under another name, to show what noise looks like
 MOST = {SINGLE: 10, ROW: 50, COLD: 3}  # calls in a sample, the same number for all that are compared
 LEAST = {SINGLE: 1, ROW: 2, COLD: 1}
@@ -52,39 +50,6 @@ class DataError(HiercollError):
     """An algorithm delivered wrong data."""
 
 
-def tokens(source: int, target: int, size: int) -> Bytes:
-    """``size`` bytes that no other (source, target) pair has from 8 bytes on; as different as
-    so few bytes can be below."""
-    words = np.arange(-(-size // 8), dtype=np.uint64)
-    words += np.uint64((source << 44) + (target << 24))
-    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # one to one, and every bit changes every byte
-        words ^= words >> np.uint64(31)
-        words *= np.uint64(factor)
-    words ^= words >> np.uint64(31)
-    return words.view(np.uint8)[:size]
-
-
-@lru_cache(maxsize=1)  # asked for by every call of a size
-def block_sizes(size: int, ranks: int) -> Counts:
-    """Bytes of the blocks of an alltoallv from each rank (row) to each: uniform, with mean ``size``. Read-only."""
-    sizes = np.random.default_rng(size).integers(0, 2 * size + 1, (ranks, ranks))
-    sizes.flags.writeable = False
-    return sizes
-
-
-def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, Bytes]:
-    """A send buffer filled with tokens, and the receive buffer that is expected."""
-    peers = range(ranks)
-    if collective == "alltoallv":
-        sizes = block_sizes(size, ranks)
-        send = np.concatenate([tokens(rank, peer, sizes[rank, peer]) for peer in peers])
-        return send, np.concatenate([tokens(peer, rank, sizes[peer, rank]) for peer in peers])
-    if collective == "alltoall":
-        send = np.concatenate([tokens(rank, peer, size) for peer in peers])
-        return send, np.concatenate([tokens(peer, rank, size) for peer in peers])
-    return tokens(rank, 0, size).copy(), np.concatenate([tokens(peer, 0, size) for peer in peers])
-
-
 class Arrays(Protocol):
     """Arrays in the memory that is measured."""
 
@@ -93,8 +58,8 @@ class Arrays(Protocol):
     def put(self, values: Bytes) -> Any:
         """A new array with these values."""
 
-    def fill(self, array: Any, value: int) -> None:
-        """Overwrite every byte."""
+    def fill(self, array: Any, values: Bytes) -> None:
+        """Overwrite every byte with these."""
 
     def get(self, array: Any) -> Any:
         """The values, on the host, as bytes in a NumPy array."""
@@ -109,9 +74,9 @@ class HostArrays:
         """See `Arrays`."""
         return values.copy()
 
-    def fill(self, array: Any, value: int) -> None:
+    def fill(self, array: Any, values: Bytes) -> None:
         """See `Arrays`."""
-        array[:] = value
+        array[:] = values
 
     def get(self, array: Any) -> Any:
         """See `Arrays`."""
@@ -176,7 +141,8 @@ class Contest:
     """Several variants on the same data, taking turns. All methods are collective.
 
     ``variants`` may name "auto" and, besides ``native``, the "control", which is the same call.
-    Each is made, and its data checked, when it is first needed. All work on the arrays ``send`` and ``recv``.
+    Each is made, and its data checked, when it is first needed. All work on the arrays ``send`` and ``recv``, which
+    are the same where the collective has only one buffer.
     """
 
     def __init__(
@@ -195,11 +161,16 @@ class Contest:
         self._sample = sample
         self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
         self._arrays = arrays or HostArrays()
-        values, self._expected = buffers(collective, size, comm.rank, comm.size)
-        self.send, self.recv = self._arrays.put(values), self._arrays.put(np.full_like(self._expected, POISON))
+        self._record = get_collective(collective)
+        work = Workload(self._record, size, comm.size)
+        self._expected, before = work.due(comm.rank), work.before(comm.rank)
+        self._unserved = before if self._record.one_buffer else np.full_like(self._expected, POISON)
+        self.recv = self._arrays.put(self._unserved)
+        self.send = self.recv if self._record.one_buffer else self._arrays.put(before)
+        self._arguments, self._options = work.arguments(comm.rank, self.send, self.recv)
         self._subjects: dict[tuple[int, bool], _Subject | None] = {}
         self._other, self._other_seconds = OtherWork(), 0.0
-        if collective == "alltoallv":
+        if self._record.sizes is Sizes.OWN:
             self._state.forget_choices()  # those made for blocks of other sizes
 
     def able(self, index: int, timing: str = SINGLE) -> bool:
@@ -298,35 +269,32 @@ class Contest:
         """How it is run; None for what exists for plans only. On devices, whose memory a library may not take, native
         is hiercoll's call of it. Raises ConstraintError."""
         algorithm = NATIVE if variant.algorithm == CONTROL else variant.algorithm
-        buffers: tuple[Any, Any] = (self.send, self.recv)
-        if self.collective == "alltoallv":
-            sizes = block_sizes(self.size, self.comm.size)
-            buffers = ([self.send, sizes[self.comm.rank]], [self.recv, sizes[:, self.comm.rank].copy()])
         if algorithm == NATIVE and not (variant.params or held) and self._arrays.kind == "host":
-            return _Subject(partial(getattr(self._plain, self.collective.capitalize()), *buffers))
-        given = {"algorithm": algorithm, **variant.params}
+            return _Subject(partial(getattr(self._plain, self._record.native), *self._arguments, **self._options))
+        given = {**self._options, "algorithm": algorithm, **variant.params}
         if variant.transport != AUTO:
             given["transport"] = variant.transport
         if held:
-            plan = getattr(hiercoll, f"{self.collective}_init")(self.comm, *buffers, **given)
+            plan = getattr(hiercoll, f"{self._record.name}_init")(self.comm, *self._arguments, **given)
             return _Subject(plan, plan)
         if algorithm == NATIVE and variant.params.get("form") == "persistent":
             return None
-        return _Subject(partial(getattr(hiercoll, self.collective), self.comm, *buffers, **given))
+        return _Subject(partial(getattr(hiercoll, self._record.name), self.comm, *self._arguments, **given))
 
     def _check(self, subject: _Subject, variant: Variant) -> None:
         """Run it three times with its data checked (if it takes long, once; a plan twice): the last for how long one
         takes in a row. Raises DataError."""
-        if variant.algorithm == "auto" and self.collective == "alltoallv" and subject.plan is None:
+        if variant.algorithm == "auto" and self._record.sizes is Sizes.OWN and subject.plan is None:
             self._settle(subject.call)
         for number, count in enumerate((1, 1, 4)):
-            self._arrays.fill(self.recv, POISON)
+            self._arrays.fill(self.recv, self._unserved)
             self.comm.Barrier()
             begin = perf_counter()
             for _ in range(count):
                 subject.call()
             seconds = (perf_counter() - begin) / count
-            mine = np.array([seconds, np.count_nonzero(self._arrays.get(self.recv) != self._expected)])
+            received = self._arrays.get(self.recv)[: self._expected.size]
+            mine = np.array([seconds, np.count_nonzero(received != self._expected)])
             most = np.empty_like(mine)
             self.comm.Allreduce(mine, most, op=MPI.MAX)
             if most[1]:

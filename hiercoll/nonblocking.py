@@ -93,6 +93,9 @@ class BackgroundCall:
         return self._result
 
 
+Request = BackgroundCall  # its public name
+
+
 def waitall(requests: Iterable[BackgroundCall]) -> list[Any]:
     """Wait for all of them. Returns their receive arrays."""
     return [request.wait() for request in requests]

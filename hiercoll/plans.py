@@ -1,8 +1,8 @@
 """From a request to the plan that serves it, whoever is to start it.
 
-One factory makes all plans. What differs is their lifetime: plans of blocking calls are kept and share tags, scratch and
-windows, since one of them runs at a time; a plan in the background has tags and scratch of its own; a plan that a program
-holds has a window of its own, too.
+One factory makes all plans. What differs is their lifetime: plans of blocking calls are kept and share tags, scratch
+and windows, since one of them runs at a time; a plan in the background has tags and scratch of its own; a plan that a
+program holds has a window of its own, too.
 """
 
 from __future__ import annotations

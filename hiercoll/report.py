@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hiercoll.bench import provenance
+from hiercoll.collectives import Collective, Contract, called
 from hiercoll.communicator import State
 from hiercoll.dropin import Collectives
 from hiercoll.lifetime import get_state, get_topology
@@ -25,11 +26,6 @@ from hiercoll.messages import block_message, vector_message
 from hiercoll.requests import Driven
 from hiercoll.tables import NATIVE
 
-BLOCKING = {"Alltoall": "alltoall", "Alltoallv": "alltoallv", "Allgather": "allgather", "Allgatherv": "allgatherv"}
-RETURNING = {
-    **{f"I{collective}": f"i{collective}" for collective in BLOCKING.values()},
-    **{f"{name}_init": f"{collective}_init" for name, collective in BLOCKING.items()},
-}
 Key: TypeAlias = "tuple[str, str]"  # call site, collective
 
 
@@ -49,8 +45,22 @@ class Site:
     ran: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call that was watched, by ``collective`` in a form of its own ("alltoall_init"); times in seconds."""
+
+    collective: str
+    site: str
+    nbytes: int  # received
+    begin: float
+    seconds: float
+    ran: str
+    waited: float = 0.0
+    native: float | None = None
+
+
 class Recorder:
-    """Watches the drop-in collectives of this process."""
+    """Watches the drop-in collectives of this process, beside others like it: each counts every call once."""
 
     def __init__(self, *, sync: bool, trace: bool) -> None:
         self.sync, self.trace = sync, trace
@@ -60,62 +70,30 @@ class Recorder:
 
     def install(self) -> None:
         """Watch from now on."""
-        for name, collective in BLOCKING.items():
-            setattr(Collectives, name, self._watched(collective, getattr(Collectives, name)))
-        for name, collective in RETURNING.items():
-            setattr(Collectives, name, self._noted(collective, getattr(Collectives, name)))
+        if not _watching:
+            _replace_methods()
+        if self not in _watching:
+            _watching.append(self)
 
-    def _site(self, collective: str) -> Site:
-        """Of the program's call of a method that is watched."""
-        caller = sys._getframe(2)
-        return self.sites.setdefault((f"{caller.f_code.co_filename}:{caller.f_lineno}", collective), Site())
+    def remove(self) -> None:
+        """Watch no longer. When nobody does, methods are again what they were."""
+        if self in _watching:
+            _watching.remove(self)
+            if not _watching:
+                _restore_methods()
 
-    def _noted(self, collective: str, method: Callable[..., MPI.Request]) -> Callable[..., MPI.Request]:
-        """A method that returns a request: its own time is all that is known of it."""
-
-        @wraps(method)
-        def call(comm: Any, sendbuf: Any, recvbuf: Any, *args: Any, **options: Any) -> MPI.Request:
-            site, begin = self._site(collective), perf_counter()
-            request = method(comm, sendbuf, recvbuf, *args, **options)
-            seconds = perf_counter() - begin
-            ran = request.stand_in.name.partition(" ")[2] if isinstance(request, Driven) else NATIVE
-            self._add(site, collective, _received(collective, recvbuf, comm.size), begin, seconds, ran)
-            return request
-
-        return call
-
-    def _add(self, site: Site, collective: str, nbytes: int, begin: float, seconds: float, ran: str) -> None:
-        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + nbytes, site.seconds + seconds
-        site.least, site.most = min(site.least, nbytes), max(site.most, nbytes)
-        site.ran[ran] += 1
+    def note(self, call: Call) -> None:
+        """Count a call."""
+        site = self.sites.setdefault((call.site, call.collective), Site())
+        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + call.nbytes, site.seconds + call.seconds
+        site.least, site.most = min(site.least, call.nbytes), max(site.most, call.nbytes)
+        site.waited += call.waited
+        site.ran[call.ran] += 1
+        if call.native is not None:
+            site.native, site.compared = site.native + call.native, site.compared + call.seconds
+            site.estimated += 1
         if self.trace:
-            self.events.append((collective, begin - self._origin, seconds, nbytes, ran))
-
-    def _watched(self, collective: str, method: Callable[..., None]) -> Callable[..., None]:
-        """A method that returns when the call is complete."""
-
-        @wraps(method)
-        def call(comm: Any, sendbuf: Any, recvbuf: Any) -> None:
-            site = self._site(collective)
-            state = get_state(comm)
-            begin = perf_counter()
-            if self.sync:
-                state.comm.Barrier()
-                now = perf_counter()
-                site.waited += now - begin
-                begin = now
-            state.last = ""
-            method(comm, sendbuf, recvbuf)
-            seconds = perf_counter() - begin
-            ran = state.last.partition(" ")[2] or NATIVE
-            nbytes = _received(collective, recvbuf, state.size)
-            self._add(site, collective, nbytes, begin, seconds, ran)
-            native = native_seconds(state, collective, nbytes // state.size)
-            if native is not None:
-                site.native, site.compared = site.native + native, site.compared + seconds
-                site.estimated += 1
-
-        return call
+            self.events.append((call.collective, call.begin - self._origin, call.seconds, call.nbytes, call.ran))
 
     def gather(self, comm: MPI.Intracomm) -> list[dict[str, Any]] | None:
         """On rank 0 a record for each site, those that took longest first. Collective."""
@@ -161,22 +139,101 @@ class Recorder:
             trace.write_text(json.dumps({"traceEvents": _events(events)}) + "\n")
 
 
-def native_seconds(state: State, collective: str, block: int) -> float | None:
-    """Seconds of native's single call by a table for this very layout; None outside of what was measured there,
-    as blocks of uneven sizes are, of which a table knows one distribution."""
-    if collective not in ("alltoall", "allgather"):
+_watching: list[Recorder] = []
+_replaced: dict[str, Any] = {}  # methods of the drop-in communicators as they were; None where they are inherited
+
+
+def _replace_methods() -> None:
+    for record in called():
+        for name, watched, collective in (
+            (record.native, _blocking, record.name),
+            (record.nonblocking, _returning, f"i{record.name}"),
+            (record.persistent, _returning, f"{record.name}_init"),
+        ):
+            _replaced[name] = vars(Collectives).get(name)
+            setattr(Collectives, name, watched(record, collective, getattr(Collectives, name)))
+
+
+def _restore_methods() -> None:
+    for name, method in _replaced.items():
+        if method is None:
+            delattr(Collectives, name)
+        else:
+            setattr(Collectives, name, method)
+    _replaced.clear()
+
+
+def _caller() -> str:
+    """Where the program calls a method that is watched."""
+    frame = sys._getframe(2)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _blocking(record: Collective, collective: str, method: Callable[..., None]) -> Callable[..., None]:
+    """A method that returns when the call is complete."""
+
+    @wraps(method)
+    def call(comm: Any, *args: Any, **options: Any) -> None:
+        site, state, waited = _caller(), get_state(comm), 0.0
+        begin = perf_counter()
+        if any(recorder.sync for recorder in _watching):
+            state.comm.Barrier()
+            waited = perf_counter() - begin
+            begin += waited
+        state.last = ""
+        method(comm, *args, **options)
+        seconds = perf_counter() - begin
+        ran = state.last.partition(" ")[2] or NATIVE
+        nbytes = received(record, state.size, state.rank, args, options)
+        native = native_seconds(state, record, nbytes)
+        _note(Call(collective, site, nbytes, begin, seconds, ran, waited, native))
+
+    return call
+
+
+def _returning(record: Collective, collective: str, method: Callable[..., MPI.Request]) -> Callable[..., MPI.Request]:
+    """A method that returns a request: its own time is all that is known of it."""
+
+    @wraps(method)
+    def call(comm: Any, *args: Any, **options: Any) -> MPI.Request:
+        site, begin = _caller(), perf_counter()
+        request = method(comm, *args, **options)
+        seconds = perf_counter() - begin
+        ran = request.stand_in.name.partition(" ")[2] if isinstance(request, Driven) else NATIVE
+        _note(Call(collective, site, received(record, comm.size, comm.rank, args, options), begin, seconds, ran))
+        return request
+
+    return call
+
+
+def _note(call: Call) -> None:
+    for recorder in _watching:
+        recorder.note(call)
+
+
+def native_seconds(state: State, record: Collective, nbytes: int) -> float | None:
+    """Seconds of native's single call that receives so much, by a table for this very layout; None outside of what was
+    measured there, as blocks of uneven sizes are, of which a table knows one distribution."""
+    if not record.is_even:
         return None
-    entry = state.choices.table.find(collective, state.library, "host", state.topology)
-    return entry.native_seconds(block) if entry is not None and entry.is_for(state.topology) else None
+    entry = state.choices.table.find(record.name, state.library, "host", state.topology)
+    if entry is None or not entry.is_for(state.topology):
+        return None
+    return entry.native_seconds(nbytes // record.blocks(record.recv, state.size))
 
 
-def _received(collective: str, recvbuf: Any, size: int) -> int:
-    """Bytes that a call receives."""
-    if "alltoallv" in collective or "allgatherv" in collective:
-        message = vector_message(recvbuf, size, readonly=False)
-        return int(np.sum(message.counts)) * message.element.size
-    message = block_message(recvbuf, size, readonly=False)
-    return int(message.counts) * message.element.size * size
+def received(record: Collective, size: int, rank: int, args: Sequence[Any], options: Mapping[str, Any]) -> int:
+    """Bytes that a call with these arguments, of a method of mpi4py, is to leave in the receive buffer of ``rank``."""
+    names = ["buf"] if record.one_buffer else ["sendbuf", "recvbuf"]
+    given = {**dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False)), **options}
+    if record.root and not Contract(record.name, size, root=given.get("root", 0)).shape(rank).due:
+        return 0
+    blocks = record.blocks(record.recv, size)
+    if record.is_even:
+        message = block_message(given[names[-1]], blocks, readonly=False)
+        return int(message.counts) * message.element.size * blocks
+    message = vector_message(given[names[-1]], blocks, readonly=False)
+    return int(np.sum(message.counts)) * message.element.size
 
 
 def _events(everyone: list[list[tuple[str, float, float, int, str]]]) -> list[dict[str, Any]]:

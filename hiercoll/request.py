@@ -77,8 +77,8 @@ class Data(NamedTuple):
     """A rank's blocks in one buffer.
 
     ``blocks`` of ``block`` bytes each, one after the other from ``address`` on; or, where ``sizes`` are given, of
-    so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``: "host",
-    or the name of a device; ``stream``: the handle of the one that produces them there. ``owner`` keeps the memory.
+    so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
+    "host", or the name of a device; ``stream``: the handle of the one that produces them there. ``owner`` keeps the memory.
     ``copying``: what copies data from the program's buffer to here (True), or back (False), if this is a copy.
     """
 
@@ -252,7 +252,7 @@ def make_request(
 
 
 def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
-    rank, size = state.rank, state.size
+    rank = state.rank
     root = _root(state, given.root) if collective.root else 0
     sent, received = _equal_data(state, collective, given, strict)
     block, memory = received.block, state.memories[received.place].kind
@@ -264,9 +264,9 @@ def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: 
     is_auto = policy.is_auto(collective, given.algorithm)
     trial = policy.trial(wanted) if is_auto and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
-    if variant.transport != AUTO and given.transport == AUTO and memory != "host":
-        if not (variant.transport == "direct" and state.stages):
-            transport = _transport(state, variant.transport, received.place)
+    able = variant.transport != AUTO and not (variant.transport == "direct" and state.stages)
+    if able and given.transport == AUTO and memory != "host":
+        transport = _transport(state, variant.transport, received.place)
     before = received.copies(True) if sent is None else sent.copies(True)
     return Request(
         collective, sent, received, root, block, variant, transport, mode, stream, memory=memory,
@@ -518,5 +518,5 @@ def _copied(state: State, message: Message, blocks: int, block: int | None = Non
         return Now(partial(copy_data, state.comm, message, blocks, data, outward=outward))
 
     at = np.cumsum(sizes) - sizes
-    where = (None, None) if block is not None else (sizes, at)
-    return Data(MPI.Get_address(data), blocks, block or 0, message.datatype, data, *where, copying=copying)
+    copied = Data(MPI.Get_address(data), blocks, block or 0, message.datatype, data, copying=copying)
+    return copied if block is not None else copied._replace(sizes=sizes, at=at)

@@ -1,6 +1,6 @@
 """How a request is served: by a plan that is kept, in the background, or by a plan that the program holds.
 
-Functions and drop-in communicators both come here. A call whose arguments were seen before finds its plan by them alone.
+Functions and drop-in communicators both come here. A call whose arguments were seen before finds its plan by them.
 """
 
 from __future__ import annotations

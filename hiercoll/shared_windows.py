@@ -1,8 +1,8 @@
 """The shared windows of a communicator: whose they are, and when they are freed.
 
 Windows are made and freed by all ranks of a node together, so the order in which that happens must be the same on all
-of them: those of blocking calls are kept by what is equal on all ranks, and used last goes last; a window of a plan that
-its program has freed waits until all ranks have.
+of them: those of blocking calls are kept by what is equal on all ranks, and used last goes last; a window of a plan
+that its program has freed waits until all ranks have.
 """
 
 from __future__ import annotations

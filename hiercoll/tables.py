@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import spelled
+from hiercoll.collectives import COLLECTIVES, tuned
 from hiercoll.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.topology import Topology
@@ -37,7 +38,6 @@ TIMINGS = SINGLE, ROW, COLD, PLAN, PLAN_ROW, PLAN_COLD = (
 )  # fmt: skip
 OLD = "held plans in a row"  # the timing of figures that do not say theirs, native's too: not to be compared with calls
 WAYS = {SINGLE: "one at a time", ROW: "in a row", COLD: "one at a time, after other code and data"}
-TUNED = ("alltoall", "allgather", "alltoallv")  # collectives that tables are made for
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Variant:
 
     def spelled(self, collective: str) -> str:
         """The name with those parameters that differ from the defaults, and the transport."""
-        entry = REGISTRY.get(collective, {}).get(self.algorithm)
+        record = COLLECTIVES.get(collective)
+        entry = REGISTRY.get(record.family, {}).get(self.algorithm) if record else None
         name = entry.spelled(self.params) if entry else f"{self.algorithm} {spelled(self.params)}".strip()
         return name if self.transport == AUTO else f"{name} {self.transport}"
 
@@ -343,7 +344,7 @@ def _seconds(value: Any) -> bool:
 
 def _entry(reader: _Reader, value: Any, at: str) -> Entry:
     data = reader.mapping(value, at)
-    collective = reader.one_of(data, "collective", at, TUNED)
+    collective = reader.one_of(data, "collective", at, tuned())
     nodes = [(where, size) for where, size in reader.items(data, "nodes", at)]
     for where, size in nodes:
         if not _whole(size, 1):
@@ -381,8 +382,8 @@ def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) ->
     name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[collective]))
     given = reader.mapping(data.get("params", {}), f"{at}.params")
     transport = data.get("transport", AUTO)
-    if collective == "alltoallv" and transport != AUTO:
-        raise reader.wrong(f"{at}.transport", "none for alltoallv", transport)
+    if not COLLECTIVES[collective].is_even and transport != AUTO:
+        raise reader.wrong(f"{at}.transport", f"none for {collective}", transport)
     try:
         parse_transport(transport)
     except ArgumentError as error:

@@ -149,7 +149,7 @@ def variants(collective: str, topology: Topology) -> list[Variant]:
 class Search:
     """The search for one collective on one communicator.
 
-    ``open`` begins measurements at a size, ``clock`` gives seconds, the same on all ranks. ``note`` is told what
+    ``open`` begins measurements at a size, ``clock`` gives seconds, the same on all ranks. ``note`` is given what
     has been selected at a size, ``report`` what has been decided; ``done`` is what was noted before.
     ``budget`` is in seconds from ``run``. ``transports`` are those that every variant is tried with.
     """
@@ -257,7 +257,7 @@ class Search:
         return [*first.values(), *rest.values()], len(first)
 
     def _transported(self, variants: Iterable[Variant]) -> list[Variant]:
-        """Each of them with every transport; native knows no mates and no parts."""
+        """Each of them with every transport; native knows neither its node's ranks nor parts."""
         return [
             replace(variant, transport=transport)
             for variant in variants

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.cli.common import SizesType, parse_algorithm
+from hiercoll.cli.common import CALLED, SizesType, parse_algorithm
 from hiercoll.measuring import Contest
 from hiercoll.tables import Variant
 from hiercoll.units import format_size
@@ -34,7 +34,7 @@ def busy() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("collective", choices=("alltoall", "allgather"))
+    parser.add_argument("collective", choices=tuple(CALLED))
     parser.add_argument("sizes")
     parser.add_argument("algorithms", nargs="*")
     args = parser.parse_args()

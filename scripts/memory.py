@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.algorithms import REGISTRY
+from hiercoll.collectives import get_collective
 from hiercoll.units import parse_size
 
 
@@ -42,11 +43,12 @@ def main() -> None:
     m_mmap_threshold = -3  # glibc's mallopt: large allocations come from the system and go back to it
     ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 16)
     topology = hiercoll.get_topology(comm)
-    for collective in ("alltoall", "allgather"):
-        send = np.ones(block * (comm.size if collective == "alltoall" else 1), np.uint8)
+    for collective, plainest in (("alltoall", "eager"), ("allgather", "direct")):
+        record = get_collective(collective)
+        send = np.ones(block * record.blocks(record.send, comm.size), np.uint8)
         recv = np.ones(block * comm.size, np.uint8)
         init = getattr(hiercoll, f"{collective}_init")
-        with init(comm, send, recv, algorithm="eager" if collective == "alltoall" else "direct") as warm:
+        with init(comm, send, recv, algorithm=plainest) as warm:
             warm()  # what the MPI library allocates for messages of this size
         for entry in REGISTRY[collective].values():
             for params in entry.variants():
@@ -68,7 +70,7 @@ def main() -> None:
                         f"  shared {shared:3d} per node, mapped by the rank {mapped:5.1f}"
                     )
                     if options.json:
-                        record = {
+                        line = {
                             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                             "benchmark": "memory",
                             "layout": str(topology),
@@ -81,7 +83,7 @@ def main() -> None:
                             "mpi": " ".join(map(str, MPI.get_vendor())),
                         }
                         with open(options.json, "a") as file:
-                            file.write(json.dumps(record) + "\n")
+                            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

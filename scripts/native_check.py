@@ -25,6 +25,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.bench import CONTROL_VARIANT, provenance
 from hiercoll.cli.common import SizesType
+from hiercoll.collectives import get_collective
 from hiercoll.measuring import Contest
 from hiercoll.statistics import ratio_interval
 from hiercoll.tables import NATIVE_VARIANT
@@ -59,7 +60,7 @@ def loop_row(comm: MPI.Intracomm, call: Callable[[Any, Any], None], send: Any, r
 def compare(comm: MPI.Intracomm, collective: str, size: int, timing: str) -> dict[str, Any]:
     """Ratios of the loop's time to that of the benchmark, and of each to itself, with intervals; seconds."""
     contest = Contest(comm, collective, [NATIVE_VARIANT, CONTROL_VARIANT], size)
-    call = comm.Alltoall if collective == "alltoall" else comm.Allgather
+    call = getattr(comm, get_collective(collective).native)
     loop, calls = {"single": loop_single, "row": loop_row}[timing], contest.calls(timing)
     subjects: dict[str, Callable[[], float]] = {
         "bench": lambda: contest.times([(0, timing)], 1)[0][0],

@@ -14,8 +14,9 @@ from rich.progress import Progress, ProgressColumn
 
 import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
+from hiercoll.collectives import called, get_collective, tuned
 from hiercoll.errors import ArgumentError, HiercollError, NativeWarning
-from hiercoll.tables import MEMORIES, TUNED
+from hiercoll.tables import MEMORIES
 from hiercoll.topology import LAYOUT_HELP, parse_layout
 from hiercoll.transports import parse_transport
 from hiercoll.units import parse_size
@@ -23,8 +24,8 @@ from hiercoll.units import parse_size
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-COLLECTIVES = ("alltoall", "allgather")
-SIZES_HELP = "Bytes per pair (alltoall; alltoallv: their mean) or per rank (allgather): 8,64,4K or FROM:TO[:FACTOR]"
+CALLED = {each.name: each for each in called()}  # what can be run and measured
+SIZES_HELP = f"8,64,4K or FROM:TO[:FACTOR]; {'; '.join(f'{name}: {each.size_of}' for name, each in CALLED.items())}"
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -151,17 +152,18 @@ def parse_algorithm(text: str) -> tuple[str, Params]:
 def known_algorithm(collective: str, text: str) -> tuple[Algorithm, Params]:
     """The registry entry and all parameters of an algorithm as written. Raises ArgumentError."""
     name, params = parse_algorithm(text)
-    entry = get_algorithm(collective, name)
+    entry = get_algorithm(get_collective(collective).family, name)
     return entry, entry.resolve(params)
 
 
-def measured(collective: str, memory: str) -> tuple[str, ...]:
-    """What is measured, of one collective or "all". Raises ArgumentError."""
-    if memory == "host":
-        return TUNED if collective == "all" else (collective,)
-    if collective == "alltoallv":
-        raise ArgumentError("--memory", "host with alltoallv", memory)
-    return COLLECTIVES if collective == "all" else (collective,)
+def measured(collective: str, memory: str) -> list[str]:
+    """What is measured, of one collective or "all" that tables are made for; on devices, blocks have one size. Raises
+    ArgumentError."""
+    if collective == "all":
+        return [name for name in tuned() if memory == "host" or CALLED[name].is_even]
+    if memory != "host" and not CALLED[collective].is_even:
+        raise ArgumentError("--memory", f"host with {collective}", memory)
+    return [collective]
 
 
 def world() -> MPI.Intracomm:
@@ -189,7 +191,7 @@ def wide_console(width: int = 140) -> Console:
 
 
 class Together:
-    """What all ranks do: an error that all have is told once, an error of one ends the job."""
+    """What all ranks do: an error that all have is reported once, an error of one ends the job."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm

@@ -15,6 +15,7 @@ from rich.table import Table as Grid
 import hiercoll
 from hiercoll.algorithms import get_algorithm
 from hiercoll.cli.common import (
+    CALLED,
     SIZES_HELP,
     RateType,
     SizesType,
@@ -29,7 +30,7 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.errors import ArgumentError
-from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, ROW, SINGLE, TIMINGS, TUNED, Variant, describe_timing
+from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, ROW, SINGLE, TIMINGS, Variant, describe_timing
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice([*TUNED, "all"]))
+@click.argument("collective", type=click.Choice([*CALLED, "all"]))
 @click.option(
     "--algorithm",
     "-a",
@@ -120,8 +121,8 @@ def bench(
         options: dict[str, Any] = {"seconds": seconds, "samples": samples, "timings": timings, "rate": link_rate}
         runner = b.Bench(comm, **options, top=top, arrays=arrays_of(comm, memory))
         about = b.provenance(comm, runner.topology, memory) | {"link_rate": link_rate}
-        if transports and collective == "alltoallv":
-            raise ArgumentError("--transport", "none with alltoallv", ", ".join(transports))
+        if transports and collective in CALLED and not CALLED[collective].is_even:
+            raise ArgumentError("--transport", f"none with {collective}", ", ".join(transports))
         given = {name: _subjects(name, algorithms, control) for name in measured(collective, memory)}
         for name, subjects in given.items():
             results = _bench_one(runner, name, _with_transports(subjects, transports, name), sizes)
@@ -137,7 +138,7 @@ def _with_transports(subjects: list[Variant], transports: tuple[str, ...], colle
     the collective knows them."""
     from hiercoll.measuring import CONTROL
 
-    if not transports or collective == "alltoallv":
+    if not transports or not CALLED[collective].is_even:
         return subjects
     last = [subject for subject in subjects[1:] if subject.algorithm == CONTROL]
     own = [
@@ -162,7 +163,7 @@ def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> li
                     raise ArgumentError(NATIVE, f"no parameter but form={' or '.join(NATIVE_FORMS)}", subject.params)
                 continue
             if subject.params or subject.algorithm not in (NATIVE, "auto"):
-                get_algorithm(collective, subject.algorithm).resolve(subject.params)
+                get_algorithm(CALLED[collective].family, subject.algorithm).resolve(subject.params)
         subjects = [NATIVE_VARIANT, *(subject for subject in given if not subject.is_native)]
     return [*subjects, b.CONTROL_VARIANT] if control else subjects
 
@@ -177,7 +178,7 @@ def _print_results(collective: str, results: list[Result], about: dict[str, Any]
     """By timing: what a program gets with "auto" beside its own call; then the others."""
     console = wide_console()
     virtual = " (virtual nodes)" if about["virtual_nodes"] else ""
-    per = {"alltoall": "bytes per pair", "allgather": "bytes per rank"}.get(collective, "mean bytes per pair, uniform")
+    per = CALLED[collective].size_of + ("" if CALLED[collective].is_even else ", uniform")
     where = f"{about['ranks']} ranks as {about['layout']}{virtual}; {about['mpi']}"
     console.print(f"\n{collective}, {per}; {where}", highlight=False)
     for timing in dict.fromkeys(result.timing for result in results):
@@ -220,7 +221,7 @@ def _print_auto(console: Console, autos: list[Result], mine: list[Result]) -> No
 
 
 def _print_others(console: Console, collective: str, mine: list[Result]) -> None:
-    """Median times by subject and size; what is faster than native beyond chance is said, and nothing else."""
+    """Median times by subject and size, marked only where they differ from native's beyond chance."""
     sizes = list(dict.fromkeys(result.size for result in mine))
     what = f"microseconds, {describe_timing(mine[0].timing)}; + faster than native beyond chance, - slower"
     console.print(what, highlight=False)

@@ -19,7 +19,7 @@ from rich.table import Table
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.cli.common import (
-    COLLECTIVES,
+    CALLED,
     LayoutType,
     SizeType,
     Together,
@@ -72,7 +72,7 @@ def list_(collective: str | None) -> None:
             ]
             summary = inspect.cleandoc(entry.function.__doc__ or "").split("\n\n")[0].replace("\n", " ")
             table.add_row(entry.name, summary, "\n".join(parameters), doc_section(entry, "Constraints"))
-        if name in COLLECTIVES:
+        if name in CALLED:
             form = f"none: the blocking call; form={NATIVE_FORMS[0]}: with a wait; form={NATIVE_FORMS[1]}: for plans"
             table.add_row(NATIVE, "The MPI library's own collective.", form, "none")
         console.print(table)
@@ -253,8 +253,9 @@ def timeline(
 
 def _trace_run(collective: str, entry: Algorithm, params: Params, size: int) -> tuple[Topology, list[Event]] | None:
     """Topology and events of a traced run under MPI, on rank 0."""
-    if collective not in COLLECTIVES or size < 1:
-        raise click.UsageError(f"--measured serves {' and '.join(COLLECTIVES)} of at least one byte")
+    able = [name for name, record in CALLED.items() if record.is_even]
+    if collective not in able or size < 1:
+        raise click.UsageError(f"--measured serves {' and '.join(able)} of at least one byte")
     comm = world()
     with Together(comm):
         from hiercoll.bench import measured_events

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from hiercoll.cli.common import (
+    CALLED,
     SIZES_HELP,
     SizesType,
     SizeType,
@@ -26,6 +27,7 @@ from hiercoll.cli.common import (
     wide_console,
     world,
 )
+from hiercoll.collectives import tuned
 from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.tables import (
@@ -33,7 +35,6 @@ from hiercoll.tables import (
     OLD,
     PLAN,
     SINGLE,
-    TUNED,
     Choice,
     Entry,
     Table,
@@ -51,11 +52,7 @@ from hiercoll.units import format_size, format_time
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SIZES = {
-    "alltoall": "8:64K,24,192,1536,12K",
-    "allgather": "8:256K,24,192,1536,12K,96K",
-    "alltoallv": "8:64K:4,192,12K",
-}
+DEFAULT_SIZES = ", ".join(f"{CALLED[name].tuned} for {name}" for name in tuned())
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg]
@@ -73,7 +70,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 @main.command()
-@click.argument("collective", type=click.Choice([*TUNED, "all"]), default="all")
+@click.argument("collective", type=click.Choice([*tuned(), "all"]), default="all")
 @click.option(
     "--output",
     "-o",
@@ -87,7 +84,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
     "--sizes",
     "-s",
     type=SizesType(),
-    help=f"{SIZES_HELP}. Default: {SIZES['alltoall']}, up to 256K for allgather, fewer for alltoallv.",
+    help=f"{SIZES_HELP}. Default: {DEFAULT_SIZES}.",
 )
 @memory_option("; cuda binds each rank to a device, and tries every transport")
 @click.option("--fresh", is_flag=True, help="Do not go on from what an interrupted run has left.")
@@ -106,7 +103,7 @@ def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, 
 
 def _tune(
     comm: MPI.Intracomm,
-    names: tuple[str, ...],
+    names: list[str],
     output: Path,
     budget: float,
     sizes: list[int] | None,
@@ -124,39 +121,17 @@ def _tune(
     notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
     kept = from_root(comm, lambda: load(output) if output.exists() else Table())
     links, transports = runner.links(), runner.transports()
-    begin = runner.clock()
-    entries = []
+    begin, entries = runner.clock(), []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
     with quiet_progress(comm, *columns) as progress:
         for number, name in enumerate(names):
-            wanted = sizes or SizesType().convert(SIZES[name], None, None)
-            task = progress.add_task(f"tuning {name}", total=2 * len(set(wanted)), found="")
-
-            def note(selection: Selection, name: str = name, task: Any = task) -> None:
-                if notes is not None:
-                    notes.add(name, selection)
-                found = f"{format_size(selection.size)}: {len(selection.finalists)} may be faster than native"
-                progress.update(task, advance=1, found=found, refresh=True)
-
-            def report(result: SizeResult, name: str = name, task: Any = task) -> None:
-                found = f"{format_size(result.size)}: {result.winner.spelled(name)}, {result.calls.gain:.2f}x native"
-                progress.update(task, advance=1, found=found, refresh=True)
-
             done = comm.bcast(notes.done(name) if notes is not None else None)
-            rest = budget - (runner.clock() - begin)
+            share = (budget - (runner.clock() - begin)) / (len(names) - number)
             search = Search(
-                name,
-                runner.topology,
-                runner.open,
-                runner.clock,
-                rest / (len(names) - number),
-                links,
-                note,
-                report,
-                done,
-                transports,
+                name, runner.topology, runner.open, runner.clock, share, links, done=done, transports=transports
             )
-            results = search.run(wanted)
+            wanted = sizes or SizesType().convert(CALLED[name].tuned, None, None)
+            results = _search(search, wanted, notes, progress)
             entries.append(_entry(name, results, about, runner.topology, links))
     if comm.rank == 0:
         table = kept.merged(Table(tuple(entries)))
@@ -165,6 +140,25 @@ def _tune(
         notes.remove()
         _print_summary(entries)
         click.echo(f"{output}: {len(table.entries)} entries")
+
+
+def _search(search: Search, sizes: list[int], notes: _Notes | None, progress: Progress) -> list[SizeResult]:
+    """The results; what is selected is noted, and shown with what is decided."""
+    name = search.collective
+    task = progress.add_task(f"tuning {name}", total=2 * len(set(sizes)), found="")
+
+    def note(selection: Selection) -> None:
+        if notes is not None:
+            notes.add(name, selection)
+        found = f"{format_size(selection.size)}: {len(selection.finalists)} may be faster than native"
+        progress.update(task, advance=1, found=found, refresh=True)
+
+    def report(result: SizeResult) -> None:
+        found = f"{format_size(result.size)}: {result.winner.spelled(name)}, {result.calls.gain:.2f}x native"
+        progress.update(task, advance=1, found=found, refresh=True)
+
+    search.note, search.report = note, report
+    return search.run(sizes)
 
 
 def _entry(
@@ -351,7 +345,7 @@ def table_diff(one: Path, other: Path) -> None:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice(TUNED))
+@click.argument("collective", type=click.Choice(tuned()))
 @click.option("--size", "-s", type=SizeType(), required=True, help="Bytes per block.")
 @layout_option("2x4")
 @click.option("--table", "table_file", type=TABLE_FILE, help="Default: $HIERCOLL_TABLE, or the user's own table.")

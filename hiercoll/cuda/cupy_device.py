@@ -40,9 +40,9 @@ class CupyArrays:
         """See `measuring.Arrays`."""
         return cupy.asarray(values)
 
-    def fill(self, array: Any, value: int) -> None:
+    def fill(self, array: Any, values: Any) -> None:
         """See `measuring.Arrays`."""
-        array.fill(value)
+        array.set(values)
 
     def get(self, array: Any) -> Any:
         """See `measuring.Arrays`."""

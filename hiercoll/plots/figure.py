@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.plots.comparison import NATIVE, Comparison, shown, spans, speedups
 from hiercoll.plots.records import AUTO, PlotError, Setting
 from hiercoll.units import format_size, format_time
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 PALETTE = ("#56B4E9", "#999933", "#882255", "#332288", "#CC6677", "#6B3E1D", "#DDCC77", "#FFAABB")
 MARKERS = "o^vDPX<>"
 OTHER = "#CCCCCC"
-PER = {"alltoall": "bytes per pair of ranks", "allgather": "bytes per rank", "alltoallv": "mean bytes per pair"}
 RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "hiercoll", "text.parse_math": False, "font.size": 9.0}
 
 
@@ -177,8 +177,8 @@ def _draw_choice(axes: Axes, comparison: Comparison, styles: dict[str, _Style]) 
 def _drop_wide_texts(axes: Axes, comparison: Comparison) -> None:
     """Take away the names that are larger than their spans; the legend has them too."""
     for text, span in zip(list(axes.texts), spans(comparison), strict=True):
-        room = axes.transData.transform([(span.low, 0), (span.high, 1)])
-        (width, height), box = room[1] - room[0], text.get_window_extent()
+        corners = axes.transData.transform([(span.low, 0), (span.high, 1)])
+        (width, height), box = corners[1] - corners[0], text.get_window_extent()
         if box.width > width - 4 or box.height > height:
             text.remove()
 
@@ -223,11 +223,12 @@ def _size_axis(axes: Axes, comparison: Comparison) -> None:
     ticks = size_ticks(comparison.sizes)
     axes.set_xticks(ticks, [format_size(size) for size in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"block size, {PER.get(comparison.setting.collective, 'bytes')}")
+    record = COLLECTIVES.get(comparison.setting.collective)  # records may be of another version
+    axes.set_xlabel(f"block size, {record.size_of if record else 'bytes'}")
 
 
 def size_ticks(sizes: Sequence[int], most: int = 16) -> list[int]:
-    """Those of ``sizes`` (ascending) that have room for a label on a logarithmic axis, the first always."""
+    """Those of ``sizes`` (ascending) that have space for a label on a logarithmic axis, the first always."""
     step = math.log2(sizes[-1] / sizes[0]) / most
     ticks = [sizes[0]]
     for size in sizes[1:]:

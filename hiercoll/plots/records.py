@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hiercoll.algorithms import get_algorithm
+from hiercoll.collectives import get_collective
 from hiercoll.errors import ArgumentError, HiercollError
 from hiercoll.tables import OLD
 
@@ -111,8 +112,8 @@ class _Line:
         name = self.take(f"{field}.algorithm", TEXT)
         params = self.take(f"{field}.params", OBJECT, {})
         try:
-            defaults = get_algorithm(collective, name).resolve({})
-        except ArgumentError:  # native, auto, or an algorithm of another version
+            defaults = get_algorithm(get_collective(collective).family, name).resolve({})
+        except ArgumentError:  # native, auto, or a collective or an algorithm of another version
             defaults = {}
         words = [f"{key}={value}" for key, value in sorted(params.items()) if defaults.get(key, _MISSING) != value]
         transport = self.take(f"{field}.transport", TEXT, AUTO)

@@ -24,8 +24,8 @@ from hiercoll.buffers import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.kernel import ELEMENTS
 from hiercoll.lifetime import get_state
-from hiercoll.measuring import buffers
 from hiercoll.schedule import RECV, SEND, Region
+from hiercoll.workload import buffers
 
 try:
     import cupy

@@ -26,12 +26,13 @@ from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
 from hiercoll.errors import PlanError, TransportWarning
 from hiercoll.lifetime import get_state
-from hiercoll.measuring import Contest, DataError, buffers
+from hiercoll.measuring import Contest, DataError
 from hiercoll.memories import takes_device_memory
 from hiercoll.schedule import Get
 from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.transports import DIRECT, Transport
 from hiercoll.tuning import Search
+from hiercoll.workload import buffers
 
 RANK, SIZE = WORLD.rank, WORLD.size
 BLOCK = 200  # bytes, no multiple of 16
@@ -402,8 +403,8 @@ class LateArrays:
     def put(self, values: np.ndarray[Any, Any]) -> LateArray:
         return self.device.array(values, OWN_STREAM)
 
-    def fill(self, array: LateArray, value: int) -> None:
-        array.fill(np.full(array.shape, value, array.dtype))
+    def fill(self, array: LateArray, values: np.ndarray[Any, Any]) -> None:
+        array.fill(values)
 
     def get(self, array: LateArray) -> np.ndarray[Any, Any]:
         return array.get()
@@ -439,7 +440,7 @@ def test_bench_and_tuning(device: LateDevice, on_layout: Callable[[str], MPI.Int
 
 def test_bench_finds_wrong_data(device: LateDevice, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only on the host."""
-    monkeypatch.setattr(LateArrays, "fill", lambda self, array, value: None)
+    monkeypatch.setattr(LateArrays, "fill", lambda self, array, values: None)
     monkeypatch.setattr(DeviceCopy, "start", lambda self: None)
     subjects = [Variant("native"), Variant("scatter_destination")]
     with pytest.raises(DataError):

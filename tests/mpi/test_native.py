@@ -18,6 +18,7 @@ from test_algorithms import filled, native
 
 import hiercoll
 from hiercoll.bench import CONTROL_VARIANT, Bench, provenance, record
+from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import Contest, DataError
 from hiercoll.tables import (
@@ -39,7 +40,7 @@ from hiercoll.tuning import NONBLOCKING, PERSISTENT, Search
 SIZE = WORLD.size
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 EVEN = ("alltoall", "allgather")
-each_collective = pytest.mark.parametrize("collective", [*EVEN, "alltoallv"])
+each_collective = pytest.mark.parametrize("collective", [*EVEN, "alltoallv", "allgatherv"])
 
 
 class Counted(MPI.Intracomm):
@@ -96,6 +97,39 @@ def test_forms(counted: Counted, collective: str) -> None:
     contest.times([(0, PLAN), (1, PLAN)], 2)
     assert counted.counts == before
     contest.close()
+
+
+# Records that differ from each other in what they have: roots, operations, one buffer, sizes; by MPI's names.
+EACH, ONE, VECTOR = Holds.EACH, Holds.ONE, Holds.VECTOR
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bcast": ("bcast", {"send": VECTOR, "recv": VECTOR, "root": True, "in_place": InPlace.ALWAYS}),
+    "Gather": ("gather", {"send": ONE, "recv": EACH, "root": True}),
+    "Gatherv": ("gather", {"send": ONE, "recv": EACH, "root": True, "sizes": Sizes.OWN}),
+    "Scatter": ("scatter", {"send": EACH, "recv": ONE, "root": True}),
+    "Scatterv": ("scatter", {"send": EACH, "recv": ONE, "root": True, "sizes": Sizes.OWN}),
+    "Reduce": ("reduce", {"send": VECTOR, "recv": VECTOR, "root": True, "operation": True}),
+    "Allreduce": ("allreduce", {"send": VECTOR, "recv": VECTOR, "operation": True}),
+    "Reduce_scatter_block": ("reduce_scatter", {"send": EACH, "recv": ONE, "operation": True}),
+}
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_contest_of_any_record(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data, and what is due of them, are what the MPI library delivers; a call that does nothing is found out."""
+    name, fields = KINDS[method]
+    monkeypatch.setitem(COLLECTIVES, "here", COLLECTIVES[name])  # and removed after the test
+    Collective("here", COLLECTIVES[name].contract, native=method, **fields)
+    comm = MPI.Intracomm(WORLD.Dup())
+    for size in (1, 24, 1000):
+        contest = Contest(comm, "here", [NATIVE_VARIANT, CONTROL_VARIANT], size)
+        times = contest.times([(index, timing) for timing in (SINGLE, ROW) for index in (0, 1)], 2)
+        assert all(0 < seconds < 60 for row in times for seconds in row)
+        contest.close()
+    if SIZE > 1:
+        idle = type("Idle", (MPI.Intracomm,), {method: lambda self, *args, **options: None})(comm)
+        with pytest.raises(DataError, match="here native with blocks of 24 bytes"):
+            Contest(idle, "here", [NATIVE_VARIANT], 24).able(0)
+    comm.Free()
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
