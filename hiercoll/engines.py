@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from mpi4py import MPI
 
 from hiercoll.buffers import Action, Memory, Transfer
-from hiercoll.schedule import Join, Op, Recv, Send, Signal, Wait
+from hiercoll.schedule import MESSAGES, OUTGOING, Join, Op, Signal, Wait
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
@@ -129,8 +129,8 @@ def pending(ops: Sequence[Op], bound: Sequence[object], board: Board | None, lan
     given as None in ``bound``. Only for an engine that is not to go on."""
     found = []
     for index, (op, each) in enumerate(zip(ops, bound, strict=True)):
-        if isinstance(each, MPI.Request) and isinstance(op, (Send, Recv)) and not _is_complete(each):
-            found.append(Pending(index, "a send to" if isinstance(op, Send) else "a receive from", op.peer))
+        if isinstance(each, MPI.Request) and isinstance(op, MESSAGES) and not _is_complete(each):
+            found.append(Pending(index, "a send to" if isinstance(op, OUTGOING) else "a receive from", op.peer))
         elif isinstance(op, Wait) and each is None and board is not None:
             lacking = [
                 peer

@@ -23,11 +23,14 @@ from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction, Transfer
 from hiercoll.engines import Between, Board, Bound, Dataflow, Engine, Pending, Rounds, Script, Traced
 from hiercoll.errors import PlanError
 from hiercoll.schedule import (
-    NOTICE,
+    AcceptOffer,
+    AwaitNotice,
     BufferName,
     Copy,
     Get,
     Join,
+    Notify,
+    Offer,
     Op,
     Recv,
     Reduce,
@@ -287,8 +290,9 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
         engine = Rounds([[bound[index] for index in members] for members in rounds], schedule.ops, bound)
     else:
         engine = Dataflow(schedule.ops, bound)
-    messages = [op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))]
-    direct = not {"host", "shared"}.issuperset(messages)
+    messages = {op.region.buffer for op in schedule.ops if isinstance(op, (Send, Recv))}
+    messages |= {op.buffer for op in schedule.ops if isinstance(op, (Offer, AcceptOffer))}
+    direct = not messages <= {"host", "shared"}
     plan = Plan(engine, name, schedule, binding.memory, direct, binding.offers)
     plan.keep_alive(nbytes=REQUEST_BYTES * sum(isinstance(each, MPI.Prequest) for each in bound))
     return plan
@@ -317,13 +321,13 @@ def _datatypes() -> Iterator[Datatypes]:
 def _bind_op(op: Op, binding: Binding, cache: Datatypes) -> Bound:
     """The request or action of an operation; None where there is nothing to do."""
     if isinstance(op, (Send, Recv)):
-        if not op.region.blocks:
-            return _bind_empty(op, binding)
         runs = binding.layout.runs(op.region)
         if not runs:  # of blocks without bytes, as its other end knows
             return None
         make = binding.comm.Send_init if isinstance(op, Send) else binding.comm.Recv_init
         return make(message(binding.addresses[op.region.buffer], runs, cache), op.peer, op.tag + binding.tag)
+    if isinstance(op, (Offer, AcceptOffer, Notify, AwaitNotice)):
+        return _bind_empty(op, binding)
     if isinstance(op, Copy):
         if not op.source.blocks:
             return None
@@ -344,14 +348,14 @@ def _bind_reduction(op: Reduce, binding: Binding) -> Bound:
     return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
 
 
-def _bind_empty(op: Send | Recv, binding: Binding) -> MPI.Prequest:
-    """A message without blocks: it tells of the buffer that it names, or, as a notice, of nothing."""
+def _bind_empty(op: Offer | AcceptOffer | Notify | AwaitNotice, binding: Binding) -> MPI.Prequest:
+    """A message without blocks: where an offered buffer lies, or nothing at all."""
     comm, tag = binding.comm, op.tag + binding.tag
-    if op.region == NOTICE:
-        notice = [None, 0, MPI.BYTE]
-        return comm.Send_init(notice, op.peer, tag) if isinstance(op, Send) else comm.Recv_init(notice, op.peer, tag)
-    if isinstance(op, Send):
-        address = binding.addresses[op.region.buffer]
+    if isinstance(op, (Notify, AwaitNotice)):
+        make = comm.Send_init if isinstance(op, Notify) else comm.Recv_init
+        return make([None, 0, MPI.BYTE], op.peer, tag)
+    if isinstance(op, Offer):
+        address = binding.addresses[op.buffer]
         offer = binding.memory.card(address).copy()
         binding.offers.append((offer, address))
         return comm.Send_init(offer, op.peer, tag)
