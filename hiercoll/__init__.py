@@ -39,7 +39,7 @@ from hiercoll.errors import (
 )
 
 if TYPE_CHECKING:
-    from hiercoll.api import *
+    from hiercoll.api import *  # noqa: F403
     from hiercoll.dropin import Intracomm
     from hiercoll.nonblocking import Request
 
@@ -52,7 +52,7 @@ _MODULES = {  # of what needs mpi4py
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
+__all__ = [  # noqa: F405
     "ArgumentError",
     "BufferOverlapError",
     "BufferSizeError",

@@ -24,12 +24,13 @@ from hiercoll.engines import BoundStep, Dataflow, Flags, Message, Part, Section,
 from hiercoll.engines import Sequence as InSequence
 from hiercoll.errors import PlanError
 from hiercoll.lowering import Kind, Step, Steps
-from hiercoll.schedule import NOTICE, BufferName, Copy, Get, Join, Op, Recv, Reduce, Send, Signal, Wait
+from hiercoll.schedule import OUTGOING, AcceptOffer, BufferName, Copy, Get, Offer, Op, Recv, Reduce, Send, Signal, Wait
 from hiercoll.sizes import SizeTable
 from hiercoll.windows import Window
 
 INT_MAX = 2**31 - 1
 MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
+SIZE_ROWS = ("sizes", "shared_sizes")
 EMPTY: Mapping[int, Part] = MappingProxyType({})
 Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
 
@@ -111,13 +112,61 @@ def bind_steps(
     ops, bound = steps.schedule.ops, []
     with _datatypes() as shared:
         for step in which:
-            if step.kind is not Kind.WAIT:
-                again: Datatypes | None = {} if step.sized or binding.once else None
-                for index in step.ops:
-                    if index not in known:
-                        parts[index] = _bind_op(ops[index], binding, shared, again)
-            bound.append(BoundStep(step, tuple([parts.get(index) or known.get(index) for index in step.ops])))
+            kind, indices = step.kind, step.ops
+            if kind is Kind.WAIT:
+                bound.append(BoundStep(step, [parts[op] if op in parts else known.get(op) for op in indices]))
+                continue
+            if known and indices[0] in known:
+                bound.append(BoundStep(step, [known[op] for op in indices]))
+                continue
+            made: list[Part]
+            if kind is Kind.START:
+                made = _bind_messages([ops[op] for op in indices], binding, shared, step.sized or binding.once)
+            else:
+                made = [_bind_local(ops[op], binding) for op in indices]
+            parts.update(zip(indices, made, strict=True))
+            bound.append(BoundStep(step, made))
     return bound
+
+
+def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again: bool) -> list[Part]:
+    """Messages that begin together; None for those of blocks without bytes, as their other ends know.
+    ``again``: they are made anew at each start, with datatypes of their own; else with those ``shared``."""
+    comm, tag, addresses, runs_of = binding.comm, binding.tag, binding.addresses, binding.layout.runs
+    datatypes: Datatypes = {} if again else shared
+    made: list[Part] = []
+    spec: Any
+    for op in ops:
+        if isinstance(op, (Send, Recv)):
+            region = op.region
+            runs = runs_of(region)
+            if not runs:
+                made.append(None)
+                continue
+            spec = message(addresses[region.buffer], runs, datatypes)
+        else:
+            spec = _offer_or_notice(op, binding)
+        outgoing = isinstance(op, OUTGOING)
+        where: tuple[int, int] = (op.peer, op.tag + tag)  # type: ignore[union-attr]
+        if again:
+            derived = spec[2] if datatypes and spec[2] != MPI.BYTE else None
+            made.append(Message(comm.Isend if outgoing else comm.Irecv, (spec, *where), derived))
+        else:
+            made.append((comm.Send_init if outgoing else comm.Recv_init)(spec, *where))
+    return made
+
+
+def _offer_or_notice(op: Op, binding: Binding) -> Any:
+    """What a message without blocks consists of: an address handle, or nothing."""
+    if isinstance(op, Offer):
+        address = binding.addresses[op.buffer]
+        offer = binding.memory.card(address).copy()
+        binding.offers.append((offer, address))
+        return [offer, CARD, MPI.BYTE]
+    if isinstance(op, AcceptOffer):
+        handle = binding.handles[op.peer, op.tag] = np.empty(CARD, np.uint8)
+        return [handle, CARD, MPI.BYTE]
+    return [None, 0, MPI.BYTE]
 
 
 @contextmanager
@@ -131,15 +180,12 @@ def _datatypes() -> Iterator[Datatypes]:
             datatype.Free()
 
 
-def _bind_op(op: Op, binding: Binding, shared: Datatypes, again: Datatypes | None) -> Part:
-    """What an operation becomes; None where there is nothing to do. ``again``: messages are begun anew at
-    each start, with these datatypes; else with those ``shared``."""
-    if isinstance(op, (Send, Recv)):
-        return _bind_message(op, binding, shared, again)
+def _bind_local(op: Op, binding: Binding) -> Part:
+    """What an operation on this node becomes; None where there is nothing to do."""
     if isinstance(op, Copy):
         if not op.source.blocks:
             return None
-        if "sizes" in (op.source.buffer, op.target.buffer):
+        if op.source.buffer in SIZE_ROWS:
             if binding.sizes is None:
                 raise PlanError("a schedule that exchanges sizes needs a table of them (Binding.sizes)")
             return binding.sizes.copy(op)
@@ -148,43 +194,16 @@ def _bind_op(op: Op, binding: Binding, shared: Datatypes, again: Datatypes | Non
     if isinstance(op, Get):
         handle, target = binding.handles[op.peer, op.tag], (binding.addresses[op.target.buffer], op.target)
         return binding.memory.get(binding.layout, handle, op.source, target)
-    if isinstance(op, (Signal, Wait)):
-        window = binding.window
-        if window is None:
-            raise PlanError("a schedule with flags needs a shared buffer (Binding.window)")
-        if isinstance(op, Signal):
-            return partial(window.raise_flag, window.slot(window.lane, op.flag))
-        slots = [window.slot(binding.lane_of[peer], op.flag) for peer in op.peers]
-        return Flags(window, op.peers, slots, int(op.previous))
-    return None if isinstance(op, Join) else _bind_reduction(op, binding)
-
-
-def _bind_message(op: Send | Recv, binding: Binding, shared: Datatypes, again: Datatypes | None) -> Part:
-    if not op.region.blocks:
-        spec = _offer_or_notice(op, binding)
-    else:
-        runs = binding.layout.runs(op.region)
-        if not runs:  # of blocks without bytes, as its other end knows
-            return None
-        spec = message(binding.addresses[op.region.buffer], runs, shared if again is None else again)
-    comm, outgoing = binding.comm, isinstance(op, Send)
-    if again is None:
-        return (comm.Send_init if outgoing else comm.Recv_init)(spec, op.peer, op.tag + binding.tag)
-    datatype = spec[2] if spec[2] in again.values() else None
-    return Message(comm.Isend if outgoing else comm.Irecv, (spec, op.peer, op.tag + binding.tag), datatype)
-
-
-def _offer_or_notice(op: Send | Recv, binding: Binding) -> Any:
-    """A message without blocks: it tells of the buffer that it names, or, as a notice, of nothing."""
-    if op.region == NOTICE:
-        return [None, 0, MPI.BYTE]
-    if isinstance(op, Send):
-        address = binding.addresses[op.region.buffer]
-        offer = binding.memory.card(address).copy()
-        binding.offers.append((offer, address))
-        return [offer, CARD, MPI.BYTE]
-    handle = binding.handles[op.peer, op.tag] = np.empty(CARD, np.uint8)
-    return [handle, CARD, MPI.BYTE]
+    if isinstance(op, Reduce):
+        return _bind_reduction(op, binding)
+    window = binding.window
+    if window is None:
+        raise PlanError("a schedule with flags needs a shared buffer (Binding.window)")
+    if isinstance(op, Signal):
+        return partial(window.raise_flag, window.slot(window.lane, op.flag))
+    assert isinstance(op, Wait)
+    slots = [window.slot(binding.lane_of[peer], op.flag) for peer in op.peers]
+    return Flags(window, op.peers, slots, int(op.previous))
 
 
 def _bind_reduction(op: Reduce, binding: Binding) -> Part:

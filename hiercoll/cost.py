@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hiercoll.schedule import Copy, Get, Recv, Reduce, Schedule, Send, Signal, Wait
+from hiercoll.schedule import INCOMING, MESSAGES, Copy, Get, Recv, Reduce, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology
 
 
@@ -88,10 +88,10 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
     last: dict[int, tuple[int, int]] = {}  # of the last message received from each peer
     for op in schedule.ops:
         chain = max((depth[dep] for dep in op.deps), default=(0, 0))
-        if isinstance(op, (Send, Recv)):
+        if isinstance(op, MESSAGES):
             far = node_of[op.peer] != own
-            blocks = op.region.size / (1 if op.region.part is None else schedule.segments)
-            if isinstance(op, Recv):
+            blocks = _blocks(op.region, schedule) if isinstance(op, (Send, Recv)) else 0
+            if isinstance(op, INCOMING):
                 chain = max(chain, last.get(op.peer, (0, 0)))
                 n["received"] += 1
                 n["received_blocks"] += blocks
@@ -102,11 +102,11 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
                 n["network_messages"] += far
                 n["network_blocks"] += blocks * far
             chain = (chain[0] + 1, chain[1] + far)
-            if isinstance(op, Recv):
+            if isinstance(op, INCOMING):
                 last[op.peer] = chain
         elif isinstance(op, (Copy, Reduce, Get)):
             n["copies"] += 1
-            n["copied_blocks"] += op.target.size / (1 if op.target.part is None else schedule.segments)
+            n["copied_blocks"] += _blocks(op.target, schedule)
         elif isinstance(op, (Signal, Wait)):
             n["synchronisations"] += 1
         depth.append(chain)
@@ -114,6 +114,11 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
     n["chain"], n["network_chain"] = max(depth, default=(0, 0))
     whole = {name: value if name.endswith("blocks") else int(value) for name, value in n.items()}
     return RankCounts(scratch=schedule.scratch, shared=schedule.shared, **whole)  # type: ignore[arg-type]
+
+
+def _blocks(region: Region, schedule: Schedule) -> float:
+    """Size of a region in whole blocks."""
+    return region.size / (1 if region.part is None else schedule.segments)
 
 
 def predict(counts: Sequence[RankCounts], block: int, links: Links = DEFAULT_LINKS) -> float:

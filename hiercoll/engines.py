@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hiercoll.buffers import Action, Transfer
 from hiercoll.lowering import Kind, Step
-from hiercoll.schedule import Op, Send
+from hiercoll.schedule import OUTGOING, Op
 from hiercoll.windows import Window
 
 
@@ -57,7 +57,7 @@ class BoundStep(NamedTuple):
     """A step, and what its operations have become; None for those that have nothing to do."""
 
     step: Step
-    parts: tuple[Part, ...]
+    parts: abc.Sequence[Part]
 
 
 class Traced(NamedTuple):
@@ -114,7 +114,7 @@ def _pending_messages(ops: abc.Sequence[Op], parts: Mapping[int, Part]) -> Itera
         request = part.request if isinstance(part, Message) else part
         if isinstance(request, MPI.Request) and not _is_complete(request):
             op: Any = ops[index]
-            yield Pending(index, "a send to" if isinstance(op, Send) else "a receive from", op.peer)
+            yield Pending(index, "a send to" if isinstance(op, OUTGOING) else "a receive from", op.peer)
 
 
 class Call(NamedTuple):
@@ -238,6 +238,8 @@ class Sequence:
     ) -> None:
         self._ops, self._first, self._parts, self._window, self._rest = ops, first.calls, parts, window, rest
         self._runs = [call.run for call in first.calls]
+        waits = (index for index, call in enumerate(first.calls) if call.ready is not None)
+        self._opening = self._runs[: next(waits, len(self._runs))]  # up to the first step that may wait
         self._calls: list[Call] = []  # of the section that the current start has come to
         self._current = 0
         self._follows: Rest | None = None  # what comes after that section
@@ -269,7 +271,11 @@ class Sequence:
         if self._window is not None:
             self._window.epoch += 1
         self._calls, self._current, self._follows, self._begun = self._first, 0, self._rest, self._parts
-        self._advance(block=False, look=False)
+        for run in self._opening:
+            run()
+        self._current = len(self._opening)
+        if self._window is not None:  # flags may have been raised before; messages have only just begun
+            self._advance(block=False, look=False)
 
     def progress(self, block: bool) -> bool:
         return self._advance(block)

@@ -17,6 +17,8 @@ import numpy as np
 from hiercoll.buffers import Array, BlockLayout, Combine, HostMemory, host_buffer
 from hiercoll.errors import ArgumentError, ScheduleError
 from hiercoll.schedule import (
+    MESSAGES,
+    OUTGOING,
     BufferName,
     Copy,
     Get,
@@ -28,6 +30,7 @@ from hiercoll.schedule import (
     Send,
     Signal,
     Wait,
+    are_two_ends,
     reads,
     writes,
 )
@@ -129,6 +132,9 @@ class _Memory:
                 self.reduce(op, rank)
             case [(rank, Send() as op), (other, Recv() as into)]:
                 self.copy(op, rank, op.region, other, into.region)
+            case [(rank, op), (other, into)] if not are_two_ends(op, into):
+                ends = f"{describe(op)} (rank {rank}) and {describe(into)} (rank {other})"
+                raise ScheduleError(f"{ends} are not the two ends of one message")
 
     def copy(self, op: Op, rank: int, source: Region, other: int, target: Region) -> None:
         if (source.size, source.part) != (target.size, target.part):
@@ -169,18 +175,19 @@ def _order(schedules: Sequence[Schedule], choice: random.Random) -> Iterator[lis
             dependents[need].append(place)
     waiting = {place: len(needed) for place, needed in needs.items()}
     ready = [place for place in ops if not waiting[place]]
-    posted: dict[tuple[type[Op], int, int, int], Place] = {}  # sides of messages that wait for the other side
+    posted: dict[tuple[bool, int, int, int], Place] = {}  # sides of messages that wait for the other side
     while ready:
         chosen = choice.randrange(len(ready))
         ready[chosen], ready[-1] = ready[-1], ready[chosen]
         place = ready.pop()
         op, together = ops[place], [place]
-        if isinstance(op, Send | Recv):
-            other = posted.pop((Recv if isinstance(op, Send) else Send, op.peer, place[0], op.tag), None)
+        if isinstance(op, MESSAGES):
+            out = isinstance(op, OUTGOING)
+            other = posted.pop((not out, op.peer, place[0], op.tag), None)
             if other is None:
-                posted[type(op), place[0], op.peer, op.tag] = place
+                posted[out, place[0], op.peer, op.tag] = place
                 continue
-            together = [place, other] if isinstance(op, Send) else [other, place]
+            together = [place, other] if out else [other, place]
         yield together
         for done in together:
             del ops[done]

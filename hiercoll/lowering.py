@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from hiercoll.schedule import Copy, Get, Join, Op, Recv, Reduce, Schedule, Send, Signal, Wait
+from hiercoll.errors import ScheduleError
+from hiercoll.schedule import MESSAGES, Copy, Get, Join, Op, Reduce, Schedule, Signal, Wait, reads, writes
 
-MESSAGES = (Send, Recv)
 MOST_KNOWN = 64  # schedules whose steps are remembered
 
 
@@ -90,6 +90,8 @@ def _lower(schedule: Schedule, by_message: bool) -> Steps:
     elif schedule.is_in_order and not (by_message and schedule.rounds is not None):
         steps = _in_order(schedule)
     else:
+        if schedule.sizes:
+            raise ScheduleError("operations that depend on learned sizes must be in order (see in_order)")
         return Steps(schedule, tuple(_by_dependencies(schedule)), False)
     return Steps(schedule, tuple(_chained(schedule, steps)), True)
 
@@ -102,8 +104,14 @@ def without(steps: Steps, idle: Iterable[int]) -> Steps:
 
 
 def is_sized(schedule: Schedule, op: Op) -> bool:
-    """Whether the length or place of what an operation moves depends on the sizes of other ranks' blocks."""
-    return False
+    """Whether what an operation moves lies where the sizes of other ranks' blocks say: where sizes are exchanged,
+    blocks of ``shared`` that are not all this rank's own. Those it places from its own sizes alone."""
+    return bool(schedule.sizes) and any(
+        schedule.holds[block][0] != schedule.rank
+        for region in (*reads(op), *writes(op))
+        if region.buffer == "shared"
+        for block in region.blocks
+    )
 
 
 Part = tuple[Kind, tuple[int, ...]]
@@ -132,17 +140,18 @@ def _in_rounds(schedule: Schedule, rounds: Iterable[tuple[int, ...]]) -> Iterabl
 def _in_order(schedule: Schedule) -> Iterable[Part]:
     """One operation after the other; messages that follow each other begin together."""
     batch: list[int] = []
-    outstanding: list[int] = []
+    outstanding: dict[int, None] = {}
     for index, op in enumerate(schedule.ops):
         if isinstance(op, MESSAGES):
             batch.append(index)
             continue
         yield Kind.START, tuple(batch)
-        outstanding += batch
+        outstanding.update(dict.fromkeys(batch))
         batch = []
         if isinstance(op, Join):
             yield Kind.WAIT, tuple(dep for dep in op.deps if dep in outstanding)
-            outstanding = [other for other in outstanding if other not in op.deps]
+            for dep in op.deps:
+                outstanding.pop(dep, None)
         else:
             yield _LOCAL[type(op)], (index,)
     yield Kind.START, tuple(batch)

@@ -78,8 +78,8 @@ class Data(NamedTuple):
 
     ``blocks`` of ``block`` bytes each, one after the other from ``address`` on; or, where ``sizes`` are given, of
     so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
-    "host", or the name of a device; ``stream``: the handle of the one that produces them there. ``owner`` keeps the memory.
-    ``copying``: what copies data from the program's buffer to here (True), or back (False), if this is a copy.
+    "host", or the name of a device; ``stream``: the handle of the one that produces them there. ``owner`` keeps the
+    memory. ``copying``: what copies data from the program's buffer to here (True), or back (False), if this is a copy.
     """
 
     address: int

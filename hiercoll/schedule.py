@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from hiercoll.errors import ScheduleError
 
-BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared", "host"]
+BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared", "host", "sizes", "shared_sizes"]
 Blocks: TypeAlias = "range | tuple[int, ...]"
 
 
@@ -53,12 +53,6 @@ class Region(NamedTuple):
 
 
 NOTHING = Region("recv", range(0))
-NOTICE = Region("host", range(0))  # a message of it says no more than that its sender has come so far
-
-
-def offer_of(region: Region) -> Region:
-    """The empty region whose message allows a `Get` of ``region``: it says where its buffer is."""
-    return Region(region.buffer, range(0))
 
 
 def as_blocks(blocks: Iterable[int]) -> Blocks:
@@ -107,6 +101,8 @@ RECV = Buffer("recv")
 SCRATCH = Buffer("scratch")
 SHARED = Buffer("shared")
 HOST = Buffer("host")
+SIZES = Buffer("sizes")
+SHARED_SIZES = Buffer("shared_sizes")
 
 Deps: TypeAlias = "tuple[int, ...]"
 
@@ -126,6 +122,40 @@ class Recv(NamedTuple):
     peer: int
     tag: int
     region: Region
+    deps: Deps
+
+
+class Offer(NamedTuple):
+    """Tell rank ``peer``, of the same node, where this rank's ``buffer`` lies: it may `Get` from there."""
+
+    peer: int
+    tag: int
+    buffer: BufferName
+    deps: Deps
+
+
+class AcceptOffer(NamedTuple):
+    """Receive from rank ``peer`` where its ``buffer`` lies."""
+
+    peer: int
+    tag: int
+    buffer: BufferName
+    deps: Deps
+
+
+class Notify(NamedTuple):
+    """A message to rank ``peer`` that says no more than that this rank has come so far."""
+
+    peer: int
+    tag: int
+    deps: Deps
+
+
+class AwaitNotice(NamedTuple):
+    """Wait for the `Notify` of rank ``peer``."""
+
+    peer: int
+    tag: int
     deps: Deps
 
 
@@ -149,7 +179,7 @@ class Reduce(NamedTuple):
 class Get(NamedTuple):
     """Copy ``source`` of rank ``peer``, of the same node, to ``target``.
 
-    A message with ``tag`` of `offer_of` (source) from that rank has been received before.
+    That rank's offer of the source's buffer, with ``tag``, has been accepted before (`AcceptOffer`).
     """
 
     peer: int
@@ -182,7 +212,23 @@ class Join(NamedTuple):
     deps: Deps
 
 
-Op: TypeAlias = "Send | Recv | Copy | Reduce | Get | Signal | Wait | Join"
+Outgoing: TypeAlias = "Send | Offer | Notify"
+Incoming: TypeAlias = "Recv | AcceptOffer | AwaitNotice"
+Op: TypeAlias = "Outgoing | Incoming | Copy | Reduce | Get | Signal | Wait | Join"
+
+OUTGOING = (Send, Offer, Notify)  # the two ends of messages, in pairs
+INCOMING = (Recv, AcceptOffer, AwaitNotice)
+MESSAGES = OUTGOING + INCOMING
+
+
+def are_two_ends(out: Op, into: Op) -> bool:
+    """Whether the operations can be the ends of one message: of one kind, an offer of one buffer.
+
+    Peers, tags and sizes are not looked at.
+    """
+    if isinstance(out, Offer) and isinstance(into, AcceptOffer):
+        return out.buffer == into.buffer
+    return (type(out), type(into)) in ((Send, Recv), (Notify, AwaitNotice))
 
 
 def reads(op: Op) -> tuple[Region, ...]:
@@ -221,17 +267,17 @@ class Schedule:
     host: int = 0
     holds: tuple[tuple[int, int], ...] = ()
     blocks: int = 1
+    sizes: int = 0
 
     @property
     def tags(self) -> int:
         """Number of tags that a plan must reserve."""
-        return 1 + max((op.tag for op in self.ops if isinstance(op, (Send, Recv))), default=0)
+        return 1 + max((op.tag for op in self.ops if isinstance(op, MESSAGES)), default=0)
 
     @cached_property
     def offered(self) -> frozenset[BufferName]:
         """Buffers that other ranks of the node get from."""
-        empty = [op.region for op in self.ops if isinstance(op, Send) and not op.region.blocks]
-        return frozenset(region.buffer for region in empty if region != NOTICE)
+        return frozenset(op.buffer for op in self.ops if isinstance(op, Offer))
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...] | None:
@@ -272,7 +318,7 @@ class Schedule:
                 outstanding.difference_update(completed)
             elif op.deps != last:
                 return False
-            if isinstance(op, (Send, Recv)):
+            if isinstance(op, MESSAGES):
                 outstanding.add(index)
             else:
                 last = (index,)
@@ -415,7 +461,7 @@ def in_order(schedule: Schedule) -> Schedule:
             ops.append(Join((*last, *due)))
             outstanding.difference_update(due)
             last = (len(ops) - 1,)
-        is_message = isinstance(op, (Send, Recv))
+        is_message = isinstance(op, MESSAGES)
         ops.append(op._replace(deps=last))
         completes.append(frozenset({len(ops) - 1} if is_message else ()))
         if is_message:

@@ -14,7 +14,22 @@ from typing import NamedTuple, TypeAlias
 
 from hiercoll.buffers import BlockLayout
 from hiercoll.cost import DEFAULT_LINKS, Link, Links
-from hiercoll.schedule import Copy, Get, Join, Recv, Reduce, Region, Schedule, Send, Signal, Wait
+from hiercoll.schedule import (
+    MESSAGES,
+    OUTGOING,
+    Copy,
+    Get,
+    Incoming,
+    Join,
+    Outgoing,
+    Recv,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+)
 from hiercoll.topology import Topology
 
 
@@ -104,7 +119,7 @@ class _Simulation:
     def begin(self, rank: int, index: int, now: float) -> None:
         """All that the operation waited for has completed."""
         op, links = self.schedules[rank].ops[index], self.settings.links
-        if isinstance(op, (Send, Recv)):
+        if isinstance(op, MESSAGES):
             self.post(rank, index, op, now)
         elif isinstance(op, Wait) and not op.previous:
             pending = [(peer, op.flag) for peer in op.peers if (peer, op.flag) not in self.flags]
@@ -121,10 +136,10 @@ class _Simulation:
             moved = self.bytes(op.target) if isinstance(op, (Copy, Reduce)) else 0
             self.finish(rank, index, now, now + links.operation + moved * links.gap)
 
-    def post(self, rank: int, index: int, op: Send | Recv, begin: float) -> None:
+    def post(self, rank: int, index: int, op: Outgoing | Incoming, begin: float) -> None:
         """One side of a message has come to it."""
         now = self.occupy(("cpu", rank), begin, self.settings.links.overhead)
-        is_send, size = isinstance(op, Send), self.bytes(op.region)
+        is_send, size = isinstance(op, OUTGOING), self.bytes(op.region) if isinstance(op, (Send, Recv)) else 0
         source, target = (rank, op.peer) if is_send else (op.peer, rank)
         key = (source, target, op.tag)
         if is_send and size <= self.settings.eager:

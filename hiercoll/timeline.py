@@ -17,7 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from hiercoll.errors import ArgumentError
-from hiercoll.schedule import Copy, Get, Join, Op, Recv, Reduce, Schedule, Send, reads, writes
+from hiercoll.schedule import (
+    INCOMING,
+    MESSAGES,
+    OUTGOING,
+    Copy,
+    Get,
+    Join,
+    Op,
+    Recv,
+    Reduce,
+    Schedule,
+    Send,
+    reads,
+    writes,
+)
 from hiercoll.simulate import Event
 from hiercoll.topology import Topology
 from hiercoll.units import format_time
@@ -32,7 +46,7 @@ KINDS = {
     "reduce": ("reduce", "#CC79A7"),
     "flag": ("flag, wait", "#8C8C8C"),
 }
-MESSAGES = {"near": ("message within a node", "#1F6FA8"), "far": ("message between nodes", "#B02A00")}
+ARROWS = {"near": ("message within a node", "#1F6FA8"), "far": ("message between nodes", "#B02A00")}
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1200, 104, 24, 66, 42  # of the picture and its margins, in pixels
 LANE, ROW, GAP, NODE_GAP = 9.0, 12.0, 3.0, 6.0  # height of a sub-lane at most, of a row at least; space between
@@ -66,7 +80,7 @@ def to_svg(schedules: Sequence[Schedule], topology: Topology, events: Sequence[E
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "viewBox": box, "role": "img", **size})
     root.set("font-family", "Helvetica, Arial, sans-serif")
     ET.SubElement(root, "title").text = title
-    for kind, (_, colour) in MESSAGES.items():
+    for kind, (_, colour) in ARROWS.items():
         _arrow_head(root, kind, colour)
     ET.SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     _text(root, 12, 24, title, {"font-size": "15", "font-weight": "bold"})
@@ -98,7 +112,7 @@ def to_trace(schedules: Sequence[Schedule], topology: Topology, events: Sequence
         label = {"name": _short(bar.op), "cat": KINDS[bar.kind][0], "args": _args(bar.op)}
         trace.append({"ph": "X", **label, **place[bar], **times})
     for number, (send, recv) in enumerate(_messages(bars), 1):
-        flow = {"name": "message", "cat": MESSAGES[send.kind][0], "id": number, "bp": "e"}
+        flow = {"name": "message", "cat": ARROWS[send.kind][0], "id": number, "bp": "e"}
         trace.append({"ph": "s", **flow, **place[send], "ts": _us(send.begin)})
         trace.append({"ph": "f", **flow, **place[recv], "ts": _us(max(recv.begin, recv.end - 1))})
     trace.sort(key=lambda event: float(event["ts"]))  # stable: a slice stays before the arrows that begin with it
@@ -169,9 +183,9 @@ def _check(schedules: Sequence[Schedule], topology: Topology, events: Sequence[E
 
 def _kind(topology: Topology, rank: int, op: Op) -> str | None:
     """The class of an operation, None for those that take no time."""
-    if isinstance(op, Send):
+    if isinstance(op, OUTGOING):
         return "near" if topology.node_of[rank] == topology.node_of[op.peer] else "far"
-    if isinstance(op, Recv):
+    if isinstance(op, INCOMING):
         return "recv"
     if isinstance(op, (Copy, Get)):
         return "copy" if op.source.blocks else None
@@ -201,8 +215,8 @@ def _bars(schedules: Sequence[Schedule], topology: Topology, events: Sequence[Ev
 
 def _messages(bars: Sequence[_Bar]) -> list[tuple[_Bar, _Bar]]:
     """Each send with its receive, where both were recorded."""
-    recvs = {(bar.op.peer, bar.rank, bar.op.tag): bar for bar in bars if isinstance(bar.op, Recv)}
-    sends = {(bar.rank, bar.op.peer, bar.op.tag): bar for bar in bars if isinstance(bar.op, Send)}
+    recvs = {(bar.op.peer, bar.rank, bar.op.tag): bar for bar in bars if isinstance(bar.op, INCOMING)}
+    sends = {(bar.rank, bar.op.peer, bar.op.tag): bar for bar in bars if isinstance(bar.op, OUTGOING)}
     return [(send, recvs[key]) for key, send in sends.items() if key in recvs]
 
 
@@ -275,7 +289,7 @@ def _legend(root: ET.Element, kinds: set[str], messages: set[str]) -> None:
             _rect(group, x, y - 9, (14, 9), {"fill": colour})
             _text(group, x + 19, y, label, {})
             x += 19 + 6.4 * len(label) + 16
-    for kind, (label, colour) in MESSAGES.items():
+    for kind, (label, colour) in ARROWS.items():
         if kind in messages:
             _line(group, (x, y - 4), (x + 22, y - 4), _message_style(kind, colour, 1))
             _text(group, x + 27, y, label, {})
@@ -335,11 +349,12 @@ def _message_style(kind: str, colour: str, count: int) -> dict[str, str]:
 def _draw_messages(root: ET.Element, frame: _Frame, messages: Sequence[tuple[_Bar, _Bar]]) -> None:
     """Arrows from a send's begin to its receive's end, those between nodes on top."""
     for kind in ("near", "far"):
-        style = {"class": f"message {kind}", **_message_style(kind, MESSAGES[kind][1], len(messages) or 1)}
+        style = {"class": f"message {kind}", **_message_style(kind, ARROWS[kind][1], len(messages) or 1)}
         for send, recv in messages:
-            if send.kind == kind and isinstance(send.op, Send):
+            if send.kind == kind and isinstance(send.op, OUTGOING):
                 start, end = (frame.x(send.begin), frame.y(send)), (frame.x(recv.end), frame.y(recv))
-                text = f"rank {send.rank} to rank {recv.rank}: {send.op.region} (tag {send.op.tag})"
+                what = send.op.region if isinstance(send.op, Send) else type(send.op).__name__.lower()
+                text = f"rank {send.rank} to rank {recv.rank}: {what} (tag {send.op.tag})"
                 ET.SubElement(_line(root, start, end, style), "title").text = text
 
 
@@ -358,9 +373,9 @@ def _us(ns: float) -> float:
 
 def _short(op: Op) -> str:
     """The operation in a few words that fit a slice."""
-    if isinstance(op, Send):
-        return f"send to {op.peer}"
-    return f"receive from {op.peer}" if isinstance(op, Recv) else describe(op).split(" of ")[0]
+    words = {"Send": "send to", "Offer": "offer to", "Notify": "notify", "Recv": "receive from"}
+    words |= {"AcceptOffer": "offer from", "AwaitNotice": "notice from"}
+    return f"{words[type(op).__name__]} {op.peer}" if isinstance(op, MESSAGES) else describe(op).split(" of ")[0]
 
 
 def _args(op: Op) -> dict[str, Any]:
@@ -368,6 +383,8 @@ def _args(op: Op) -> dict[str, Any]:
     args: dict[str, Any] = {"operation": describe(op)}
     if isinstance(op, Send | Recv):
         return {**args, "region": str(op.region), "peer": op.peer, "tag": op.tag}
+    if isinstance(op, MESSAGES):
+        return {**args, "peer": op.peer, "tag": op.tag}
     regions = {"reads": " ".join(map(str, reads(op))), "writes": " ".join(map(str, writes(op)))}
     return {**args, **{key: text for key, text in regions.items() if text}}
 

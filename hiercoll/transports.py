@@ -16,11 +16,15 @@ from typing import NamedTuple
 from hiercoll.errors import ConstraintError, ParameterError
 from hiercoll.schedule import (
     HOST,
-    NOTICE,
+    MESSAGES,
+    AcceptOffer,
+    AwaitNotice,
     Copy,
     Deps,
     Get,
     Join,
+    Notify,
+    Offer,
     Op,
     Recv,
     Reduce,
@@ -29,7 +33,6 @@ from hiercoll.schedule import (
     Send,
     as_blocks,
     in_order,
-    offer_of,
 )
 from hiercoll.topology import Topology
 
@@ -74,7 +77,7 @@ def named(text: str) -> Transport:
 
 def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
     """``emit(rank)`` without messages of private memory within the node: the receiver copies
-    from the sender's buffer (`Get`), allowed by a message that offers it, and sends notice
+    from the sender's buffer (`Get`), which the sender has offered, and notifies it
     when it has. The send is complete with that notice, the receive with the copy.
 
     ``emit`` gives any rank's schedule: where a message's blocks lie, only its sender knows.
@@ -93,19 +96,20 @@ def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Sche
         if index in arriving:
             get = arriving.pop(index)
             done[index] = len(ops)
-            ops.extend([get, Send(get.peer, get.tag + 1, NOTICE, (len(ops),))])
+            ops.extend([get, Notify(get.peer, get.tag + 1, (len(ops),))])
         return done[index]
 
     for index, op in enumerate(schedule.ops):
         deps = tuple(settled(dep) for dep in op.deps)
         near = isinstance(op, (Send, Recv)) and topology.node_of[op.peer] == topology.node_of[rank]
         if near and isinstance(op, Send) and op.region.buffer not in ON_HOST:
-            ops += [Send(op.peer, 2 * op.tag, offer_of(op.region), deps), Recv(op.peer, 2 * op.tag + 1, NOTICE, deps)]
+            ops.append(Offer(op.peer, 2 * op.tag, op.region.buffer, deps))
+            ops.append(AwaitNotice(op.peer, 2 * op.tag + 1, deps))
         elif near and isinstance(op, Recv) and (op.peer, op.tag) in sources:
             source = sources[op.peer, op.tag]
             arriving[index] = Get(op.peer, 2 * op.tag, source, op.region, (len(ops),))
-            ops.append(Recv(op.peer, 2 * op.tag, offer_of(source), deps))
-        elif isinstance(op, (Send, Recv)):
+            ops.append(AcceptOffer(op.peer, 2 * op.tag, source.buffer, deps))
+        elif isinstance(op, MESSAGES):
             ops.append(op._replace(tag=2 * op.tag, deps=deps))
         else:
             ops.append(op._replace(deps=deps))
@@ -150,8 +154,9 @@ def _part(op: Op, part: int, segments: int, shift: int) -> Op:
     """An operation on one segment of its blocks, ``shift`` operations further on."""
     deps = tuple(dep + shift for dep in op.deps)
     if isinstance(op, (Send, Recv)):
-        region = op.region.segment(part) if op.region.blocks else op.region  # offers and notices have no parts
-        return op._replace(tag=op.tag * segments + part, region=region, deps=deps)
+        return op._replace(tag=op.tag * segments + part, region=op.region.segment(part), deps=deps)
+    if isinstance(op, MESSAGES):  # offers and notices
+        return op._replace(tag=op.tag * segments + part, deps=deps)
     if isinstance(op, Copy):
         return Copy(op.source.segment(part), op.target.segment(part), deps)
     if isinstance(op, Get):
@@ -178,11 +183,6 @@ class _Stage:
         return HOST[start : start + op.region.size]._replace(part=op.region.part)
 
 
-def _passes(op: Send | Recv, on_host: Sequence[str]) -> bool:
-    """Whether a message passes through the host: offers and notices, without blocks, do not."""
-    return bool(op.region.blocks) and op.region.buffer not in on_host
-
-
 def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
     """A copy before each send, and one after each receive, just before what waits for it first:
     schedules that run in order must not wait for a receive before its time."""
@@ -198,10 +198,10 @@ def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
 
     for index, op in enumerate(schedule.ops):
         deps = tuple(settled(dep) for dep in op.deps)
-        if isinstance(op, Send) and _passes(op, on_host):
+        if isinstance(op, Send) and op.region.buffer not in on_host:
             place = stage.place(op)
             ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
-        elif isinstance(op, Recv) and _passes(op, on_host):
+        elif isinstance(op, Recv) and op.region.buffer not in on_host:
             place = stage.place(op)
             arriving[index] = Copy(place, op.region, (len(ops),))
             ops.append(op._replace(region=place, deps=deps))
@@ -218,8 +218,8 @@ def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], on_host: Seq
     gate: Deps = ()
     for members in rounds:
         old = [schedule.ops[index] for index in members]
-        sends = [op for op in old if isinstance(op, Send) and _passes(op, on_host)]
-        recvs = [op for op in old if isinstance(op, Recv) and _passes(op, on_host)]
+        sends = [op for op in old if isinstance(op, Send) and op.region.buffer not in on_host]
+        recvs = [op for op in old if isinstance(op, Recv) and op.region.buffer not in on_host]
         of_region = {op.region: op for op in reversed(sends)}  # what is sent to several is copied out once
         out = {region: stage.place(op) for region, op in reversed(of_region.items())}
         places = {op.region: stage.place(op) for op in recvs}

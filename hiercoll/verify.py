@@ -31,9 +31,16 @@ from typing import Any
 from hiercoll.collectives import UNDEFINED, Contract
 from hiercoll.errors import VerificationError
 from hiercoll.schedule import (
+    INCOMING,
+    MESSAGES,
+    OUTGOING,
+    AcceptOffer,
+    AwaitNotice,
     Copy,
     Get,
     Join,
+    Notify,
+    Offer,
     Op,
     Recv,
     Reduce,
@@ -42,6 +49,7 @@ from hiercoll.schedule import (
     Send,
     Signal,
     Wait,
+    are_two_ends,
     reads,
     writes,
 )
@@ -191,7 +199,7 @@ class _System:
     def _problem(self, rank: int, index: int, op: Op) -> str | None:
         if op.deps and not 0 <= min(op.deps) <= max(op.deps) < index:
             return "waits for an operation that does not come before it"
-        if isinstance(op, (Send, Recv)) and (op.peer == rank or not 0 <= op.peer < self.contract.size):
+        if isinstance(op, MESSAGES) and (op.peer == rank or not 0 <= op.peer < self.contract.size):
             return f"has rank {op.peer} as its peer"
         if isinstance(op, Signal) and not 0 <= op.flag < self.schedules[rank].flags:
             return f"raises flag {op.flag} of {self.schedules[rank].flags}"
@@ -246,18 +254,16 @@ class _System:
         sends: dict[tuple[int, int, int], int] = {}
         recvs: dict[tuple[int, int, int], int] = {}
         for gid, op in enumerate(self.ops):
-            if isinstance(op, (Send, Recv)):
-                rank = self.rank_of[gid]
-                known, key = (
-                    (sends, (rank, op.peer, op.tag)) if isinstance(op, Send) else (recvs, (op.peer, rank, op.tag))
-                )
+            if isinstance(op, MESSAGES):
+                rank, out = self.rank_of[gid], isinstance(op, OUTGOING)
+                known, key = (sends, (rank, op.peer, op.tag)) if out else (recvs, (op.peer, rank, op.tag))
                 if key in known:
                     yield self.finding(
                         "unmatched",
                         gid,
                         f"{self.name(gid)} and {self.name(known[key])} have the same source, destination and tag "
                         f"{op.tag}: arrival order would decide which is which",
-                        op.region,
+                        op.region if isinstance(op, (Send, Recv)) else None,
                     )
                 known[key] = gid
         for key in sends.keys() - recvs.keys():
@@ -268,19 +274,19 @@ class _System:
             yield self.finding("unmatched", gid, f"rank {key[0]} never sends what {self.name(gid)} waits for")
         for key, recv in recvs.items():
             if key in sends:
-                out, into = self.ops[sends[key]], self.ops[recv]
-                assert isinstance(out, Send) and isinstance(into, Recv)
-                empty = not out.region.blocks and not into.region.blocks
-                if empty and out.region.buffer != into.region.buffer:
-                    said = (
-                        f"{self.name(sends[key])} tells of {out.region.buffer}, its receive is for {into.region.buffer}"
-                    )
-                    yield self.finding("unmatched", recv, said, into.region)
-                if self._width(out.region) != self._width(into.region):
+                send, into = self.ops[sends[key]], self.ops[recv]
+                if not are_two_ends(send, into):
+                    ends = f"{self.name(sends[key])} and {self.name(recv)} are not the two ends of one message"
+                    yield self.finding("unmatched", recv, ends)
+                elif (
+                    isinstance(send, Send)
+                    and isinstance(into, Recv)
+                    and self._width(send.region) != self._width(into.region)
+                ):
                     yield self.finding(
                         "unmatched",
                         recv,
-                        f"{self.name(sends[key])} has {out.region}, its receive has {into.region}: the sizes differ",
+                        f"{self.name(sends[key])} has {send.region}, its receive has {into.region}: the sizes differ",
                         into.region,
                     )
                 self.send_of[recv] = sends[key]
@@ -352,8 +358,8 @@ class _System:
                 for dep in op.deps:
                     before |= done[dep]
                 done.append(before | 1 << index)
-                if isinstance(op, Recv) and not op.region.blocks:
-                    offers[op.peer, op.tag, op.region.buffer] = index
+                if isinstance(op, AcceptOffer):
+                    offers[op.peer, op.tag, op.buffer] = index
                 if isinstance(op, Get):
                     offer = offers.get((op.peer, op.tag, op.source.buffer), -1)
                     if offer < 0 or not before >> offer & 1:
@@ -418,7 +424,7 @@ class _System:
                 for dep in op.deps:
                     before |= done[start, base + dep]
                 seen_by[start, gid] = after = before
-                if isinstance(op, Recv) and op.peer in ranks:
+                if isinstance(op, INCOMING) and op.peer in ranks:
                     after |= seen_by[start, self.send_of[gid]]
                 elif isinstance(op, Wait) and start - op.previous >= 0:
                     for peer in op.peers:
@@ -630,6 +636,14 @@ def describe(op: Op) -> str:
             return f"send {op.region} to rank {op.peer} (tag {op.tag})"
         case Recv():
             return f"receive {op.region} from rank {op.peer} (tag {op.tag})"
+        case Offer():
+            return f"offer {op.buffer} to rank {op.peer} (tag {op.tag})"
+        case AcceptOffer():
+            return f"accept the offer of {op.buffer} from rank {op.peer} (tag {op.tag})"
+        case Notify():
+            return f"notify rank {op.peer} (tag {op.tag})"
+        case AwaitNotice():
+            return f"await the notice from rank {op.peer} (tag {op.tag})"
         case Copy():
             return f"copy {op.source} to {op.target}"
         case Get():

@@ -11,10 +11,28 @@ import pytest
 from hiercoll.algorithms import REGISTRY
 from hiercoll.buffers import BlockLayout
 from hiercoll.collectives import Contract
-from hiercoll.errors import ConstraintError
+from hiercoll.cost import count_rank
+from hiercoll.errors import ConstraintError, ScheduleError
 from hiercoll.loopback import run
 from hiercoll.proving import prove
-from hiercoll.schedule import NOTICE, Copy, Get, Join, Op, Recv, Schedule, Send
+from hiercoll.schedule import (
+    INCOMING,
+    RECV,
+    SEND,
+    AcceptOffer,
+    AwaitNotice,
+    Copy,
+    Get,
+    Join,
+    Notify,
+    Offer,
+    Op,
+    Recv,
+    Schedule,
+    Send,
+)
+from hiercoll.simulate import simulate
+from hiercoll.timeline import to_svg, to_trace
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.transports import ON_HOST, Transport, cut, staged
 from hiercoll.verify import verify
@@ -131,9 +149,9 @@ def test_peer(collective: str, name: str, params: object, layout: str, inplace: 
     for rank, schedule in enumerate(made):
         messages = [op for op in schedule.ops if isinstance(op, Send | Recv)]
         near = [op for op in messages if topology.node_of[op.peer] == topology.node_of[rank]]
-        assert not [op for op in near if op.region.blocks and op.region.buffer not in ON_HOST]
+        assert not [op for op in near if op.region.buffer not in ON_HOST]
         gets = [op for op in schedule.ops if isinstance(op, Get)]
-        assert len(gets) == sum(isinstance(op, Send) and op.region == NOTICE for op in messages)
+        assert len(gets) == sum(isinstance(op, Notify) for op in schedule.ops)
 
 
 @pytest.mark.parametrize("layout", ["1x7", "5+3:cyclic", "7x1"])
@@ -172,7 +190,7 @@ def without_one_dependency(made: list[Schedule]) -> Iterator[tuple[Op, Op, list[
     for index, op in enumerate(own.ops):
         for dep in op.deps:
             other = own.ops[dep]
-            if isinstance(op, Get) or isinstance(other, Get) or (isinstance(other, Recv) and other.region == NOTICE):
+            if isinstance(op, Get) or isinstance(other, Get | AwaitNotice):
                 changed = op._replace(deps=tuple(each for each in op.deps if each != dep))
                 yield (
                     op,
@@ -190,8 +208,8 @@ def test_a_lost_dependency_of_a_get_is_found(collective: str, name: str) -> None
     later = 0  # mutants of what comes after gets and notices
     for op, other, mutant in without_one_dependency(made):
         ok = verify(mutant, Contract(collective, 8), topology).ok
-        assert not ok or isinstance(op, Join | Recv), (op, other)
-        later += not ok and not isinstance(op, Get) and not (isinstance(op, Send) and op.region == NOTICE)
+        assert not ok or isinstance(op, (Join, *INCOMING)), (op, other)
+        later += not ok and not isinstance(op, Get | Notify)
     assert later > 0
 
 
@@ -201,9 +219,7 @@ def test_what_others_get_they_get_in_time() -> None:
     made = by_peer(schedules("alltoall", "scatter_destination", (), topology, False), topology)
     assert verify(made, Contract("alltoall", 2), topology).ok
     silent = [
-        replace(
-            s, ops=tuple(Join(op.deps) if isinstance(op, Send | Recv) and op.region == NOTICE else op for op in s.ops)
-        )
+        replace(s, ops=tuple(Join(op.deps) if isinstance(op, Notify | AwaitNotice) else op for op in s.ops))
         for s in made
     ]
     proof = verify(silent, Contract("alltoall", 2), topology)
@@ -216,3 +232,59 @@ def test_nobody_gets_from_another_node() -> None:
     made = by_peer(schedules("alltoall", "scatter_destination", (), parse_layout("1x2"), False), parse_layout("1x2"))
     proof = verify(made, Contract("alltoall", 2), parse_layout("2x1"))
     assert "which is no other rank of its node" in str(proof.findings[0])
+
+
+def two_ends(out: Op, into: Op) -> list[Schedule]:
+    """Rank 0 sends something, rank 1 receives something, and both their own block."""
+    own = [Copy(SEND[0], RECV[0], ()), Copy(SEND[0], RECV[1], ())]
+    return [Schedule(0, (own[0], out)), Schedule(1, (own[1], into))]
+
+
+@pytest.mark.parametrize(
+    ("out", "into"),
+    [
+        (Offer(1, 0, "send", ()), AcceptOffer(0, 0, "recv", ())),
+        (Offer(1, 0, "send", ()), AwaitNotice(0, 0, ())),
+        (Notify(1, 0, ()), AcceptOffer(0, 0, "send", ())),
+        (Notify(1, 0, ()), Recv(0, 0, RECV[0], ())),
+        (Send(1, 0, SEND[0], ()), AwaitNotice(0, 0, ())),
+    ],
+)
+def test_messages_of_two_kinds_do_not_match(out: Op, into: Op) -> None:
+    """By the proof, and in the loopback."""
+    topology, made = parse_layout("1x2"), two_ends(out, into)
+    finding = verify(made, Contract("allgather", 2), topology).findings[0]
+    assert finding.kind == "unmatched" and "are not the two ends of one message" in finding.message
+    assert (finding.rank, finding.op) == (1, 1)
+    values, recvs = np.zeros((2, 1, 8), np.uint8), [np.empty((2, 8), np.uint8) for _ in range(2)]
+    with pytest.raises(ScheduleError, match="are not the two ends of one message"):
+        run(made, topology, list(values), recvs, layout=BlockLayout(8))
+
+
+@pytest.mark.parametrize("op", [Offer(0, 0, "send", ()), AcceptOffer(5, 0, "send", ()), Notify(0, 0, ())])
+def test_offers_and_notices_need_another_rank(op: Op) -> None:
+    made = [Schedule(0, (op,)), Schedule(1, ())]
+    assert "as its peer" in str(verify(made, Contract("allgather", 2), parse_layout("1x2")).findings[0])
+
+
+def test_an_offer_that_nobody_accepts_is_found() -> None:
+    made = [Schedule(0, (Offer(1, 7, "send", ()),)), Schedule(1, (AwaitNotice(0, 8, ()),))]
+    texts = [str(each) for each in verify(made, Contract("allgather", 2), parse_layout("1x2")).findings]
+    assert "rank 1 never receives offer send to rank 1 (tag 7) (rank 0, op 0)" in texts[0]
+    assert "rank 0 never sends what await the notice from rank 0 (tag 8) (rank 1, op 0) waits for" in texts[1]
+
+
+def test_what_a_peer_schedule_offers_is_counted_and_drawn() -> None:
+    """Offers and notices are messages without blocks."""
+    topology = parse_layout("1x2")
+    made = by_peer(schedules("alltoall", "scatter_destination", (), topology, False), topology)
+    assert [schedule.offered for schedule in made] == [{"send"}, {"send"}] and made[0].tags == 2
+    counts = count_rank(made[0], topology)
+    assert (counts.messages, counts.received, counts.blocks, counts.copies) == (2, 2, 0, 2)
+    events = simulate(made, topology, 64)
+    assert len(events) == sum(len(schedule.ops) for schedule in made)
+    trace = to_trace(made, topology, events, "peer")["traceEvents"]
+    names = {event["name"] for event in trace if event["ph"] == "X" and event["pid"] == 1}
+    assert {"offer to 1", "offer from 1", "notify 1", "notice from 1"} <= names
+    assert sum(event["ph"] == "s" for event in trace) == 4
+    assert "rank 0 to rank 1: offer (tag 0)" in to_svg(made, topology, events, "peer")
