@@ -113,6 +113,48 @@ def test_elements_that_the_ranks_do_not_divide(comm: MPI.Intracomm) -> None:
         assert raised.value.rank == RANK
 
 
+HOW: list[dict[str, Any]] = [{"transport": "nonsense"}, {"transport": "staged"}, {"stream": "x"}, {"stream": True}]
+each_wrong_way = pytest.mark.parametrize("how", HOW, ids=str)
+each_collective = pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+
+
+def way_is_refused(comm: MPI.Intracomm, collective: str, items: int, how: dict[str, Any], *, known: bool) -> None:
+    """A call, of which an earlier one may have left the plan, with a wrong transport or stream."""
+    call, (name,) = getattr(hiercoll, collective), how
+    send = np.arange(items * (SIZE if collective == "alltoall" else 1))
+    recv = np.full(items * SIZE, -1)
+    if known:
+        call(comm, send, recv)
+    with pytest.raises(ParameterError, match=name) as raised:
+        call(comm, send, recv, **how)
+    assert raised.value.rank == RANK
+
+
+@each_wrong_way
+@each_collective
+def test_ways_of_unknown_buffers(comm: MPI.Intracomm, collective: str, how: dict[str, Any]) -> None:
+    """What is no transport for such buffers, or no stream, is refused."""
+    way_is_refused(comm, collective, 2, how, known=False)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=pytest.fail.Exception, reason="a known plan is run without a look at transport and stream"
+)
+@each_wrong_way
+@each_collective
+def test_ways_of_known_buffers(comm: MPI.Intracomm, collective: str, how: dict[str, Any]) -> None:
+    """The same for buffers of an earlier call."""
+    way_is_refused(comm, collective, 2, how, known=True)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="the transport of empty blocks is not looked at")
+@pytest.mark.parametrize("how", HOW[:2], ids=str)
+@each_collective
+def test_ways_of_empty_blocks(comm: MPI.Intracomm, collective: str, how: dict[str, Any]) -> None:
+    """The same where there is nothing to be sent."""
+    way_is_refused(comm, collective, 0, how, known=False)
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs a constraint that one rank breaks")
 def test_constraint(on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """The constraint that does not hold is named, alike on all ranks."""
