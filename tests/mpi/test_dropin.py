@@ -264,11 +264,75 @@ def test_alltoallv_past_hiercoll(ours: hiercoll.Intracomm) -> None:
     ours.Free()
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
-    """Calls, bytes and what ran, by call site."""
+@pytest.fixture
+def watchable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets recorders take the place of methods for one test."""
     for name in [*BLOCKING, *RETURNING]:
         monkeypatch.setattr(dropin.Collectives, name, getattr(dropin.Collectives, name))
+
+
+def one_call_of_each_kind(comm: hiercoll.Intracomm) -> None:
+    recv, ones = np.empty(SIZE), np.ones(SIZE, int)
+    comm.Alltoall(np.arange(float(SIZE)), recv)
+    comm.Allgatherv(np.ones(1), [recv, ones])
+    comm.Iallgather(np.ones(1), recv).Wait()
+
+
+@pytest.mark.usefixtures("watchable")
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a recorder takes another one's method for the call site")
+def test_two_recorders(comm: MPI.Intracomm) -> None:
+    """Each has every call once, at the program's call site."""
+    recorders = [Recorder(sync=False, trace=False) for _ in range(2)]
+    for recorder in recorders:
+        recorder.install()
+    one_call_of_each_kind(hiercoll.Intracomm(comm))
+    for recorder in recorders:
+        assert all(site.startswith(__file__) for site, _ in recorder.sites)
+        assert [site.calls for site in recorder.sites.values()] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("watchable")
+@pytest.mark.xfail(strict=True, raises=(AssertionError, AttributeError), reason="recorders cannot be removed")
+@pytest.mark.parametrize("first", [0, 1])
+def test_recorders_are_removed(comm: MPI.Intracomm, first: int) -> None:
+    """In any order: one that has been removed sees nothing more, the other one goes on, and in the end calls are what
+    they were."""
+    ours, before = hiercoll.Intracomm(comm), dict(vars(dropin.Collectives))
+    recorders = [Recorder(sync=False, trace=False) for _ in range(2)]
+    for recorder in recorders:
+        recorder.install()
+    one_call_of_each_kind(ours)
+    recorders[first].remove()
+    one_call_of_each_kind(ours)
+    recorders[1 - first].remove()
+    one_call_of_each_kind(ours)
+    for recorder, calls in ((recorders[first], 1), (recorders[1 - first], 2)):
+        assert sorted(site.calls for site in recorder.sites.values()) == [calls] * 3
+    assert dict(vars(dropin.Collectives)) == before
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.usefixtures("watchable")
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a recorder does not end shortcuts")
+def test_a_recorder_sees_calls_that_went_past_hiercoll() -> None:
+    """Where calls of Alltoallv have become mpi4py's own, they are not once somebody watches."""
+    ours = hiercoll.Intracomm(WORLD.Dup())
+    sizes = np.where(np.arange(SIZE) == RANK, 3, 0)
+    for _ in range(4 * SURE):
+        ours.Alltoallv([np.ones(3), sizes], [np.empty(3), sizes])
+    assert "Alltoallv" in vars(ours)
+    recorder = Recorder(sync=False, trace=False)
+    recorder.install()
+    for _ in range(5):
+        ours.Alltoallv([np.ones(3), sizes], [np.empty(3), sizes])
+    ours.Free()
+    assert [site.calls for site in recorder.sites.values()] == [5]
+
+
+@pytest.mark.usefixtures("watchable")
+@pytest.mark.parametrize("sync", [False, True])
+def test_report(ours: hiercoll.Intracomm, sync: bool) -> None:
+    """Calls, bytes and what ran, by call site."""
     recorder = Recorder(sync=sync, trace=True)
     recorder.install()
     recv = np.empty(2 * SIZE)
@@ -289,11 +353,10 @@ def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync:
     assert (by_name["alltoall"]["waited"]["most"] > 0) == sync
 
 
-@pytest.mark.skipif(SIZE == 1, reason="calls of one rank are MPI's")
-def test_report_compares_like_with_like(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
+@pytest.mark.usefixtures("watchable")
+def test_report_compares_like_with_like(ours: hiercoll.Intracomm) -> None:
     """Native's time is known for sizes that the table was made with, and stands beside those calls' time alone."""
-    for name in BLOCKING:
-        monkeypatch.setattr(dropin.Collectives, name, getattr(dropin.Collectives, name))
     comm = hiercoll.Intracomm(ours.Dup())
     topology, native = hiercoll.get_topology(comm), Variant("native")
     figures = tuple(Figure(size, native, seconds, seconds, seconds, 8) for size, seconds in ((16, 1.0), (64, 4.0)))
