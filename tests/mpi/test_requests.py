@@ -25,7 +25,7 @@ RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(
     MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
 )
-pytestmark = [needs_threads, pytest.mark.skipif(SIZE == 1, reason="calls of one rank are MPI's")]
+pytestmark = [needs_threads, pytest.mark.mpi(min_size=2)]  # calls of one rank are MPI's
 FORMS = ["alltoall", "allgather", "alltoallv", "allgatherv"]
 # Algorithms with rounds, so that somebody must let them go on.
 SLOW = {"alltoall": ("bruck", {}), "allgather": ("ring", {}), "alltoallv": ("pairwise", {}), "allgatherv": ("ring", {})}
