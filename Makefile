@@ -1,4 +1,6 @@
 # make demo    the main job on this machine: 8 ranks as two virtual nodes
+# make quick   while one works on the code, about a minute: lint, types, layers, unit tests but for those marked
+#              slow (each says why) and without `verify --all`, MPI tests on 2 ranks of MPICH
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
 # make figures what docs/performance.md says of several hosts, measured anew: an hour, alone on the machine
 # make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond
@@ -12,11 +14,15 @@ IMPI := .venv/impi
 DEV := .venv/dev
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint unit mpi instruments faults mpi4py lab figures sweep clean
+.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
 	scripts/demo $(MPICH)
+
+quick: lint
+	$(DEV)/bin/python -m pytest -q -m "not slow" tests/unit
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 2 -m "not slow"
 
 test: lint unit mpi instruments faults mpi4py lab
 

@@ -84,12 +84,12 @@ def _run(
     from mpi4py import MPI
     from mpi4py.run import run_command_line, set_abort_status
 
-    from hiercoll import dropin
+    from hiercoll import dropin, settings
 
     recorder = None
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
-    dropin.forced.update(forced)
+    settings.forced.update(forced)
     if report or trace:
         from hiercoll.report import Recorder
 

@@ -20,22 +20,22 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.algorithms.registry import automatic
-from hiercoll.api import place_of
-from hiercoll.collectives import Sizes, get_collective
+from hiercoll.collectives import Collective, Sizes, get_collective
 from hiercoll.communicator import mpi_library
 from hiercoll.cost import Link, Links
 from hiercoll.errors import HiercollError
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import CONTROL, SAMPLE, Arrays, Contest, HostArrays
+from hiercoll.plans import Lifetime
+from hiercoll.policy import Wanted
+from hiercoll.request import Arguments, Mode, make_request, place_of, spread_of
 from hiercoll.simulate import Event
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant
 from hiercoll.topology import Topology
 from hiercoll.transports import AUTO
-from hiercoll.vectors import spread_of
-from hiercoll.work import Work
 from hiercoll.workload import Workload
 
 FEWEST = 6  # samples: of fewer there is no 95 % interval
@@ -176,18 +176,20 @@ class Bench:
 
     def _chosen(self, collective: str, size: int, held: bool) -> Variant:
         """What "auto" is."""
-        choices, record = self.state.choices, get_collective(collective)
+        policy, record = self.state.policy, get_collective(collective)
         if record.sizes is not Sizes.OWN:
-            return choices.decide(record.family, size, False, self.arrays.kind, held).variant
+            return policy.decide(self._wanted(record, size, held)).variant
         if not held:
-            return choices.regime.settled
-        return choices.uneven_for_good(spread_of(Workload(record, size, self.comm.size).sent()))
+            return policy.uneven(record).settled
+        return policy.uneven_for_good(record, spread_of(Workload(record, size, self.comm.size).sent()))
+
+    def _wanted(self, record: Collective, size: int, held: bool = False) -> Wanted:
+        return Wanted(record, size, record.one_buffer, self.arrays.kind, held)
 
     def _best(self, collective: str, size: int, given: Sequence[Variant]) -> list[Variant]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
         known = {subject.spelled(collective) for subject in given}
-        family = get_collective(collective).family
-        ranking = self.state.choices.decide(family, size, False, self.arrays.kind).ranking[: self.top]
+        ranking = self.state.policy.decide(self._wanted(get_collective(collective), size)).ranking[: self.top]
         return [each.variant for each in ranking if each.variant.spelled(collective) not in known]
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
@@ -289,12 +291,12 @@ def measured_events(
     """
     state, record = get_state(comm), get_collective(collective)
     load = Workload(record, size, comm.size)
-    send = load.before(comm.rank)
-    recv = send if record.one_buffer else np.empty_like(load.due(comm.rank))
-    resolved = get_algorithm(collective, algorithm).resolve(params)
-    work = Work(collective, algorithm, resolved, size, record.one_buffer)
-    address = 0 if record.one_buffer else send.ctypes.data
-    plan = state.own_plan(work, "host", address, recv.ctypes.data, traced=True)
+    send, recv = load.before(comm.rank), np.empty_like(load.due(comm.rank))
+    arguments = Arguments(
+        None if record.one_buffer else send, send if record.one_buffer else recv, 0, algorithm, params
+    )
+    request = make_request(state, record, arguments, Mode.HELD, strict=True)
+    plan = state.factory.make(request, Lifetime.HELD, traced=True)
     plan()
     comm.Barrier()
     origin = perf_counter()

@@ -12,8 +12,7 @@ those on one rank, and leave the call to the MPI library on all.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ref
@@ -50,14 +49,16 @@ class Observer(Protocol):
 observers: list[Observer] = []
 
 
-@contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Let an observer watch all calls of drop-in communicators."""
+def observe(observer: Observer) -> None:
+    """Let an observer watch all calls of drop-in communicators, beside others."""
     progress.end_shortcuts()
-    observers.append(observer)
-    try:
-        yield
-    finally:
+    if observer not in observers:
+        observers.append(observer)
+
+
+def ignore(observer: Observer) -> None:
+    """Let it watch no longer."""
+    if observer in observers:
         observers.remove(observer)
 
 
@@ -67,14 +68,14 @@ class Calls(Counter[str]):
 
     def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
         """See `Observer`."""
-        return _name(collective, mode)
+        return call_name(collective, mode)
 
     def end(self, begun: object, ran: str) -> None:
         """See `Observer`."""
         self[f"{begun}, {NATIVE}" if ran == NATIVE else str(begun)] += 1
 
 
-def _name(collective: Collective, mode: Mode) -> str:
+def call_name(collective: Collective, mode: Mode) -> str:
     """Of a call, as functions are called."""
     return {
         Mode.BLOCKING: collective.name, Mode.BACKGROUND: f"i{collective.name}", Mode.HELD: f"{collective.name}_init"

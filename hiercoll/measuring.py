@@ -306,8 +306,8 @@ class Contest:
 
     def _settle(self, call: Call) -> None:
         """Let "auto" try what there is to try for blocks of uneven sizes, for some seconds at most."""
-        regime, seconds = self._state.choices.regime, 0.0
-        while not regime.is_settled and seconds < SETTLING:
+        policy, seconds = self._state.policy.uneven(get_collective(self.collective)), 0.0
+        while not policy.is_settled and seconds < SETTLING:
             begin = perf_counter()
             for _ in range(SETTLED):
                 call()

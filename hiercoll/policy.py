@@ -156,9 +156,8 @@ class Policy:
             found = self._uneven[name] = UnevenPolicy(candidates, self._slowest, self._total)
         return found
 
-    def uneven_for_good(self, collective: Collective, own: Spread) -> Variant:
-        """What to take for a plan, where nothing can be tried, by the blocks that each rank sends. Collective."""
-        whole = self.uneven(collective).whole(own)
+    def uneven_for_good(self, collective: Collective, whole: Spread) -> Variant:
+        """What to take for a plan, where nothing can be tried, by the blocks of all ranks."""
         return uneven_choices(collective.name, self._topology, whole, self.table, self._library, held=True)[-1]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import wraps
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -18,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hiercoll.bench import provenance
-from hiercoll.collectives import Collective, Contract, called
+from hiercoll.collectives import Collective, Contract
 from hiercoll.communicator import State
-from hiercoll.dropin import Collectives
+from hiercoll.dropin import call_name, ignore, observe
 from hiercoll.lifetime import get_state, get_topology
 from hiercoll.messages import block_message, vector_message
-from hiercoll.requests import Driven
+from hiercoll.request import Mode
 from hiercoll.tables import NATIVE
 
 Key: TypeAlias = "tuple[str, str]"  # call site, collective
@@ -70,17 +69,30 @@ class Recorder:
 
     def install(self) -> None:
         """Watch from now on."""
-        if not _watching:
-            _replace_methods()
-        if self not in _watching:
-            _watching.append(self)
+        observe(self)
 
     def remove(self) -> None:
-        """Watch no longer. When nobody does, methods are again what they were."""
-        if self in _watching:
-            _watching.remove(self)
-            if not _watching:
-                _restore_methods()
+        """Watch no longer."""
+        ignore(self)
+
+    def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
+        """See `dropin.Observer`."""
+        site, begin, waited, native = _caller(), perf_counter(), 0.0, None
+        nbytes = received(collective, comm.size, comm.rank, buffers)
+        if mode is Mode.BLOCKING:
+            state = get_state(comm)
+            native = native_seconds(state, collective, nbytes)
+            begin = perf_counter()
+            if self.sync:
+                state.comm.Barrier()
+                waited = perf_counter() - begin
+                begin += waited
+        return Call(call_name(collective, mode), site, nbytes, begin, 0.0, NATIVE, waited, native)
+
+    def end(self, begun: object, ran: str) -> None:
+        """See `dropin.Observer`."""
+        assert isinstance(begun, Call)
+        self.note(replace(begun, seconds=perf_counter() - begun.begin, ran=ran.partition(" ")[2] or NATIVE))
 
     def note(self, call: Call) -> None:
         """Count a call."""
@@ -139,76 +151,10 @@ class Recorder:
             trace.write_text(json.dumps({"traceEvents": _events(events)}) + "\n")
 
 
-_watching: list[Recorder] = []
-_replaced: dict[str, Any] = {}  # methods of the drop-in communicators as they were; None where they are inherited
-
-
-def _replace_methods() -> None:
-    for record in called():
-        for name, watched, collective in (
-            (record.native, _blocking, record.name),
-            (record.nonblocking, _returning, f"i{record.name}"),
-            (record.persistent, _returning, f"{record.name}_init"),
-        ):
-            _replaced[name] = vars(Collectives).get(name)
-            setattr(Collectives, name, watched(record, collective, getattr(Collectives, name)))
-
-
-def _restore_methods() -> None:
-    for name, method in _replaced.items():
-        if method is None:
-            delattr(Collectives, name)
-        else:
-            setattr(Collectives, name, method)
-    _replaced.clear()
-
-
 def _caller() -> str:
-    """Where the program calls a method that is watched."""
-    frame = sys._getframe(2)
+    """Where the program calls the method that is watched."""
+    frame = sys._getframe(4)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _blocking(record: Collective, collective: str, method: Callable[..., None]) -> Callable[..., None]:
-    """A method that returns when the call is complete."""
-
-    @wraps(method)
-    def call(comm: Any, *args: Any, **options: Any) -> None:
-        site, state, waited = _caller(), get_state(comm), 0.0
-        begin = perf_counter()
-        if any(recorder.sync for recorder in _watching):
-            state.comm.Barrier()
-            waited = perf_counter() - begin
-            begin += waited
-        state.last = ""
-        method(comm, *args, **options)
-        seconds = perf_counter() - begin
-        ran = state.last.partition(" ")[2] or NATIVE
-        nbytes = received(record, state.size, state.rank, args, options)
-        native = native_seconds(state, record, nbytes)
-        _note(Call(collective, site, nbytes, begin, seconds, ran, waited, native))
-
-    return call
-
-
-def _returning(record: Collective, collective: str, method: Callable[..., MPI.Request]) -> Callable[..., MPI.Request]:
-    """A method that returns a request: its own time is all that is known of it."""
-
-    @wraps(method)
-    def call(comm: Any, *args: Any, **options: Any) -> MPI.Request:
-        site, begin = _caller(), perf_counter()
-        request = method(comm, *args, **options)
-        seconds = perf_counter() - begin
-        ran = request.stand_in.name.partition(" ")[2] if isinstance(request, Driven) else NATIVE
-        _note(Call(collective, site, received(record, comm.size, comm.rank, args, options), begin, seconds, ran))
-        return request
-
-    return call
-
-
-def _note(call: Call) -> None:
-    for recorder in _watching:
-        recorder.note(call)
 
 
 def native_seconds(state: State, record: Collective, nbytes: int) -> float | None:
@@ -216,16 +162,16 @@ def native_seconds(state: State, record: Collective, nbytes: int) -> float | Non
     measured there, as blocks of uneven sizes are, of which a table knows one distribution."""
     if not record.is_even:
         return None
-    entry = state.choices.table.find(record.name, state.library, "host", state.topology)
+    entry = state.policy.table.find(record.name, state.library, "host", state.topology)
     if entry is None or not entry.is_for(state.topology):
         return None
     return entry.native_seconds(nbytes // record.blocks(record.recv, state.size))
 
 
-def received(record: Collective, size: int, rank: int, args: Sequence[Any], options: Mapping[str, Any]) -> int:
+def received(record: Collective, size: int, rank: int, args: Sequence[Any]) -> int:
     """Bytes that a call with these arguments, of a method of mpi4py, is to leave in the receive buffer of ``rank``."""
     names = ["buf"] if record.one_buffer else ["sendbuf", "recvbuf"]
-    given = {**dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False)), **options}
+    given = dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False))
     if record.root and not Contract(record.name, size, root=given.get("root", 0)).shape(rank).due:
         return 0
     blocks = record.blocks(record.recv, size)

@@ -54,7 +54,7 @@ def known_plan(
         if params:
             if not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
                 return None, None
-            key += tuple(params.items())  # type: ignore[assignment]
+            key += tuple(params.items())
         plan = state.recent[key]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return None, None
@@ -186,7 +186,8 @@ def held_request(state: State, collective: Collective, given: Arguments, *, stri
     if sizes_are_unknown(state, collective, given):
         if state.check:
             state.same_call(Said(f"persistent {collective.name}, agreement on algorithms"))
-        variant = state.policy.uneven_for_good(collective, own_spread(state, collective, given))
+        whole = state.policy.uneven(collective).whole(own_spread(state, collective, given))
+        variant = state.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
     request = make_request(state, collective, given, Mode.HELD, strict=strict)
     if state.check and not collective.is_even:

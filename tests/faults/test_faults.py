@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "mpi"))
 from launch import FLAGS, SETTINGS, vendor
 
+pytestmark = pytest.mark.mpi_skip  # starts jobs of its own
 HERE = Path(__file__).parent
 LIBRARY = vendor()
 SILENT = re.compile(r"rank 2 \(world rank 2(, node 1)?\): SILENT")
@@ -30,7 +31,7 @@ ALGORITHMS = [
     "first call",
     "first alltoallv",
     *(
-        pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.slow(reason="the others show the same in other engines"))
         for name in ("bruck", "eager", "native", "Alltoall_init", "first aggregate", "growing")
     ),
 ]

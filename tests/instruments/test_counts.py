@@ -23,7 +23,10 @@ LIBRARY = vendor()
 COMPILER = shutil.which("cc")
 RANKS = 3
 TIMEOUT = 120
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc) to build the library that counts")
+pytestmark = [
+    pytest.mark.mpi_skip,  # starts jobs of its own
+    pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc) to build the library that counts"),
+]
 HIERCOLL = [str(Path(sys.executable).with_name("hiercoll"))]
 FIXED = ["--sizes", "64", "--samples", "6"]
 

@@ -9,6 +9,7 @@ import uuid
 import pytest
 from conftest import ENVIRONMENT, ROOT, Lab, finish, marked_processes, start, wait_until
 
+pytestmark = pytest.mark.mpi_skip  # starts jobs of its own
 HOSTS = """
 import socket
 from mpi4py import MPI

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ENVIRONMENT, ROOT, Lab, finish, library, start
 
+pytestmark = pytest.mark.mpi_skip  # starts jobs of its own
 HERE = Path(__file__).parent
 ENV = ("--env", str(ENVIRONMENT))
 MPIEXEC = {
@@ -121,7 +122,7 @@ def test_jsrun_stub_is_strict(options: str, message: str, stubs: Path, short_pat
     assert done.stdout == ("" if message else "mpiexec -n 12 program -x\n")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Slurm for each")
 @pytest.mark.parametrize(
     ("name", "layout", "gpus", "options"),
     [
@@ -145,7 +146,7 @@ def test_slurm_job(slurm_lab: Lab, stubs: Path, name: str, layout: str, gpus: in
     assert files(folder / "results") == COMPLETE
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Slurm for each")
 def test_generic_job_with_hiercoll_itself(slurm_lab: Lab) -> None:
     program, folder = str(ENVIRONMENT / "bin" / "hiercoll"), slurm_lab.folder
     for words in (["tune", "--help"], ["table", "--help"], ["plot", "--help"]):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ENVIRONMENT, Lab, library
 
+pytestmark = pytest.mark.mpi_skip  # starts jobs of its own
 HOSTS = """
 import socket, sys
 from mpi4py import MPI
@@ -65,7 +66,7 @@ def test_sbatch_writes_its_output_and_passes_its_status_on(slurm_lab: Lab, scrip
     assert output.read_text() == "2 h0 h1\n"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="Slurm looks at limits every 30 s")
 def test_a_time_limit_ends_a_job(slurm_lab: Lab) -> None:
     """Takes up to 40 s."""
     command = TIME_LIMIT.format(folder=slurm_lab.folder)

@@ -30,9 +30,17 @@ CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 TIMEOUT = 120.0  # seconds for one test
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out, on all ranks alike, what needs another number of ranks."""
+    """Mark all as tests under MPI, for pytest-mpi; leave out, on all ranks alike, what needs another number of ranks.
+
+    ``mpi(min_size=n)`` says that a test needs n ranks, ``ranks(counts)`` that it needs just so many, or that they
+    are enough of what takes long."""
     for item in items:
+        if item.path.parent.name not in ("mpi", "gpu"):
+            continue  # others, in the same run
+        if item.get_closest_marker("mpi") is None:
+            item.add_marker(pytest.mark.mpi)
         marker = item.get_closest_marker("ranks")
         if marker and WORLD.size not in marker.args[0]:
             item.add_marker(pytest.mark.skip(reason=f"for {list(marker.args[0])} ranks, not {WORLD.size}"))

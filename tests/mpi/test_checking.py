@@ -19,7 +19,7 @@ RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(
     MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
 )
-pytestmark = pytest.mark.skipif(SIZE == 1, reason="one rank agrees with itself")
+pytestmark = pytest.mark.mpi(min_size=2)  # one rank agrees with itself
 
 
 @pytest.fixture

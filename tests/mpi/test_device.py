@@ -297,7 +297,7 @@ def test_memory_that_mates_cannot_map(device: LateDevice, on_layout: Callable[[s
     np.testing.assert_array_equal(inplace.get(), gathered)
 
 
-@pytest.mark.ranks([2, 3, 4])
+@pytest.mark.mpi(min_size=2)
 def test_no_memory_of_mates(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Where one rank's memory cannot be mapped at all, one rank warns, and the host's memory serves."""
     comm = on_layout(f"1x{SIZE}")
@@ -330,7 +330,7 @@ def test_memory_at_an_address_used_before(
     assert device.counts["mappings"] <= 20 * SIZE
 
 
-@pytest.mark.ranks([2, 3])
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("transport", ["staged", "peer"])
 @pytest.mark.parametrize("name", ["inplace", "grouped"])
 def test_no_memory_on_one_rank(

@@ -104,7 +104,7 @@ def test_bad_input(
     assert np.array_equal(hiercoll.allgather(comm, np.array([RANK])).ravel(), np.arange(SIZE))
 
 
-@pytest.mark.skipif(SIZE < 2, reason="one rank divides everything")
+@pytest.mark.mpi(min_size=2)  # one rank divides everything
 def test_elements_that_the_ranks_do_not_divide(comm: MPI.Intracomm) -> None:
     """Send buffers of any other number of elements than a multiple of the ranks."""
     for send in (np.zeros(SIZE + 1), np.zeros(SIZE - 1)):
@@ -113,7 +113,49 @@ def test_elements_that_the_ranks_do_not_divide(comm: MPI.Intracomm) -> None:
         assert raised.value.rank == RANK
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs a constraint that one rank breaks")
+HOW: list[dict[str, Any]] = [{"transport": "nonsense"}, {"transport": "staged"}, {"stream": "x"}, {"stream": True}]
+each_wrong_way = pytest.mark.parametrize("how", HOW, ids=str)
+each_collective = pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+
+
+def way_is_refused(comm: MPI.Intracomm, collective: str, items: int, how: dict[str, Any], *, known: bool) -> None:
+    """A call, of which an earlier one may have left the plan, with a wrong transport or stream."""
+    call, (name,) = getattr(hiercoll, collective), how
+    send = np.arange(items * (SIZE if collective == "alltoall" else 1))
+    recv = np.full(items * SIZE, -1)
+    if known:
+        call(comm, send, recv)
+    with pytest.raises(ParameterError, match=name) as raised:
+        call(comm, send, recv, **how)
+    assert raised.value.rank == RANK
+
+
+@each_wrong_way
+@each_collective
+def test_ways_of_unknown_buffers(comm: MPI.Intracomm, collective: str, how: dict[str, Any]) -> None:
+    """What is no transport for such buffers, or no stream, is refused."""
+    way_is_refused(comm, collective, 2, how, known=False)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=pytest.fail.Exception, reason="a known plan is run without a look at transport and stream"
+)
+@each_wrong_way
+@each_collective
+def test_ways_of_known_buffers(comm: MPI.Intracomm, collective: str, how: dict[str, Any]) -> None:
+    """The same for buffers of an earlier call."""
+    way_is_refused(comm, collective, 2, how, known=True)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="the transport of empty blocks is not looked at")
+@pytest.mark.parametrize("how", HOW[:2], ids=str)
+@each_collective
+def test_ways_of_empty_blocks(comm: MPI.Intracomm, collective: str, how: dict[str, Any]) -> None:
+    """The same where there is nothing to be sent."""
+    way_is_refused(comm, collective, 0, how, known=False)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_constraint(on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """The constraint that does not hold is named, alike on all ranks."""
     comm = on_layout("+".join(["1", str(SIZE - 1)]))
@@ -132,7 +174,7 @@ def test_communicators() -> None:
             hiercoll.get_topology(comm)
 
 
-@pytest.mark.skipif(SIZE < 2, reason="an intercommunicator needs two ranks")
+@pytest.mark.mpi(min_size=2)
 def test_intercommunicator() -> None:
     """An intercommunicator is refused."""
     half = WORLD.Split(RANK % 2, RANK)
@@ -143,21 +185,22 @@ def test_intercommunicator() -> None:
     half.Free()
 
 
-@pytest.mark.parametrize(
-    "layout", ["2y2", "0x3", "3+", "2x2:spiral", "-1", "", "1,2,x", f"{SIZE + 1}x1", f"1x{SIZE + 1}"]
-)
+@pytest.mark.parametrize("layout", ["2y2", "0x3", "3+", "2x2:spiral", "-1", "1,2,x", f"{SIZE + 1}x1", f"1x{SIZE + 1}"])
 def test_layouts(layout: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A malformed HIERCOLL_NODES is refused by name; an empty one counts as unset."""
+    """A malformed HIERCOLL_NODES is refused by name."""
     monkeypatch.setenv("HIERCOLL_NODES", layout)
-    if not layout:
-        assert hiercoll.get_topology(comm).size == SIZE
-        return
     with pytest.raises(LayoutError, match="HIERCOLL_NODES") as raised:
         hiercoll.get_topology(comm)
     assert raised.value.rank == RANK
 
 
-@pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
+def test_empty_layout(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as unset."""
+    monkeypatch.setenv("HIERCOLL_NODES", "")
+    assert hiercoll.get_topology(comm).size == SIZE
+
+
+@pytest.mark.mpi(min_size=2)  # one rank agrees with itself
 def test_layouts_that_differ(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Different values on different ranks are an error on all, not a hang."""
     monkeypatch.setenv("HIERCOLL_NODES", f"{SIZE}x1" if RANK else f"1x{SIZE}")
@@ -165,7 +208,7 @@ def test_layouts_that_differ(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
         hiercoll.get_topology(comm)
 
 
-@pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
+@pytest.mark.mpi(min_size=2)  # one rank agrees with itself
 def test_sizes_that_differ_in_shared_memory(comm: MPI.Intracomm) -> None:
     """Found when the window is made, on all ranks, before anything is written to it."""
     send = np.zeros(SIZE * (2 if RANK else 1))

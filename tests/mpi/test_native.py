@@ -145,7 +145,7 @@ def test_bench(counted: Counted, timing: str) -> None:
     assert results[0].gain == results[0].gain_low == results[0].gain_high == 1.0  # a call, whatever the others are
 
 
-@pytest.mark.skipif(SIZE == 1, reason="what is drawn from one rank says nothing")
+@pytest.mark.mpi(min_size=2)  # what is drawn from one rank says nothing
 def test_report_of_a_fresh_run(counted: Counted, folder: Path) -> None:
     """What bench writes now, the report of the figures reads: tuned, of both timings and collectives."""
     bench = Bench(counted, samples=6, timings=(SINGLE, ROW), rate=1e9)
@@ -168,7 +168,7 @@ def test_report_of_a_fresh_run(counted: Counted, folder: Path) -> None:
         assert text.count("| native |") == 8 and "| 4K * |" in text and about["mpi"] in text
 
 
-@pytest.mark.skipif(SIZE == 1, reason="nothing to tune")
+@pytest.mark.mpi(min_size=2)  # for one rank there is nothing to tune
 def test_search(counted: Counted) -> None:
     bench = Bench(counted)
     search = Search("alltoall", bench.topology, bench.open, bench.clock, 0.5, bench.links())
@@ -216,7 +216,7 @@ def test_forms_in_public_calls(counted: Counted, collective: str) -> None:
         init(counted, send, recv, algorithm="native", form="blocking")
 
 
-@pytest.mark.skipif(SIZE == 1, reason="nothing to tune")
+@pytest.mark.mpi(min_size=2)  # for one rank there is nothing to tune
 @pytest.mark.parametrize("collective", EVEN)
 def test_online(counted: Counted, collective: str) -> None:
     """Trials: where native serves a call it is the blocking one, and nothing else calls the library."""

@@ -13,10 +13,16 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import ConstraintError, progress
+from hiercoll.communicator import mpi_library
+from hiercoll.executor import Plan
 from hiercoll.lifetime import get_state
 from hiercoll.schedule import most_tags
+from hiercoll.tables import Choice, Entry, Figure, Table, Variant
 
 RANK, SIZE = WORLD.rank, WORLD.size
+needs_threads = pytest.mark.skipif(
+    MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
+)
 
 
 def started(comm: MPI.Intracomm, kind: str, salt: int, **options: Any) -> tuple[hiercoll.Request, Any, Any]:
@@ -92,7 +98,7 @@ def test_among_blocking_calls(on_layout: Callable[[str], MPI.Intracomm], layout:
 
 
 @pytest.mark.parametrize("layout", layouts())
-@pytest.mark.skipif(MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE")
+@needs_threads
 def test_among_calls_of_the_library(on_layout: Callable[[str], MPI.Intracomm], layout: str) -> None:
     """The same, where the blocking call is the MPI library's: on ranks with something under way it
     must be the same call as on the others, and let it go on."""
@@ -120,11 +126,10 @@ def test_among_calls_of_the_library(on_layout: Callable[[str], MPI.Intracomm], l
         np.testing.assert_array_equal(request.wait(), expected)
 
 
+@needs_threads
 def test_thread(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a progress thread a call of several rounds completes while this rank does something else."""
     monkeypatch.setenv("HIERCOLL_PROGRESS", "thread")
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        pytest.skip("the MPI library gives no MPI_THREAD_MULTIPLE")
     request, expected, _ = started(comm, "alltoall", 1, algorithm="bruck")
     patience = time.monotonic() + 30
     while not request.done and time.monotonic() < patience:
@@ -171,3 +176,73 @@ def test_more_tags_than_there_are(comm: MPI.Intracomm, monkeypatch: pytest.Monke
         np.testing.assert_array_equal(request.wait(), expected)
     with pytest.raises(ConstraintError, match=r"at most .* tags"):
         hiercoll.iallgather(comm, np.zeros(8), algorithm="ring", segments=8)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="uneven blocks are ranked as blocks of one byte")
+@pytest.mark.mpi(min_size=2)  # for one rank there is nothing to choose
+@pytest.mark.parametrize("drop_in", [False, pytest.param(True, marks=needs_threads)])
+def test_uneven_blocks_without_shared_memory(on_layout: Callable[[str], MPI.Intracomm], drop_in: bool) -> None:
+    """Where what a table chooses has shared memory, the next best for blocks of this size serves, as with even ones."""
+    comm = on_layout(f"1x{SIZE}")
+    best, small, large = Variant("shared"), Variant("ring"), Variant("direct")
+    figures = [
+        Figure(size, variant, seconds, seconds, seconds, 8)
+        for size, ranking in ((1, (best, small, large)), (4096, (best, large, small)))
+        for seconds, variant in enumerate(ranking, 1)
+    ]
+    topology = hiercoll.get_topology(comm)
+    setting = ("allgather", mpi_library(), "host", topology.node_sizes, topology.placement)
+    hiercoll.configure(comm, table=Table((Entry(*setting, (Choice(1, best),), tuple(figures)),)))
+    ran = {}
+    for size in (1, 4096):
+        send, recv = np.full(size, RANK, "u1"), np.empty((2, SIZE, size), "u1")
+        counts = np.full(SIZE, size)
+        if size > 1:
+            counts[:2] += (7, -7)  # the mean is the same
+            send = np.full(counts[RANK], RANK, "u1")
+        even = hiercoll.iallgather(comm, np.full(size, RANK, "u1"), recv[0])
+        if drop_in:
+            uneven = hiercoll.Intracomm(comm).Iallgatherv(send, [recv[1], counts])
+            ran[size] = even.name.split()[1], uneven.stand_in.name.split()[1]
+            uneven.Wait()
+        else:
+            uneven = hiercoll.iallgatherv(comm, send, [recv[1], counts])
+            ran[size] = even.name.split()[1], uneven.name.split()[1]
+            uneven.wait()
+        even.wait()
+        np.testing.assert_array_equal(recv[1].ravel(), np.repeat(np.arange(SIZE), counts))
+    assert ran == {1: ("ring", "ring"), 4096: ("direct", "direct")}
+
+
+class Held:
+    """An engine that has something to do until it is let go."""
+
+    done = False
+
+    def start(self) -> None: ...
+
+    run = free = start
+
+    def progress(self, block: bool) -> bool:
+        return self.done
+
+
+@needs_threads
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the newest communicator decides for all")
+def test_a_thread_whatever_other_communicators_may_have(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A communicator with a rank that has no MPI_THREAD_MULTIPLE is made while a call on another one is under way: a
+    rank that waits in the MPI library lets that call go on in a thread nevertheless."""
+    monkeypatch.setattr(progress, "may_have_thread", getattr(progress, "may_have_thread", None), raising=False)
+    engine, other = Held(), comm.Dup()
+    request = hiercoll.Request(get_state(comm), Plan(engine, "held", None, None))  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+        get_state(other)
+    wanted: list[None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "want_thread", lambda: wanted.append(None))
+        hiercoll.alltoall(comm, np.arange(SIZE), algorithm="native")
+    engine.done = True
+    request.wait()
+    other.Free()
+    assert wanted

@@ -14,7 +14,7 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import api, communicator
+from hiercoll import api, communicator, dropin
 from hiercoll.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -201,6 +201,61 @@ def test_parameters_do_not_hide_a_known_plan(
     np.testing.assert_array_equal(recv.reshape(-1), expected(collective, send, comm).reshape(-1))
     call(comm, send, recv, **{**variant, name: 2})
     assert len(slow) == 1
+
+
+NAMED: dict[str, tuple[str, dict[str, object]]] = {
+    "alltoall": ("scatter_destination", {"window": 1}),
+    "allgather": ("ring", {"segments": 2}),
+    "alltoallv": ("scatter_destination", {"window": 1}),
+    "allgatherv": ("ring", {"segments": 2}),
+}
+
+
+@pytest.mark.parametrize("form", ["arrays", "other spellings", "drop-in"])
+@pytest.mark.parametrize("collective", NAMED)
+def test_one_plan_for_all_calls_with_parameters(
+    collective: str, form: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal calls that name their algorithm with parameters make one plan, those with other parameters another one."""
+    made, original = [0], hiercoll.Plan.__init__
+
+    def counting(self: hiercoll.Plan, *args: object, **options: object) -> None:
+        made[0] += 1
+        original(self, *args, **options)
+
+    monkeypatch.setattr(hiercoll.Plan, "__init__", counting)
+    algorithm, params = NAMED[collective]
+    blocks, counts = SIZE if collective.startswith("alltoall") else 1, np.full(SIZE, 2)
+    send, recv = np.arange(2 * blocks) + 100 * RANK, np.full(2 * SIZE, -1)
+    sent = 2 * RANK * (blocks > 1)
+    want = np.concatenate([np.arange(sent, sent + 2) + 100 * peer for peer in range(SIZE)])
+    out, into = (send, recv) if form == "arrays" else ([send, 2, MPI.INT64_T], [recv, 2, MPI.INT64_T])
+    if collective == "allgatherv":
+        out, into = send, [recv, counts]
+    elif collective == "alltoallv":
+        out, into = [send, counts], [recv, counts]
+    if form == "other spellings" and collective.endswith("v"):
+        places = 2 * np.arange(SIZE)
+        into = [recv, (counts, places)]
+        out = [send, (counts, places)] if collective == "alltoallv" else out
+
+    def call(**params: object) -> None:
+        recv[:] = -1
+        if form == "drop-in":
+            monkeypatch.setitem(dropin.forced, collective, (algorithm, params))
+            getattr(hiercoll.Intracomm(comm), collective.capitalize())(out, into)
+        else:
+            getattr(hiercoll, collective)(comm, out, into, algorithm=algorithm, **params)
+        np.testing.assert_array_equal(recv, want)
+
+    number = []
+    other = {"window": {"window": 2}, "segments": {"segments": 1}}[next(iter(params))]
+    for chosen in (params, params, params, other, params):
+        made[0] = 0
+        call(**chosen)
+        number.append(made[0])
+    served = SIZE > 1 or form != "drop-in"  # calls of one rank are MPI's
+    assert number == [served, 0, 0, served, 0]
 
 
 def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from time import sleep
@@ -24,7 +25,7 @@ RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(
     MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
 )
-pytestmark = [needs_threads, pytest.mark.skipif(SIZE == 1, reason="calls of one rank are MPI's")]
+pytestmark = [needs_threads, pytest.mark.mpi(min_size=2)]  # calls of one rank are MPI's
 FORMS = ["alltoall", "allgather", "alltoallv", "allgatherv"]
 # Algorithms with rounds, so that somebody must let them go on.
 SLOW = {"alltoall": ("bruck", {}), "allgather": ("ring", {}), "alltoallv": ("pairwise", {}), "allgatherv": ("ring", {})}
@@ -293,3 +294,64 @@ def test_one_place_for_all_threads(ours: hiercoll.Intracomm, monkeypatch: pytest
     request.Free()
     assert len(made) == 1
     made[0].Free()
+
+
+class Done:
+    """An engine with nothing to do."""
+
+    def start(self) -> None: ...
+
+    run = free = start
+
+    def progress(self, block: bool) -> bool:
+        return True
+
+
+class SlowInt(int):
+    """A limit of tags at which the first thread that computes with it stops until others have had their turn."""
+
+    def __new__(cls, value: int) -> SlowInt:
+        made = super().__new__(cls, value)
+        made.reached, made.go_on, made._first = threading.Event(), threading.Event(), [True]
+        return made
+
+    def __rmod__(self, left: int) -> int:
+        if self._first:
+            self._first.clear()
+            self.reached.set()
+            self.go_on.wait(1)  # in vain where the others are kept out meanwhile, as they should be
+        return left % int(self)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="persistent requests take their tags outside of the lock")
+@pytest.mark.parametrize("other", ["nonblocking", "persistent"])
+def test_tags_of_two_threads(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """A thread makes a persistent request, and another one any request just then: the sends that stand for them are
+    told apart by their tags."""
+    state, limit = get_state(comm), SlowInt(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+
+    class World(MPI.Intracomm):
+        def Get_attr(self, keyval: int) -> Any:  # noqa: N802
+            return limit if keyval == MPI.TAG_UB else super().Get_attr(keyval)
+
+    def make(kind: str) -> Any:
+        return getattr(requests, kind)(state, Plan(Done(), "nothing", None, None))  # type: ignore[arg-type]
+
+    made: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "advance_all", lambda: None)  # one would take the other's send for its own
+        patch.setattr(MPI, "COMM_WORLD", World(MPI.COMM_WORLD))
+        first = threading.Thread(target=lambda: made.append(make("persistent")))
+        first.start()
+        assert limit.reached.wait(10), "nobody computes with the limit: this test must find another place to stop at"
+        made.append(make(other))
+        limit.go_on.set()
+        first.join()
+        tags = [request.stand_in.tag for request in made]
+        for request in made:
+            if isinstance(request, MPI.Prequest):
+                request.Free()
+    for request in made:
+        request.Wait()
+    assert not progress.active and not progress.listening
+    assert len(set(tags)) == 2

@@ -95,7 +95,7 @@ def test_tune_uneven(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     world.Free()
 
 
-@pytest.mark.ranks([3, 4])
+@pytest.mark.mpi(min_size=3)  # of two ranks, most blocks are never empty
 @pytest.mark.parametrize("drop_in", [False, True])
 def test_plans_follow_a_table_for_uneven_blocks(comm: MPI.Intracomm, drop_in: bool) -> None:
     """By what blocks all ranks have together."""
@@ -244,7 +244,7 @@ def test_online_tuning(collective: str, on_layout: OnLayout) -> None:
     assert len(tried) > 1 or size == 1
 
 
-@pytest.mark.skipif(WORLD.size == 1, reason="nothing to tune")
+@pytest.mark.mpi(min_size=2)  # for one rank there is nothing to tune
 def test_online_tuning_of_the_drop_in() -> None:
     """However ranks spell a call, all take part in its trials."""
     comm, size = hiercoll.Intracomm(WORLD.Dup()), WORLD.size
@@ -263,7 +263,7 @@ def test_online_tuning_of_the_drop_in() -> None:
     comm.Free()
 
 
-@pytest.mark.skipif(WORLD.size == 1, reason="calls of one rank are MPI's")
+@pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
 def test_a_table_that_says_native() -> None:
     """Then a drop-in call is MPI's own, for all ranks, however they spell it; until a deadline is wanted."""
     comm, size = hiercoll.Intracomm(WORLD.Dup()), WORLD.size

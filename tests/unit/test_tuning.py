@@ -133,16 +133,22 @@ def like_bruck(factor: float, timings: Sequence[str] = (SINGLE, ROW, PLAN, PLAN_
     return lambda size, variant, timing: 1e-3 / (factor if variant.algorithm == "bruck" and timing in timings else 1)
 
 
+searches = pytest.mark.slow(reason="hundreds of searches, for their errors to be rare enough")
+
+
+@searches
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.5])
 def test_equal_candidates_replace_native_seldom(noise: float) -> None:
     """In at most 5 % of searches."""
     assert replaced(like_bruck(1.0), 300, noise=noise) <= 0.05
 
 
+@searches
 def test_equal_candidates_replace_native_seldom_at_any_of_several_sizes() -> None:
     assert replaced(like_bruck(1.0), 200, (8, 64, 512, 4096)) <= 0.05
 
 
+@searches
 def test_some_are_faster_and_some_are_equal() -> None:
     """Of what replaces native, about 5 % at most is no faster: one algorithm is, at half of the sizes."""
     sizes, right, wrong = (8, 64, 512, 4096, 32768, 1 << 18), 0, 0
