@@ -17,6 +17,7 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 
+from hiercoll import progress
 from hiercoll.bench import provenance
 from hiercoll.collectives import Collective, Contract, called
 from hiercoll.communicator import State
@@ -26,6 +27,11 @@ from hiercoll.messages import block_message, vector_message
 from hiercoll.requests import Driven
 from hiercoll.tables import NATIVE
 
+BLOCKING = {each.native: each.name for each in called()}
+RETURNING = {
+    **{each.nonblocking: f"i{each.name}" for each in called()},
+    **{each.persistent: f"{each.name}_init" for each in called()},
+}
 Key: TypeAlias = "tuple[str, str]"  # call site, collective
 
 
@@ -69,9 +75,9 @@ class Recorder:
         self._origin = perf_counter()
 
     def install(self) -> None:
-        """Watch from now on."""
-        if not _watching:
-            _replace_methods()
+        """Watch from now on, calls that went past hiercoll too."""
+        progress.end_shortcuts()
+        _watch_methods()
         if self not in _watching:
             _watching.append(self)
 
@@ -87,7 +93,7 @@ class Recorder:
         site = self.sites.setdefault((call.site, call.collective), Site())
         site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + call.nbytes, site.seconds + call.seconds
         site.least, site.most = min(site.least, call.nbytes), max(site.most, call.nbytes)
-        site.waited += call.waited
+        site.waited += call.waited * self.sync
         site.ran[call.ran] += 1
         if call.native is not None:
             site.native, site.compared = site.native + call.native, site.compared + call.seconds
@@ -140,22 +146,30 @@ class Recorder:
 
 
 _watching: list[Recorder] = []
-_replaced: dict[str, Any] = {}  # methods of the drop-in communicators as they were; None where they are inherited
+_replaced: dict[str, tuple[Any, Any]] = {}  # by name, a method that watches, and what it stands for; None: inherited
 
 
-def _replace_methods() -> None:
+def _watch_methods() -> None:
+    """Put methods that watch in the place of those of the drop-in communicators, unless they are there."""
+    own = vars(Collectives)
+    if any(own.get(name) is not watching for name, (watching, _) in _replaced.items()):
+        _watching.clear()  # somebody else has put others there: nobody has watched since
     for record in called():
-        for name, watched, collective in (
-            (record.native, _blocking, record.name),
-            (record.nonblocking, _returning, f"i{record.name}"),
-            (record.persistent, _returning, f"{record.name}_init"),
+        for name, collective, make in (
+            (record.native, BLOCKING[record.native], _blocking),
+            (record.nonblocking, RETURNING[record.nonblocking], _returning),
+            (record.persistent, RETURNING[record.persistent], _returning),
         ):
-            _replaced[name] = vars(Collectives).get(name)
-            setattr(Collectives, name, watched(record, collective, getattr(Collectives, name)))
+            if name not in _replaced or own.get(name) is not _replaced[name][0]:
+                watching = make(record, collective, getattr(Collectives, name))
+                _replaced[name] = watching, own.get(name)
+                setattr(Collectives, name, watching)
 
 
 def _restore_methods() -> None:
-    for name, method in _replaced.items():
+    for name, (watching, method) in _replaced.items():
+        if vars(Collectives).get(name) is not watching:
+            continue
         if method is None:
             delattr(Collectives, name)
         else:
