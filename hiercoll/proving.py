@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.collectives import Contract
+from hiercoll.collectives import COLLECTIVES, Contract
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
 from hiercoll.topology import Topology, parse_layout
@@ -30,10 +30,12 @@ class Case(NamedTuple):
     layout: str
     inplace: bool = False
     transport: Transport = DIRECT
+    root: int = 0
 
     def __str__(self) -> str:
         spelled = get_algorithm(self.collective, self.algorithm).spelled(self.params)
-        return f"{self.collective} {spelled} on {self.layout}" + (" in place" if self.inplace else "")
+        root = f", root {self.root}" if COLLECTIVES[self.collective].root else ""
+        return f"{self.collective} {spelled} on {self.layout}{root}" + (" in place" if self.inplace else "")
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ class Outcome:
         return "refuted" if self.findings else "refused" if self.refusal else "proved"
 
 
-def contract_of(collective: str, schedules: list[Schedule], inplace: bool = False) -> Contract:
+def contract_of(collective: str, schedules: list[Schedule], inplace: bool = False, root: int = 0) -> Contract:
     """The contract that an algorithm's schedules are to fulfil."""
     some = schedules[0]
-    return Contract(collective, len(schedules), some.segments, blocks=some.blocks, in_place=inplace)
+    return Contract(collective, len(schedules), some.segments, root=root, blocks=some.blocks, in_place=inplace)
 
 
 def generate(
@@ -65,10 +67,11 @@ def generate(
     *,
     inplace: bool = False,
     transport: Transport = DIRECT,
+    root: int = 0,
 ) -> list[Schedule]:
     """The schedules of all ranks. Raises as `Algorithm.schedule` and `transports.cut` do."""
     entry = get_algorithm(collective, name)
-    plain = [entry.schedule(topology, rank, params, inplace=inplace) for rank in range(topology.size)]
+    plain = [entry.schedule(topology, rank, params, inplace=inplace, root=root) for rank in range(topology.size)]
     return [transport.schedule(plain.__getitem__, topology, rank) for rank in range(topology.size)]
 
 
@@ -80,10 +83,11 @@ def prove(
     *,
     inplace: bool = False,
     transport: Transport = DIRECT,
+    root: int = 0,
 ) -> Proof:
     """Generate and verify. Raises ConstraintError where the algorithm refuses, or cannot be cut in parts."""
-    schedules = generate(collective, name, params, topology, inplace=inplace, transport=transport)
-    return verify(schedules, contract_of(collective, schedules, inplace), topology)
+    schedules = generate(collective, name, params, topology, inplace=inplace, transport=transport, root=root)
+    return verify(schedules, contract_of(collective, schedules, inplace, root), topology)
 
 
 def decide(case: Case) -> Outcome:
@@ -95,9 +99,8 @@ def decide(case: Case) -> Outcome:
     # Many small tuples and no cycles: the collector would only look at them again and again.
     gc.disable()
     try:
-        proof = prove(
-            case.collective, case.algorithm, case.params, topology, inplace=case.inplace, transport=case.transport
-        )
+        collective, name, params, _, inplace, transport, root = case
+        proof = prove(collective, name, params, topology, inplace=inplace, transport=transport, root=root)
     except ConstraintError as error:  # parts
         return Outcome(case, error.expected)
     finally:
@@ -109,16 +112,18 @@ def cases(
     algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterable[str], transport: Transport = DIRECT
 ) -> Iterator[Case]:
     """Cases for (collective, name, parameters; None for all variants) on distinct topologies,
-    in place too where the algorithm says that it can."""
+    in place too where the algorithm says that it can, and with a root with the first, the last and a rank between."""
     distinct: dict[Topology, str] = {}
     for layout in layouts:
         distinct.setdefault(parse_layout(layout), layout)
     for collective, name, params in algorithms:
         entry = get_algorithm(collective, name)
         for variant in entry.variants() if params is None else [entry.resolve(params)]:
-            for layout in distinct.values():
-                for inplace in (False, True) if entry.in_place else (False,):
-                    yield Case(collective, name, variant, layout, inplace, transport)
+            for topology, layout in distinct.items():
+                p = topology.size
+                for root in sorted({0, p // 2, p - 1}) if COLLECTIVES[collective].root else (0,):
+                    for inplace in (False, True) if entry.in_place else (False,):
+                        yield Case(collective, name, variant, layout, inplace, transport, root)
 
 
 def every_algorithm(combinations: bool = False) -> list[tuple[str, str, Params | None]]:

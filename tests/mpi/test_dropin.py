@@ -13,7 +13,10 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import dropin
+from hiercoll.communicator import mpi_library
 from hiercoll.online import SURE
+from hiercoll.report import BLOCKING, RETURNING, Recorder
+from hiercoll.tables import Choice, Entry, Figure, Table, Variant
 
 RANK, SIZE = WORLD.rank, WORLD.size
 ITEMS = 6
@@ -266,3 +269,54 @@ def test_alltoallv_past_hiercoll(ours: hiercoll.Intracomm) -> None:
     seen(5 * SURE)
     assert seen(20) == 0
     ours.Free()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_report(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+    """Calls, bytes and what ran, by call site."""
+    for name in [*BLOCKING, *RETURNING]:
+        monkeypatch.setattr(dropin.Collectives, name, getattr(dropin.Collectives, name))
+    recorder = Recorder(sync=sync, trace=True)
+    recorder.install()
+    recv = np.empty(2 * SIZE)
+    for _ in range(3):
+        ours.Alltoall(np.arange(2.0 * SIZE), recv)
+    ours.Allgather(np.arange(2.0), recv)
+    ours.Iallgatherv(np.arange(2.0), [recv, 2]).Wait()
+    records = recorder.gather(ours)
+    assert (records is None) == (RANK > 0)
+    if records is None:
+        return
+    by_name = {record["collective"]: record for record in records}
+    assert by_name["alltoall"]["calls"] == 3 and by_name["allgather"]["calls"] == 1
+    assert by_name["alltoall"]["bytes_per_call"] == [16 * SIZE] * 2
+    assert by_name["alltoall"]["bytes"] == 3 * 16 * SIZE * SIZE and len(recorder.events) == 5
+    assert by_name["iallgatherv"]["bytes_per_call"] == [16 * SIZE] * 2 and by_name["iallgatherv"]["calls"] == 1
+    assert all(__file__ in record["site"] and record["seconds"]["most"] > 0 for record in records)
+    assert (by_name["alltoall"]["waited"]["most"] > 0) == sync
+
+
+@pytest.mark.skipif(SIZE == 1, reason="calls of one rank are MPI's")
+def test_report_compares_like_with_like(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native's time is known for sizes that the table was made with, and stands beside those calls' time alone."""
+    for name in BLOCKING:
+        monkeypatch.setattr(dropin.Collectives, name, getattr(dropin.Collectives, name))
+    comm = hiercoll.Intracomm(ours.Dup())
+    topology, native = hiercoll.get_topology(comm), Variant("native")
+    figures = tuple(Figure(size, native, seconds, seconds, seconds, 8) for size, seconds in ((16, 1.0), (64, 4.0)))
+    other = Figure(16, Variant("native", {"form": "nonblocking"}), 9.0, 9.0, 9.0, 8)
+    setting = ("alltoall", mpi_library(), "host", topology.node_sizes, topology.placement)
+    hiercoll.configure(comm, table=Table((Entry(*setting, (Choice(1, native),), (*figures, other)),)))
+    recorder = Recorder(sync=False, trace=False)
+    recorder.install()
+    for doubles in (1, 2, 4, 8, 9):  # 8 and 72 bytes were not measured
+        comm.Alltoall(np.arange(float(doubles * SIZE)), np.empty(doubles * SIZE))
+    comm.Allgather(np.arange(2.0), np.empty(2 * SIZE))
+    records = recorder.gather(comm)
+    if records is not None:
+        by_name = {record["collective"]: record for record in records}
+        alltoall = by_name["alltoall"]
+        assert alltoall["estimated_calls"] == 3 and alltoall["native"]["most"] == pytest.approx(1 + 2 + 4)
+        assert 0 < alltoall["compared"]["most"] < alltoall["seconds"]["most"]
+        assert by_name["allgather"]["estimated_calls"] == 0 and by_name["allgather"]["native"]["most"] == 0
+    comm.Free()
