@@ -154,7 +154,7 @@ class State:
     def _settings(self) -> list[bool]:
         """Whether hiercoll is disabled, device memory staged, calls checked, and threads kept out of MPI: what is so on
         one rank is so for all. Collective."""
-        stages, threadless = not takes_device_memory(self.comm), not progress.may_have_thread()
+        stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
         mine = np.array([settings.is_disabled(), stages, settings.checks_calls(), threadless], np.int64)
         return [bool(value) for value in self._largest(mine)]
 

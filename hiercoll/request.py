@@ -258,7 +258,8 @@ def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: 
     block, memory = received.block, state.memories[received.place].kind
     if memory != "host" and mode is Mode.BACKGROUND:
         raise BufferTypeError("recvbuf", "memory of the host, for calls in the background", received.place, rank)
-    transport = _transport(state, given.transport, received.place) if block else DIRECT
+    place = received.place if block or not is_device_array(received.owner) else ""
+    transport = _transport(state, given.transport, place)
     stream = _stream(state, given.stream, sent or received)
     policy, wanted = state.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
     is_auto = policy.is_auto(collective, given.algorithm)
@@ -404,6 +405,8 @@ def _transport(state: State, given: Any, place: str) -> Transport:
         name, parts = parse_transport(given)
     except ParameterError as error:
         raise ParameterError(error.argument, error.expected, error.got, state.rank) from None
+    if not place:  # an empty array of a device: nothing is moved
+        return DIRECT
     if place == "host":
         if name in ("staged", "peer"):
             raise ParameterError("transport", "'auto' or 'direct' for arrays on the host", repr(given), state.rank)

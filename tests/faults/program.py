@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.dropin import forced
+from hiercoll.settings import forced
 
 CULPRIT = 2
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # with which MPICH's launcher tells survivors, and ends them

@@ -17,6 +17,7 @@ import pytest
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll import dropin
 from hiercoll.algorithms import REGISTRY
 
 WORLD = MPI.COMM_WORLD
@@ -63,6 +64,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = "on another rank:\n" + failures[0]
     return report
+
+
+@pytest.fixture
+def calls() -> Iterator[dropin.Calls]:
+    """Counts the calls of drop-in communicators."""
+    counted = dropin.Calls()
+    dropin.observe(counted)
+    yield counted
+    dropin.ignore(counted)
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from test_algorithms import filled, native
 
 import hiercoll
 from hiercoll.bench import CONTROL_VARIANT, Bench, provenance, record
-from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes
+from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes, get_collective
 from hiercoll.lifetime import get_state
 from hiercoll.measuring import Contest, DataError
+from hiercoll.policy import Wanted
 from hiercoll.tables import (
     COLD,
     NATIVE_VARIANT,
@@ -221,13 +222,14 @@ def test_forms_in_public_calls(counted: Counted, collective: str) -> None:
 def test_online(counted: Counted, collective: str) -> None:
     """Trials: where native serves a call it is the blocking one, and nothing else calls the library."""
     hiercoll.configure(counted, tune="online")
-    choices, call = get_state(counted).choices, getattr(hiercoll, collective)
+    wanted = Wanted(get_collective(collective), 40, False)
+    policy, call = get_state(counted).policy, getattr(hiercoll, collective)
     send, recv, served = filled(collective, counted, 40), np.empty(40 * SIZE, np.uint8), 0
     for _ in range(300):
-        served += choices.select(collective, "auto", {}, 40, False).is_native
+        served += policy.select(wanted, "auto", {}).is_native
         call(counted, send, recv)
         assert counted.counts[collective.capitalize()] == served
-        if choices.trial(collective, 40, False) is None:
+        if policy.trial(wanted) is None:
             break
     assert served > 3 and set(counted.counts) == {collective.capitalize()}
 

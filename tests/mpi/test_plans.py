@@ -261,7 +261,7 @@ def test_one_plan_for_all_calls_with_parameters(
 def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans and windows beyond the limits go, in the same order on all ranks, whatever was rebound."""
     monkeypatch.setattr(communicator, "MAX_PLANS", 4)
-    monkeypatch.setattr(communicator, "MAX_BOARDS", 2)
+    monkeypatch.setattr(communicator, "MAX_WINDOWS", 2)
     fixed = np.arange(SIZE * 8, dtype="u1")
     result = np.empty_like(fixed)
     for turn in range(30):
@@ -272,7 +272,7 @@ def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
         hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
         assert np.array_equal(recv, expected("alltoall", send, comm))
     state = get_state(comm)
-    assert len(state.plans) <= 4 and len(state.boards) <= 2
+    assert len(state.plans) <= 4 and len(state.windows.kept) <= 2
 
 
 def test_freeing_the_communicator_frees_the_state() -> None:

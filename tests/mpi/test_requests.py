@@ -323,7 +323,6 @@ class SlowInt(int):
         return left % int(self)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="persistent requests take their tags outside of the lock")
 @pytest.mark.parametrize("other", ["nonblocking", "persistent"])
 def test_tags_of_two_threads(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """A thread makes a persistent request, and another one any request just then: the sends that stand for them are

@@ -14,6 +14,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.algorithms import REGISTRY
+from hiercoll.collectives import ALLTOALLV
 from hiercoll.online import FOR_GOOD
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -185,7 +186,7 @@ def test_bad_arguments(comm: MPI.Intracomm, numbers: Callable[[list[int]], Any],
     array, ones = np.zeros(SIZE, "i4"), numbers([1] * SIZE)
     other = np.zeros(SIZE, "i4")
     if settled:
-        hiercoll.lifetime.get_state(comm).choices.regime.left = FOR_GOOD
+        hiercoll.lifetime.get_state(comm).policy.uneven(ALLTOALLV)._left = FOR_GOOD
     with pytest.raises(BufferSizeError, match="fit the buffer"):
         hiercoll.alltoallv(comm, [array, numbers([2] * SIZE)], [other, numbers([2] * SIZE)])
     with pytest.raises(BufferTypeError, match="items"):
@@ -313,14 +314,14 @@ def test_deadlines_and_calls_that_come_again(
 def test_kept_calls_are_few(comm: MPI.Intracomm) -> None:
     """They hold no arrays, and go when there are too many."""
     state = hiercoll.lifetime.get_state(comm)
-    state.vectors.drop_all()
+    state.plans.drop_all()
     for size in range(200):
         sizes = np.full(SIZE, size)
         send, recv = np.zeros(size * SIZE), np.zeros(size * SIZE)
         before = sys.getrefcount(send), sys.getrefcount(recv), sys.getrefcount(sizes)
         hiercoll.alltoallv(comm, [send, sizes], [recv, sizes], algorithm="aggregate")
         assert before == (sys.getrefcount(send), sys.getrefcount(recv), sys.getrefcount(sizes))
-    assert 1 <= len(state.vectors) <= 128
+    assert 1 <= len(state.plans) <= 128
 
 
 def test_arrays_are_not_taken_for_specifications(comm: MPI.Intracomm) -> None:

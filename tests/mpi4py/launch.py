@@ -49,6 +49,8 @@ def run_rank(tests: Path) -> None:
 
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     MPI.COMM_SELF = dropin.drop_in(MPI.COMM_SELF)  # type: ignore[misc]
+    calls = dropin.Calls()
+    dropin.observe(calls)
     sys.path.insert(0, str(tests))
     os.chdir(tests)
     suite = unittest.defaultTestLoader.loadTestsFromNames(MODULES)
@@ -56,7 +58,7 @@ def run_rank(tests: Path) -> None:
     bad = [str(test) for test, _ in [*result.failures, *result.errors]] + [
         str(test) for test in result.unexpectedSuccesses
     ]
-    everyone = MPI.COMM_WORLD.gather((result.testsRun, bad, dict(dropin.calls)))
+    everyone = MPI.COMM_WORLD.gather((result.testsRun, bad, dict(calls)))
     if everyone is not None:
         wrong = [test for _, tests_of_rank, _ in everyone for test in tests_of_rank]
         print("RESULT " + json.dumps({"run": everyone[0][0], "wrong": wrong, "calls": everyone[0][2]}), flush=True)

@@ -74,9 +74,6 @@ def test_arrays_that_only_dlpack_knows(ignored: list[Any], capfd: pytest.Capture
     assert not ignored and capfd.readouterr() == ("", "")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="NumPy drops the array's capsule while an error is raised"
-)
 @pytest.mark.parametrize(
     ("code", "bits", "lanes"), [(FLOAT, 64, 2), (SIGNED, 8, 4), (OPAQUE, 64, 1)], ids=["lanes", "bytes", "opaque"]
 )
