@@ -23,7 +23,19 @@ from hiercoll.algorithms.grouping import (
     steps,
 )
 from hiercoll.algorithms.registry import Parameter, register, window_parameter
-from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Builder, Region, Schedule, in_order
+from hiercoll.schedule import (
+    RECV,
+    SEND,
+    SHARED_SIZES,
+    SIZES,
+    Buffer,
+    BufferName,
+    Builder,
+    Copy,
+    Region,
+    Schedule,
+    in_order,
+)
 from hiercoll.topology import Topology
 
 NEAR, OUTER, CHUNK = 0, 1, 2  # tags: within the node, between nodes, first of the gathers and scatters
@@ -219,7 +231,7 @@ class Relay:
         self.share(pairwise)
         return in_order(self.b.build())
 
-    def share(self, pairwise: bool) -> None:
+    def share(self, pairwise: bool, sizes: bool = False) -> None:
         """Write into the node's buffer once, one contiguous message per pair of carriers, read once."""
         b, mates, me, others = self.b, self.mates, self.rank, mates_before(self.topology, self.rank)
         outbox, inbox = self._boxes()
@@ -227,16 +239,23 @@ class Relay:
         put = [b.copy(SEND[mates], inbox.region([(me, target) for target in mates]))]
         if mine := [pair for pair in outbox.at if pair[0] == me]:
             put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine)))
+        if sizes:
+            put.append(b._add(Copy(SIZES[self.lane], SHARED_SIZES[self.lane], b._gate)))
         b.signal(WRITTEN, after=put)
         due = [pair for pair in inbox.at if pair[1] == me]
         carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in mates}
         if self.outgoing or self.incoming or not carriers:  # else: a carrier's ARRIVED says that all have written
             b.gate([b.wait(others, WRITTEN), *put])
+            if sizes:
+                b.gate([b._add(Copy(SHARED_SIZES[0 : len(mates)], SIZES[0 : len(mates)], b._gate))])
+                sizes = False
         sent, arrived = self.outer_exchange(outbox, dict.fromkeys(self.outgoing, b.gated), inbox, b.gated, pairwise)
         exchanged = [*sent, *(op for ops in arrived.values() for op in ops)]
         if self.traffic.collected(me):
             b.signal(ARRIVED, after=exchanged)
         there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged]
+        if sizes:
+            there = [b._add(Copy(SHARED_SIZES[0 : len(mates)], SIZES[0 : len(mates)], tuple(there)))]
         b.signal(DONE, after=[b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there)])
 
     def _boxes(self) -> tuple[_Places, _Places]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hiercoll.algorithms.alltoall import pairwise, scatter_destination
 from hiercoll.algorithms.alltoall_nodes import Relay
 from hiercoll.algorithms.grouping import Grouping
@@ -41,11 +43,11 @@ def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Sched
         b.copy(SEND[rank], RECV[rank], after=[])
         started = _exchange(b, first, [])
     with b.segment(TOGETHER):
-        relay.share(pairwise=False)
+        relay.share(pairwise=False, sizes=True)
     with b.segment(STRAIGHT):
         for peers in rest:
             started = _exchange(b, peers, started)
-    return in_order(b.build())
+    return replace(in_order(b.build()), sizes=len(relay.mates))
 
 
 def _meetings(topology: Topology, rank: int, window: int) -> list[list[tuple[int, bool]]]:
