@@ -18,10 +18,24 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
-from hiercoll.buffers import Action, HostMemory, UnevenLayout
+from hiercoll.buffers import HostMemory, UnevenLayout
 from hiercoll.engines import Board, Bound, Pending, Step, pending, steps_in_order
 from hiercoll.executor import Binding, bind_operations, message
-from hiercoll.schedule import BufferName, Copy, Join, Recv, Region, Schedule, Send, Signal, Wait, reads, writes
+from hiercoll.schedule import (
+    SIZE_BUFFERS,
+    BufferName,
+    Copy,
+    Join,
+    Op,
+    Recv,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+    reads,
+    writes,
+)
 from hiercoll.topology import Topology
 
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
@@ -99,21 +113,20 @@ class Program:
         self.schedule = schedule
         small: list[int] = []
         large: list[int] = []
-        self.needs_mates: set[int] = set()
         for index, op in enumerate(schedule.ops):
             regions = [region for region in (*reads(op), *writes(op)) if region.blocks]
-            straight = bool(regions) and regions[0].part != TOGETHER
+            straight = bool(regions) and regions[0].part != TOGETHER and not moves_sizes(op)
             (large if straight else small).append(index)
-            held = [schedule.holds[block] for region in regions if region.buffer == "shared" for block in region.blocks]
-            if any(source != schedule.rank for source, _ in held):
-                self.needs_mates.add(index)
-        ops, known = schedule.ops, min(self.needs_mates, default=len(schedule.ops))
+        ops = schedule.ops
+        self.publishes = next((i for i, op in enumerate(ops) if moves_sizes(op) and publishes(op)), -1)
+        self.learns = next((i for i, op in enumerate(ops) if moves_sizes(op) and not publishes(op)), -1)
+        known = self.learns if self.learns >= 0 else len(ops)
         # Up to here operations depend on nothing but this rank's sizes.
         self.boundary = max((i + 1 for i in range(known) if isinstance(ops[i], Wait)), default=0)
-        if not self.needs_mates:
+        if self.learns < 0:
             self.boundary = known
         into_shared = (i for i, op in enumerate(ops) if isinstance(op, Copy) and op.target.buffer == "shared")
-        self.tells = next(into_shared, -1)  # the operation before which this rank tells its sizes
+        self.writes = next(into_shared, -1)  # the first operation that writes this rank's blocks
         self._small = small
         self._large = [(index, *self._end(index)) for index in large]
 
@@ -130,6 +143,16 @@ class Program:
         ends = {True: received, False: sent}
         large = [index for index, incoming, peer in self._large if ends[incoming] and ends[incoming][peer]]
         return sorted(self._small + large)
+
+
+def moves_sizes(op: Op | None) -> bool:
+    """Whether an operation publishes or learns sizes."""
+    return isinstance(op, Copy) and op.source.buffer in SIZE_BUFFERS
+
+
+def publishes(op: Op) -> bool:
+    """Whether it publishes them."""
+    return isinstance(op, Copy) and op.target.buffer == "shared_sizes"
 
 
 class Stepwise(ABC):
@@ -232,23 +255,23 @@ class Interpreter(Stepwise):
         program, board, (comm, tag) = self._program, self._board, self._where
         ops, lane_of, views, runs = program.schedule.ops, self._lane_of, self._views, self._layout.runs
         datatypes: dict[object, MPI.Datatype] = {}
-        learned = self._slots is None
         for index in self._live:
             if index < first:
                 continue
             op = ops[index]
-            if not learned and index in program.needs_mates:
-                self.learn()
-                learned = True
             if isinstance(op, (Send, Recv)):
                 if pieces := runs(op.region):
                     make = comm.Isend if isinstance(op, Send) else comm.Irecv
                     under_way[index] = make(_message(views[op.region.buffer], pieces, datatypes), op.peer, op.tag + tag)
             elif isinstance(op, Copy):
-                if index == program.tells:
+                if index == program.writes:
                     self.place_own()
+                if index == program.publishes:
                     self.tell()
-                self._copy(op.source, op.target)
+                elif index == program.learns:
+                    self.learn()
+                else:
+                    self._copy(op.source, op.target)
             elif isinstance(op, Join):
                 waited = [under_way[dep] for dep in op.deps if dep in under_way]
                 if waited:
@@ -284,18 +307,19 @@ class Interpreter(Stepwise):
 
     def learn(self) -> None:
         """Place the mates' blocks as they say."""
-        if self._slots is not None:
+        if self._slots is not None and self._program.learns >= 0:
             self.heard = self.hear()
             self._layout.place("shared", TOGETHER, *self._slots.all(self.heard, self._limit))
 
     def hear(self) -> bytes:
         """The sizes of all of the node, as they have been told."""
-        return bytes(self._told) if self._slots is not None else b""
+        return bytes(self._told) if self._slots is not None and self._program.learns >= 0 else b""
 
     def bind(self, first: int, end: int) -> list[Bound]:
         """Requests and actions of the operations from ``first`` to before ``end``, as blocks lie now."""
         live, (comm, tag) = set(self._live), self._where
-        ops = [op if i in live else None for i, op in enumerate(self._program.schedule.ops[first:end], first)]
+        listed = enumerate(self._program.schedule.ops[first:end], first)
+        ops = [op if i in live and not moves_sizes(op) else None for i, op in listed]
         binding = Binding(comm, self._lane_of, HostMemory(), self._layout, self._places, tag, self._board)
         return bind_operations(ops, binding)
 
@@ -360,9 +384,8 @@ class Kept(Stepwise):
         program, interpreter = self._program, self._interpreter
         interpreter.place_own()
         self._first = interpreter.bind(0, program.boundary)
-        if program.tells >= 0:
-            copy = cast("Action | None", self._first[program.tells])
-            self._first[program.tells] = partial(_one_then_other, interpreter.tell, copy)
+        if program.publishes >= 0:
+            self._first[program.publishes] = interpreter.tell
         self._first_steps, self._requests = self._steps_of([])[0], _requests(self._first)
 
     def _bind_rest(self, heard: bytes) -> bool:
@@ -396,9 +419,3 @@ class Kept(Stepwise):
 
 def _requests(bound: Sequence[Bound]) -> dict[int, MPI.Request]:
     return {i: each for i, each in enumerate(bound) if isinstance(each, MPI.Prequest)}
-
-
-def _one_then_other(one: Action, other: Action | None) -> None:
-    one()
-    if other is not None:
-        other()
