@@ -23,13 +23,26 @@ from hiercoll.engines import Dataflow, Flags, Message, Part, Section, free_parts
 from hiercoll.engines import Sequence as InSequence
 from hiercoll.errors import PlanError
 from hiercoll.lowering import Kind, Step, Steps
-from hiercoll.schedule import OUTGOING, AcceptOffer, BufferName, Copy, Get, Offer, Op, Recv, Reduce, Send, Signal, Wait
+from hiercoll.schedule import (
+    OUTGOING,
+    SIZE_BUFFERS,
+    AcceptOffer,
+    BufferName,
+    Copy,
+    Get,
+    Offer,
+    Op,
+    Recv,
+    Reduce,
+    Send,
+    Signal,
+    Wait,
+)
 from hiercoll.sizes import SizeTable
 from hiercoll.windows import Window
 
 INT_MAX = 2**31 - 1
 MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
-SIZE_ROWS = ("sizes", "shared_sizes")
 Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
 
 
@@ -171,7 +184,7 @@ def _bind_local(op: Op, binding: Binding) -> Part:
     if isinstance(op, Copy):
         if not op.source.blocks:
             return None
-        if op.source.buffer in SIZE_ROWS:
+        if op.source.buffer in SIZE_BUFFERS:
             if binding.sizes is None:
                 raise PlanError("a schedule that exchanges sizes needs a table of them (Binding.sizes)")
             return binding.sizes.copy(op)
