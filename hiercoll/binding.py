@@ -8,30 +8,41 @@ local; what is collective (duplicates, tags, windows) comes from `communicator`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll.buffers import CARD, Array, Layout, Memory, Reduction
-from hiercoll.engines import BoundStep, Dataflow, Flags, Message, Part, Section, free_parts
+from hiercoll.engines import Dataflow, Flags, Message, Part, Section, free_parts
 from hiercoll.engines import Sequence as InSequence
 from hiercoll.errors import PlanError
 from hiercoll.lowering import Kind, Step, Steps
-from hiercoll.schedule import OUTGOING, AcceptOffer, BufferName, Copy, Get, Offer, Op, Recv, Reduce, Send, Signal, Wait
+from hiercoll.schedule import (
+    OUTGOING,
+    SIZE_BUFFERS,
+    AcceptOffer,
+    BufferName,
+    Copy,
+    Get,
+    Offer,
+    Op,
+    Recv,
+    Reduce,
+    Send,
+    Signal,
+    Wait,
+)
 from hiercoll.sizes import SizeTable
 from hiercoll.windows import Window
 
 INT_MAX = 2**31 - 1
 MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
-SIZE_ROWS = ("sizes", "shared_sizes")
-EMPTY: Mapping[int, Part] = MappingProxyType({})
 Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
 
 
@@ -63,13 +74,12 @@ class Binding:
 def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
     """What runs ``steps``."""
     ops, parts = steps.schedule.ops, dict[int, Part]()
-    bound = bind_steps(steps, [step for step in steps.steps if not step.sized], binding, parts)
+    bind_steps(steps, [step for step in steps.steps if not step.sized], binding, parts)
     if not steps.in_sequence:
-        return Dataflow(ops, bound)
-    if len(bound) == len(steps.steps):
-        return InSequence(ops, Section(bound), parts, binding.window)
-    first = next(index for index, step in enumerate(steps.steps) if step.sized)
-    return InSequence(ops, Section(bound[:first]), parts, binding.window, SizedSteps(steps, first, binding, parts))
+        return Dataflow(steps, parts)
+    first = next((index for index, step in enumerate(steps.steps) if step.sized), None)
+    rest = None if first is None else SizedSteps(steps, first, binding, parts)
+    return InSequence(ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
 
 
 class SizedSteps:
@@ -94,8 +104,8 @@ class SizedSteps:
             free_parts(known.popitem(last=False)[1][1])
         table.place()
         parts = dict[int, Part]()
-        bound = bind_steps(self._steps, self._which, self._binding, parts, self._parts)
-        known[rows] = Section(bound), parts
+        bind_steps(self._steps, [step for step in self._which if step.sized], self._binding, parts)
+        known[rows] = Section(self._which, {**self._parts, **parts}), parts
         return known[rows]
 
     def free(self) -> None:
@@ -105,28 +115,17 @@ class SizedSteps:
         self._known.clear()
 
 
-def bind_steps(
-    steps: Steps, which: Iterable[Step], binding: Binding, parts: dict[int, Part], known: Mapping[int, Part] = EMPTY
-) -> list[BoundStep]:
-    """Some of the steps. What their operations become is added to ``parts``, but for what is ``known``."""
-    ops, bound = steps.schedule.ops, []
+def bind_steps(steps: Steps, which: Iterable[Step], binding: Binding, parts: dict[int, Part]) -> None:
+    """Add to ``parts`` what the operations of some of the steps become."""
+    ops = steps.schedule.ops
     with _datatypes() as shared:
         for step in which:
-            kind, indices = step.kind, step.ops
-            if kind is Kind.WAIT:
-                bound.append(BoundStep(step, [parts[op] if op in parts else known.get(op) for op in indices]))
-                continue
-            if known and indices[0] in known:
-                bound.append(BoundStep(step, [known[op] for op in indices]))
-                continue
-            made: list[Part]
-            if kind is Kind.START:
-                made = _bind_messages([ops[op] for op in indices], binding, shared, step.sized or binding.once)
-            else:
-                made = [_bind_local(ops[op], binding) for op in indices]
-            parts.update(zip(indices, made, strict=True))
-            bound.append(BoundStep(step, made))
-    return bound
+            if step.kind is Kind.START:
+                made = _bind_messages([ops[op] for op in step.ops], binding, shared, step.sized or binding.once)
+                parts.update(zip(step.ops, made, strict=True))
+            elif step.kind is not Kind.WAIT:
+                for op in step.ops:
+                    parts[op] = _bind_local(ops[op], binding)
 
 
 def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again: bool) -> list[Part]:
@@ -185,7 +184,7 @@ def _bind_local(op: Op, binding: Binding) -> Part:
     if isinstance(op, Copy):
         if not op.source.blocks:
             return None
-        if op.source.buffer in SIZE_ROWS:
+        if op.source.buffer in SIZE_BUFFERS:
             if binding.sizes is None:
                 raise PlanError("a schedule that exchanges sizes needs a table of them (Binding.sizes)")
             return binding.sizes.copy(op)

@@ -216,7 +216,12 @@ class Contract:
 
     def is_reduction(self, token: int) -> bool:
         """Whether ``token`` stands for a reduction over all ranks."""
-        return token >= self.size * self._width * self.segments
+        first = self.size * self._width * self.segments
+        return first <= token < first + self._width * self.segments
+
+    def own_sizes(self, rank: int) -> Tokens:
+        """Tokens of what the rank knows at the beginning: its own row of the buffer ``sizes``."""
+        return self.units([(self.size + 1, 0)]) + rank * self.segments
 
     def contributors(self, token: int) -> list[int]:
         """The tokens, in rank order, that make up the reduction ``token``."""
@@ -227,6 +232,9 @@ class Contract:
         """``token`` in words."""
         if token == UNDEFINED:
             return "nothing"
+        first = int(self.own_sizes(0)[0])
+        if token >= first:
+            return f"the sizes of rank {(token - first) // self.segments}"
         block, part = divmod(token, self.segments)
         rank, block = divmod(block, self._width)
         what = f"block {block}" + (f" segment {part}" if self.segments > 1 else "")

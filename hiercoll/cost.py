@@ -15,7 +15,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hiercoll.schedule import INCOMING, MESSAGES, Copy, Get, Recv, Reduce, Region, Schedule, Send, Signal, Wait
+from hiercoll.schedule import (
+    INCOMING,
+    MESSAGES,
+    SIZE_BUFFERS,
+    Copy,
+    Get,
+    Recv,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+)
 from hiercoll.topology import Topology
 
 
@@ -117,7 +130,9 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
 
 
 def _blocks(region: Region, schedule: Schedule) -> float:
-    """Size of a region in whole blocks."""
+    """Size of a region in whole blocks; rows of sizes count as none."""
+    if region.buffer in SIZE_BUFFERS:
+        return 0
     return region.size / (1 if region.part is None else schedule.segments)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from mpi4py import MPI
 
 from hiercoll.buffers import Action, Transfer
-from hiercoll.lowering import Kind, Step
+from hiercoll.lowering import Kind, Step, Steps
 from hiercoll.schedule import OUTGOING, Op
 from hiercoll.windows import Window
 
@@ -51,13 +51,6 @@ class Flags(NamedTuple):
 
 
 Part: TypeAlias = "MPI.Prequest | Message | Flags | Transfer | Action | None"
-
-
-class BoundStep(NamedTuple):
-    """A step, and what its operations have become; None for those that have nothing to do."""
-
-    step: Step
-    parts: abc.Sequence[Part]
 
 
 class Traced(NamedTuple):
@@ -129,19 +122,19 @@ class Call(NamedTuple):
 
 
 class Section:
-    """Bound steps that follow each other, ready to be called."""
+    """Bound steps that follow each other, ready to be called. ``parts``: what their operations have become."""
 
-    def __init__(self, steps: abc.Sequence[BoundStep]) -> None:
+    def __init__(self, steps: abc.Sequence[Step], parts: Mapping[int, Part]) -> None:
         self.calls: list[Call] = []
-        named = {op for step, _ in steps if step.kind is Kind.WAIT for op in step.ops}
-        for step, parts in steps:
-            if step.kind is Kind.START:
-                self.calls += _starting(step.ops, parts)
-            elif step.kind is Kind.WAIT:
-                self.calls += _waiting(step.ops, parts)
+        named = {op for step in steps if step.kind is Kind.WAIT for op in step.ops}
+        for kind, ops in ((step.kind, step.ops) for step in steps):
+            if kind is Kind.START:
+                self.calls += _starting(ops, [parts[op] for op in ops])
+            elif kind is Kind.WAIT:
+                self.calls += _waiting(ops, [parts[op] for op in ops])
             else:
-                for op, part in zip(step.ops, parts, strict=True):
-                    self.calls += _local(op, part, op in named)
+                for op in ops:
+                    self.calls += _local(op, parts[op], op in named)
 
 
 def free_parts(parts: Mapping[int, Part]) -> None:
@@ -324,31 +317,20 @@ class _Group(NamedTuple):
 class Dataflow:
     """Completion-driven: a step begins when all that it waits for are complete."""
 
-    def __init__(self, ops: abc.Sequence[Op], steps: abc.Sequence[BoundStep]) -> None:
-        self._ops = ops
-        ends = {op: index for index, (step, _) in enumerate(steps) if step.kind is Kind.WAIT for op in step.ops}
-        self._op = [step.ops[0] for step, _ in steps]  # of the steps that are complete with one
-        self._parts: dict[int, Part] = {}  # messages, by operation
-        self._groups: list[_Group | None] = [None] * len(steps)
-        self._actions: list[Action | None] = [None] * len(steps)
-        self._transfers: list[Transfer | None] = [None] * len(steps)
-        self._needs = [len(step.after) for step, _ in steps]
-        self._dependents: list[list[int]] = [[] for _ in steps]
-        self._number = 0  # of steps that something is complete with
-        for index, (step, parts) in enumerate(steps):
+    def __init__(self, steps: Steps, parts: Mapping[int, Part]) -> None:
+        self._ops, self._steps, self._flow, self._parts = steps.schedule.ops, steps.steps, steps.flow, parts
+        self._groups: list[_Group | None] = [None] * len(steps.steps)
+        self._actions: list[Action | None] = [None] * len(steps.steps)
+        self._transfers: list[Transfer | None] = [None] * len(steps.steps)
+        for index, step in enumerate(steps.steps):
             if step.kind is Kind.START:
-                self._groups[index] = self._group(step.ops, parts, ends)
-            else:
-                self._number += 1
-                part = parts[0]
+                self._groups[index] = self._group(step.ops)
+            elif step.kind is not Kind.WAIT:
+                part = parts[step.ops[0]]
                 if isinstance(part, Transfer):
                     self._transfers[index] = part
-                elif step.kind is not Kind.WAIT:
+                else:
                     self._actions[index] = cast("Action | None", part)
-            for before in step.after:
-                if self._groups[before] is None:
-                    self._dependents[before].append(index)
-        self._first = [index for index, (step, _) in enumerate(steps) if not step.after]
         self._waiting: list[int] = []
         self._left = 0  # of these steps, in the current start
         self._active: list[MPI.Request] = []
@@ -357,24 +339,24 @@ class Dataflow:
         self.log: list[Traced] | None = None
         self._begun: dict[int, float] = {}
 
-    def _group(self, ops: abc.Sequence[int], parts: abc.Sequence[Part], ends: dict[int, int]) -> _Group:
-        group = _Group([], [], [], [], [])
-        for op, part in zip(ops, parts, strict=True):
+    def _group(self, ops: abc.Sequence[int]) -> _Group:
+        group, parts, completes = _Group([], [], [], [], []), self._parts, self._flow.completes
+        for op in ops:
+            part = parts[op]
             if isinstance(part, MPI.Prequest):
                 group.requests.append(part)
-                group.requests_end.append(ends[op])
+                group.requests_end.append(completes[op])
             elif isinstance(part, Message):
                 group.messages.append(part)
-                group.messages_end.append(ends[op])
+                group.messages_end.append(completes[op])
             else:
-                group.idle.append(ends[op])
-            self._parts[op] = part
+                group.idle.append(completes[op])
         return group
 
     def start(self) -> None:
-        self._waiting = self._needs.copy()
-        self._left = self._number
-        self._launch(self._first)
+        self._waiting = self._flow.needs.copy()
+        self._left = self._flow.number
+        self._launch(self._flow.first)
 
     def run(self) -> None:
         self.start()
@@ -414,11 +396,11 @@ class Dataflow:
         """Steps that waited for nothing but ``done``."""
         if self.log is not None:
             now = perf_counter()
-            self.log += [Traced(self._op[index], self._begun[index], now) for index in done]
+            self.log += [Traced(self._steps[index].ops[0], self._begun[index], now) for index in done]
         self._left -= len(done)
-        waiting, ready = self._waiting, []
+        waiting, dependents, ready = self._waiting, self._flow.dependents, []
         for index in done:
-            for dependent in self._dependents[index]:
+            for dependent in dependents[index]:
                 waiting[dependent] -= 1
                 if not waiting[dependent]:
                     ready.append(dependent)

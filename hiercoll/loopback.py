@@ -19,6 +19,8 @@ from hiercoll.errors import ArgumentError, ScheduleError
 from hiercoll.schedule import (
     MESSAGES,
     OUTGOING,
+    SIZE_BUFFERS,
+    SIZES,
     BufferName,
     Copy,
     Get,
@@ -32,6 +34,8 @@ from hiercoll.schedule import (
     Wait,
     are_two_ends,
     reads,
+    size_rows,
+    sizes_read,
     writes,
 )
 from hiercoll.topology import Topology
@@ -62,17 +66,21 @@ def run(
     run, where a send completes together with its receive.
 
     Raises ArgumentError for arrays that cannot serve, and ScheduleError if a region lies
-    outside its buffer, if sizes differ, or, naming them, if operations cannot run.
+    outside its buffer, if sizes differ or have not been learned, or, naming them, if operations
+    cannot run.
     """
     for argument, given in (("schedules", schedules), ("recvs", recvs), *([] if in_place else [("sends", sends)])):
         if len(given) != topology.size:
             raise ArgumentError(argument, f"one for each of {topology.size} ranks", len(given))
-    memory = _Memory(layout, combine)
+    memory = _Memory(layout, combine, topology.size)
     memory.map_arrays("recv", recvs, fill=not in_place)
     memory.map_arrays("send", [] if in_place else sends, fill=False)
     for ranks in topology.nodes:
         shared = memory.allocate(max(schedules[rank].shared for rank in ranks))
+        shared_sizes = memory.allocate(max(schedules[rank].sizes for rank in ranks), memory.row)
         for rank in ranks:
+            memory.map_sizes(rank, schedules[rank], topology)
+            memory.mapped[rank, "shared_sizes"] = shared_sizes
             memory.mapped[rank, "shared"] = shared
             memory.mapped[rank, "scratch"] = memory.allocate(schedules[rank].scratch)
             memory.mapped[rank, "host"] = memory.allocate(schedules[rank].host)
@@ -86,8 +94,10 @@ def run(
 class _Memory:
     """The buffers of all ranks, by address, and what operations do to them."""
 
-    def __init__(self, layout: BlockLayout, combine: Combine | None) -> None:
+    def __init__(self, layout: BlockLayout, combine: Combine | None, ranks: int) -> None:
         self.layout, self.combine = layout, combine
+        self.row = BlockLayout(16 * ranks)  # bytes sent to, and received from, each rank
+        self.rows: dict[int, tuple[int, ...]] = {}  # of each rank, see `size_rows`
         self.mapped: dict[tuple[int, BufferName], tuple[int, int]] = {}  # address and number of bytes
         self.dtypes: list[np.dtype[np.generic]] = []
         self.owners: list[object] = []
@@ -102,8 +112,20 @@ class _Memory:
             if fill:
                 ctypes.memset(buffer.address, FILL, buffer.nbytes)
 
-    def allocate(self, blocks: int) -> tuple[int, int]:
-        nbytes = blocks * self.layout.block
+    def map_sizes(self, rank: int, schedule: Schedule, topology: Topology) -> None:
+        """The buffer ``sizes`` of a rank, its own row filled."""
+        self.rows[rank] = size_rows(schedule, topology)
+        self.mapped[rank, "sizes"] = address, _ = self.allocate(schedule.sizes, self.row)
+        if schedule.sizes:
+            row = self.row_of_equal_blocks()
+            ctypes.memmove(address + topology.lane_of[rank] * self.row.block, row, self.row.block)
+
+    def row_of_equal_blocks(self) -> bytes:
+        """What is true of each rank: the same bytes to and from each."""
+        return np.full(self.row.block // 8, self.layout.block, np.int64).tobytes()
+
+    def allocate(self, blocks: int, layout: BlockLayout | None = None) -> tuple[int, int]:
+        nbytes = blocks * (layout or self.layout).block
         address, owner = self.host.allocate(nbytes)
         ctypes.memset(address, FILL, nbytes)
         self.owners.append(owner)
@@ -116,13 +138,27 @@ class _Memory:
             touched.append((op.peer, op.source))
         for owner, region in touched:
             nbytes = self.mapped.get((owner, region.buffer), (0, 0))[1]
-            if region.blocks and (min(region.blocks) < 0 or (max(region.blocks) + 1) * self.layout.block > nbytes):
+            block = self.layout_of(region).block
+            if region.blocks and (min(region.blocks) < 0 or (max(region.blocks) + 1) * block > nbytes):
                 raise ScheduleError(f"{_name(rank, index, op)}: {region} lies outside its {nbytes} bytes")
         if isinstance(op, Reduce) and self.combine is None:
             raise ScheduleError(f"{_name(rank, index, op)}: needs the argument combine")
 
+    def layout_of(self, region: Region) -> BlockLayout:
+        return self.row if region.buffer in SIZE_BUFFERS else self.layout
+
+    def check_sizes(self, rank: int, op: Op) -> None:
+        """What gives the lengths of shared blocks must have been learned."""
+        needed = sizes_read(op, self.rows[rank])
+        for lane in () if needed is None else needed.blocks:
+            address = self.mapped[rank, "sizes"][0] + lane * self.row.block
+            if ctypes.string_at(address, self.row.block) != self.row_of_equal_blocks():
+                raise ScheduleError(f"{describe(op)} (rank {rank}): {SIZES[lane]} has not been learned")
+
     def perform(self, together: list[tuple[int, Op]]) -> None:
         """An operation, or a send and its receive."""
+        for rank, op in together:
+            self.check_sizes(rank, op)
         match together:
             case [(rank, Copy() as op)]:
                 self.copy(op, rank, op.source, rank, op.target)
@@ -141,7 +177,7 @@ class _Memory:
             raise ScheduleError(f"{describe(op)} (rank {rank}): {source} and {target} differ in size")
         if source.blocks:
             ends = (self.mapped[rank, source.buffer][0], source), (self.mapped[other, target.buffer][0], target)
-            copy = self.host.copy(self.layout, *ends)
+            copy = self.host.copy(self.layout_of(source), *ends)
             if copy is not None:
                 copy()
 

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
+from typing import NamedTuple
 
 from hiercoll.errors import ScheduleError
 from hiercoll.schedule import MESSAGES, Copy, Get, Join, Op, Reduce, Schedule, Signal, Wait, reads, writes
@@ -50,6 +52,20 @@ class Step:
     sized: bool = False
 
 
+class Flow(NamedTuple):
+    """By step: how many others it needs, and which wait for it; the ``first`` ones wait for none.
+
+    A message is complete with the step that waits for it alone (``completes``, by operation), not with the
+    one that begins it. ``number``: of steps that complete something.
+    """
+
+    first: list[int]
+    needs: list[int]
+    dependents: list[list[int]]
+    completes: dict[int, int]
+    number: int
+
+
 @dataclass(frozen=True)
 class Steps:
     """A schedule and its steps; ``in_sequence``: each is after the one before it."""
@@ -57,6 +73,23 @@ class Steps:
     schedule: Schedule
     steps: tuple[Step, ...]
     in_sequence: bool
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What drives steps that are not in sequence."""
+        steps = self.steps
+        dependents: list[list[int]] = [[] for _ in steps]
+        for index, step in enumerate(steps):
+            for before in step.after:
+                if steps[before].kind is not Kind.START:
+                    dependents[before].append(index)
+        return Flow(
+            [index for index, step in enumerate(steps) if not step.after],
+            [len(step.after) for step in steps],
+            dependents,
+            {op: index for index, step in enumerate(steps) if step.kind is not Kind.START for op in step.ops},
+            sum(step.kind is not Kind.START for step in steps),
+        )
 
 
 _LOCAL: dict[type, Kind] = {

@@ -9,13 +9,14 @@ pointer, byte or environment, so the same schedule can be proved (`verify`), cos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from hiercoll.errors import ScheduleError
+from hiercoll.topology import Topology
 
 BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared", "host", "sizes", "shared_sizes"]
 Blocks: TypeAlias = "range | tuple[int, ...]"
@@ -103,6 +104,8 @@ SHARED = Buffer("shared")
 HOST = Buffer("host")
 SIZES = Buffer("sizes")
 SHARED_SIZES = Buffer("shared_sizes")
+SIZE_BUFFERS = ("sizes", "shared_sizes")  # of rows of sizes instead of blocks
+OF_NODE = ("shared", "shared_sizes")  # one for the ranks of a node together
 
 Deps: TypeAlias = "tuple[int, ...]"
 
@@ -256,6 +259,11 @@ class Schedule:
     that this rank raises, ``tags`` one more than the largest tag. ``holds``: for each block of
     ``shared`` the (source, block) that it is for, where the algorithm says so; blocks of uneven
     sizes need it. ``blocks``: into how many a collective's vector is cut.
+
+    ``sizes`` is the number of rows of the buffers ``sizes`` (private) and ``shared_sizes`` (of the
+    node), one per lane: how many bytes the lane sends to, and receives from, each rank. 0 where no
+    sizes are exchanged. A rank's own row of ``sizes`` is there from the beginning; an operation on
+    blocks of ``shared`` reads the rows that give their lengths, too (`sizes_read`).
     """
 
     rank: int
@@ -325,6 +333,24 @@ class Schedule:
         return True
 
 
+def size_rows(schedule: Schedule, topology: Topology) -> tuple[int, ...]:
+    """For each block of ``shared`` the row of ``sizes`` that gives its length: of its source's lane,
+    or, for a block from another node, of its destination's. Empty where no sizes are exchanged."""
+    if not schedule.sizes:
+        return ()
+    node_of, lane_of = topology.node_of, topology.lane_of
+    own = node_of[schedule.rank]
+    return tuple(lane_of[source if node_of[source] == own else target] for source, target in schedule.holds)
+
+
+def sizes_read(op: Op, rows: Sequence[int]) -> Region | None:
+    """What an operation on ``shared`` reads besides its blocks: the ``rows`` (`size_rows`) that give their lengths."""
+    if not rows:
+        return None
+    blocks = [region.blocks for region in (*reads(op), *writes(op)) if region.buffer == "shared"]
+    return SIZES[sorted({rows[block] for listed in blocks for block in listed})] if any(blocks) else None
+
+
 def most_tags(size: int, segments: int) -> int:
     """As many tags as no algorithm exceeds on any of ``size`` ranks."""
     return 2 * size * segments + 2
@@ -348,6 +374,7 @@ class Builder:
         self._shared = 0
         self._flags = 0
         self._holds: list[tuple[int, int]] = []
+        self._sizes = 0
         self._part: int | None = None
 
     def scratch(self, blocks: int) -> Buffer:
@@ -364,6 +391,10 @@ class Builder:
         self._shared += blocks
         self._holds += holds
         return piece
+
+    def sizes(self, lanes: int) -> None:
+        """The ``lanes`` ranks of the node exchange the sizes of their blocks; every rank of it asks alike."""
+        self._sizes = lanes
 
     @contextmanager
     def segment(self, part: int) -> Iterator[None]:
@@ -398,6 +429,15 @@ class Builder:
         """``target = left (+) right``."""
         left, right, target = map(self._cut, (left, right, target))
         return self._add(Reduce(left, right, target, self._deps(after)))
+
+    def publish_sizes(self, lane: int, *, after: Iterable[int] | None = None) -> int:
+        """Let the ranks of the node read the sizes of this rank's blocks (`sizes`); ``lane`` is its own."""
+        return self._add(Copy(SIZES[lane], SHARED_SIZES[lane], self._deps(after)))
+
+    def learn_sizes(self, lane: int, *, after: Iterable[int] | None = None) -> int:
+        """Read what the other ranks of the node have published; ``lane`` is this rank's own."""
+        others = [other for other in range(self._sizes) if other != lane]
+        return self._add(Copy(SHARED_SIZES[others], SIZES[others], self._deps(after)))
 
     def signal(self, flag: int, *, after: Iterable[int] | None = None) -> int:
         """Raise this rank's flag ``flag`` for the ranks of its node."""
@@ -438,7 +478,9 @@ class Builder:
     def build(self) -> Schedule:
         """The finished, immutable schedule."""
         sizes = (self._scratch, self._shared, self._flags, self.segments)
-        return Schedule(self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds), blocks=self.blocks)
+        return Schedule(
+            self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds), blocks=self.blocks, sizes=self._sizes
+        )
 
 
 def in_order(schedule: Schedule) -> Schedule:

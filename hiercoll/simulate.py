@@ -17,6 +17,7 @@ from hiercoll.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.schedule import (
     MESSAGES,
     OUTGOING,
+    SIZE_BUFFERS,
     Copy,
     Get,
     Incoming,
@@ -183,4 +184,6 @@ class _Simulation:
         return self.busy[what]
 
     def bytes(self, region: Region) -> int:
+        if region.buffer in SIZE_BUFFERS:  # a row has two numbers for each rank
+            return region.size * 16 * self.topology.size
         return region.size * self.layout.extent(region.part)[1]

@@ -15,6 +15,9 @@ The rules, for all ranks' schedules together:
 6. every operation's result is needed by somebody;
 7. what a schedule says that a block of ``shared`` holds is what is written there.
 
+Where sizes are exchanged, an operation on blocks of ``shared`` reads, besides, the rows of
+``sizes`` that give their lengths: rules 3, 4 and 6 hold for those as for blocks.
+
 Why one start of private buffers is enough: an operation of the next start begins after
 all of this rank's have completed, messages of one (source, destination, tag) match in
 order, and by rule 4 nothing left over from the start before is ever read.
@@ -33,7 +36,9 @@ from hiercoll.errors import VerificationError
 from hiercoll.schedule import (
     INCOMING,
     MESSAGES,
+    OF_NODE,
     OUTGOING,
+    SIZE_BUFFERS,
     AcceptOffer,
     AwaitNotice,
     Copy,
@@ -51,6 +56,8 @@ from hiercoll.schedule import (
     Wait,
     are_two_ends,
     reads,
+    size_rows,
+    sizes_read,
     writes,
 )
 from hiercoll.topology import Topology
@@ -165,7 +172,7 @@ class _System:
             yield Finding("malformed", f"a topology of {self.topology.size} ranks for {self.contract.size} ranks")
             return
         shared = {
-            node: {(self.schedules[r].shared, self.schedules[r].holds) for r in ranks}
+            node: {(self.schedules[r].shared, self.schedules[r].holds, self.schedules[r].sizes) for r in ranks}
             for node, ranks in enumerate(self.topology.nodes)
         }
         for rank, schedule in enumerate(self.schedules):
@@ -179,6 +186,9 @@ class _System:
                 text = f"says what {len(schedule.holds)} of {schedule.shared} shared blocks hold"
                 yield Finding("malformed", text, rank)
                 return
+            if schedule.sizes and (text := self._wrong_sizes(schedule)):
+                yield Finding("malformed", text, rank)
+                return
             for index, op in enumerate(schedule.ops):
                 problem = self._problem(rank, index, op)
                 if problem:
@@ -188,11 +198,33 @@ class _System:
                         yield self.finding("malformed", self.base[rank] + index, f"flag {op.flag} is raised twice")
                     self.signals[rank, op.flag] = self.base[rank] + index
 
+    def _wrong_sizes(self, schedule: Schedule) -> str:
+        """What is wrong with the rows of sizes that a schedule asks for; nothing is ""."""
+        ranks = self.topology.node(schedule.rank)
+        if schedule.sizes != len(ranks):
+            return f"exchanges the sizes of {schedule.sizes} lanes on a node of {len(ranks)}"
+        if len(schedule.holds) != schedule.shared:
+            return "exchanges sizes and does not say what its shared blocks hold"
+        for source, target in schedule.holds:
+            ends = {source, target}
+            if not (0 <= min(ends) <= max(ends) < self.contract.size and ends.intersection(ranks)):
+                return f"shares block {target} of rank {source}, which is of no rank of its node"
+        return ""
+
+    @cached_property
+    def _size_rows(self) -> list[tuple[int, ...]]:
+        """For each rank, `size_rows`."""
+        return [size_rows(schedule, self.topology) for schedule in self.schedules]
+
     @cached_property
     def _limits(self) -> list[dict[Any, int]]:
         """Sizes of every rank's buffers, in blocks."""
         return [
-            {**self.contract.sizes(rank), "scratch": own.scratch, "shared": own.shared, "host": own.host}
+            {
+                **self.contract.sizes(rank),
+                **{"scratch": own.scratch, "shared": own.shared, "host": own.host},
+                **dict.fromkeys(SIZE_BUFFERS, own.sizes),
+            }
             for rank, own in enumerate(self.schedules)
         ]
 
@@ -207,7 +239,7 @@ class _System:
             return "waits for the flag of a rank on another node"
         if isinstance(op, Get) and (op.peer == rank or op.peer not in self.topology.node(rank)):
             return f"gets from rank {op.peer}, which is no other rank of its node"
-        if isinstance(op, Get) and op.source.buffer in ("host", "shared"):
+        if isinstance(op, Get) and op.source.buffer in ("host", *OF_NODE, *SIZE_BUFFERS):
             return f"gets from {op.source.buffer}, which is not for others to map"
         for owner, region, _ in self._touched(rank, op):
             blocks, limits = region.blocks, self._limits[owner]
@@ -223,6 +255,13 @@ class _System:
                 return "writes to the send buffer, which belongs to the user"
             if not isinstance(region.blocks, range) and len(set(region.blocks)) < len(region.blocks):
                 return f"writes a block of {region} twice"
+        if any(region.buffer in SIZE_BUFFERS for _, region, _ in self._touched(rank, op)) and not (
+            isinstance(op, Copy)
+            and {op.source.buffer, op.target.buffer} == set(SIZE_BUFFERS)
+            and op.source[1:] == op.target[1:]
+            and op.source.part is None
+        ):
+            return "moves rows of sizes otherwise than between sizes and shared_sizes, each to its own place"
         if isinstance(op, (Copy, Get)) and self._width(op.source) != self._width(op.target):
             return f"copies {op.source} to {op.target}, which differ in size"
         if isinstance(op, Reduce) and len({self._width(r) for r in (op.left, op.right, op.target)}) > 1:
@@ -348,7 +387,7 @@ class _System:
     def races(self) -> Iterator[Finding]:
         """Private buffers: an operation's ancestors as bits, against the last users of each block."""
         for rank, schedule in enumerate(self.schedules):
-            written = {region.buffer for op in schedule.ops for region in writes(op)} - {"shared"}
+            written = {region.buffer for op in schedule.ops for region in writes(op)} - set(OF_NODE)
             writer: dict[str, dict[int, int]] = {buffer: {} for buffer in written}
             readers: dict[str, defaultdict[int, list[int]]] = {buffer: defaultdict(list) for buffer in written}
             done: list[int] = []  # bits of what has completed when the operation has
@@ -366,7 +405,7 @@ class _System:
                         missing = f"nothing before {self.name(self.base[rank] + index)} says that it may"
                         yield self.finding("race", self.base[rank] + index, missing, op.source)
                         return
-                for region in reads(op):
+                for region in self._read_at_home(rank, op):
                     if region.buffer in written:
                         last, users = writer[region.buffer], readers[region.buffer]
                         for unit in self.units(region):
@@ -385,6 +424,11 @@ class _System:
                                     return
                             last[unit] = index
 
+    def _read_at_home(self, rank: int, op: Op) -> tuple[Region, ...]:
+        """What an operation reads of its rank's buffers, rows of sizes too."""
+        rows = sizes_read(op, self._size_rows[rank])
+        return reads(op) if rows is None else (*reads(op), rows)
+
     def _race(self, rank: int, first: int, second: int, region: Region) -> Finding:
         a, b = self.base[rank] + first, self.base[rank] + second
         return self.finding(
@@ -401,7 +445,7 @@ class _System:
             gets = [op for rank in ranks for op in self.schedules[rank].ops if isinstance(op, Get)]
             if self.schedules[ranks[0]].shared or gets:
                 common: set[tuple[int, str]] = {(op.peer, op.source.buffer) for op in gets}
-                common |= {(rank, "shared") for rank in ranks}
+                common |= {(rank, name) for rank in ranks for name in OF_NODE}
                 yield from self._node_races(set(ranks), common)
 
     def _node_races(self, ranks: set[int], common: set[tuple[int, str]]) -> Iterator[Finding]:
@@ -439,7 +483,7 @@ class _System:
                     yield self.finding("race", gid, f"{self.name(gid)} may run before that rank has begun", op.source)
                     return
                 for owner, region, writing in touched:
-                    whose = -1 if region.buffer == "shared" else owner
+                    whose = -1 if region.buffer in OF_NODE else owner
                     for each in self.units(region):
                         unit = (whose, region.buffer, each)
                         others = [writer[unit]] if unit in writer else []
@@ -467,7 +511,7 @@ class _System:
             yield gid
 
     def _shared_race(self, first: tuple[int, int], second: tuple[int, int], region: Region) -> Finding:
-        whose = " of the node's shared buffer" if region.buffer == "shared" else ""
+        whose = " of the node's shared buffer" if region.buffer in OF_NODE else ""
         when = "in the next start " if second[0] > first[0] else ""
         return self.finding(
             "race",
@@ -521,6 +565,15 @@ class _System:
                     text += f", which is said to hold {self.contract.describe(stated[wrong_at])}"
                     yield self.finding("holds", gid, text, target)
                     return
+            for reader, region in self._sizes_read(gid):
+                rows, places = memory[self.rank_of[reader], "sizes"], self.units(region)
+                tokens = _pick(rows.tokens, places)
+                if UNDEFINED in tokens:
+                    lane = places[tokens.index(UNDEFINED)] // self.segments
+                    text = f"{self.name(reader)} needs the sizes of lane {lane}, which have not been learned"
+                    yield self.finding("undefined", reader, text, region)
+                    return
+                used += _pick(rows.writers, places)
             _put(cells.tokens, units, result)
             _put(cells.writers, units, [gid] * len(result))
         wrong = list(self._undelivered(memory, sums))
@@ -539,10 +592,24 @@ class _System:
                 memory[rank, buffer] = _Memory(tokens.tolist())
             memory[rank, "scratch"] = _Memory([UNDEFINED] * (schedule.scratch * self.segments))
             memory[rank, "host"] = _Memory([UNDEFINED] * (schedule.host * self.segments))
+            memory[rank, "sizes"] = rows = _Memory([UNDEFINED] * (schedule.sizes * self.segments))
+            if schedule.sizes:
+                own = Region("sizes", range(self.topology.lane_of[rank], self.topology.lane_of[rank] + 1))
+                _put(rows.tokens, self.units(own), self.contract.own_sizes(rank).tolist())
         for ranks in self.topology.nodes:
-            board = _Memory([UNDEFINED] * (self.schedules[ranks[0]].shared * self.segments))
-            memory.update(((rank, "shared"), board) for rank in ranks)
+            first = self.schedules[ranks[0]]
+            for name, blocks in zip(OF_NODE, (first.shared, first.sizes), strict=True):
+                cells = _Memory([UNDEFINED] * (blocks * self.segments))
+                memory.update(((rank, name), cells) for rank in ranks)
         return memory
+
+    def _sizes_read(self, gid: int) -> Iterator[tuple[int, Region]]:
+        """Rows of sizes that the event reads, with the operation that does."""
+        for reader in (gid, self.send_of.get(gid, -1)):
+            if reader >= 0 and (rows := self._size_rows[self.rank_of[reader]]):
+                region = sizes_read(self.ops[reader], rows)
+                if region is not None:
+                    yield reader, region
 
     def _read(self, gid: int) -> list[tuple[int, Region]] | None:
         """Whose regions the event reads; None if it moves nothing."""

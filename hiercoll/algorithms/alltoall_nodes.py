@@ -233,24 +233,37 @@ class Relay:
         self.share(pairwise)
         return in_order(self.b.build())
 
-    def share(self, pairwise: bool) -> None:
-        """Write into the node's buffer once, one contiguous message per pair of carriers, read once."""
+    def share(self, pairwise: bool, *, uneven: bool = False) -> None:
+        """Write into the node's buffer once, one contiguous message per pair of carriers, read once.
+
+        ``uneven``: sizes are published with the data and learned before others' blocks are touched.
+        """
         b, mates, me, others = self.b, self.mates, self.rank, mates_before(self.topology, self.rank)
         outbox, inbox = self._boxes()
         b.gate([b.wait(others, DONE, previous=True)])
         put = [b.copy(SEND[mates], inbox.region([(me, target) for target in mates]))]
         if mine := [pair for pair in outbox.at if pair[0] == me]:
             put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine)))
+        learned, exchanges_sizes = list[int](), uneven and bool(others)
+        if uneven:
+            b.sizes(len(mates))
+        if exchanges_sizes:
+            put.append(b.publish_sizes(self.lane))
         b.signal(WRITTEN, after=put)
         due = [pair for pair in inbox.at if pair[1] == me]
         carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in mates}
         if self.outgoing or self.incoming or not carriers:  # else: a carrier's ARRIVED says that all have written
             b.gate([b.wait(others, WRITTEN), *put])
+            if exchanges_sizes:
+                learned = [b.learn_sizes(self.lane)]
+                b.gate(learned)
         sent, arrived = self.outer_exchange(outbox, dict.fromkeys(self.outgoing, b.gated), inbox, b.gated, pairwise)
         exchanged = [*sent, *(op for ops in arrived.values() for op in ops)]
         if self.traffic.collected(me):
             b.signal(ARRIVED, after=exchanged)
-        there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged]
+        there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged, *learned]
+        if exchanges_sizes and not learned:
+            there = [b.learn_sizes(self.lane, after=there)]
         b.signal(DONE, after=[b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there)])
 
     def _boxes(self) -> tuple[_Places, _Places]:

@@ -35,7 +35,8 @@ def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Sched
     """Small blocks together through the node's shared buffer, large ones straight.
 
     Contract: alltoallv. A block has two segments, one of which is empty: both ends know its
-    size, so both know which. Sizes of other ranks' blocks matter within the node only.
+    size, so both know which. Sizes of other ranks' blocks matter within the node only: they are
+    published beside the data, and learned when the flags allow reading those.
 
         node 0: 0 1 2 -> [to node 1]  | small: write, one message per pair of nodes, read
                  | | |        ||      | large: 0 -> 1, 0 -> 2;  0 -> 3, 0 -> 4; ..
@@ -52,7 +53,7 @@ def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Sched
         b.copy(SEND[rank], RECV[rank], after=[])
         started = _exchange(b, first, [])
     with b.segment(TOGETHER):
-        relay.share(pairwise=False)
+        relay.share(pairwise=False, uneven=True)
     with b.segment(STRAIGHT):
         for peers in rest:
             started = _exchange(b, peers, started)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from hiercoll.algorithms import REGISTRY, Algorithm, Params
 from hiercoll.buffers import Array, BlockLayout
 from hiercoll.collectives import Contract
 from hiercoll.errors import ArgumentError, BufferTypeError, ScheduleError
-from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule
+from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Region, Schedule
 from hiercoll.topology import Topology, parse_layout
 
 LAYOUTS = [parse_layout(text) for text in ("2x3", "5+3", "1x4", "3+5:cyclic", "3x1", "1x1")]
@@ -237,3 +239,17 @@ def test_arguments_are_checked() -> None:
     constant.flags.writeable = False
     with pytest.raises(BufferTypeError, match=r"recvs\[0\]: expected a writable array"):
         loopback.run(exchange(), topology, arrays, [constant, constant], layout=layout)
+
+
+def test_sizes_that_have_not_been_learned_are_missed() -> None:
+    """What is done on shared blocks looks for their lengths."""
+    topology = parse_layout("1x2")
+    right = [REGISTRY["alltoallv"]["aggregate"].schedule(topology, rank) for rank in range(2)]
+    sends, recvs = np.zeros((2, 2, 8), np.uint8), [np.empty((2, 8), np.uint8) for _ in range(2)]
+    layout = BlockLayout(8, segments=2)
+    loopback.run(right, topology, list(sends), recvs, layout=layout)
+    ops = tuple(
+        Join(op.deps) if isinstance(op, Copy) and op.source.buffer == "shared_sizes" else op for op in right[0].ops
+    )
+    with pytest.raises(ScheduleError, match=r"\(rank 0\): sizes\[1\] has not been learned"):
+        loopback.run([replace(right[0], ops=ops), right[1]], topology, list(sends), recvs, layout=layout)

@@ -13,7 +13,27 @@ import pytest
 from hiercoll.algorithms import get_algorithm
 from hiercoll.collectives import COLLECTIVES, Contract
 from hiercoll.errors import HiercollError, VerificationError
-from hiercoll.schedule import RECV, SCRATCH, SEND, SHARED, Buffer, Builder, Copy, Join, Op, Region, Schedule, in_place
+from hiercoll.schedule import (
+    RECV,
+    SCRATCH,
+    SEND,
+    SHARED,
+    SHARED_SIZES,
+    SIZES,
+    Buffer,
+    Builder,
+    Copy,
+    Get,
+    Join,
+    Op,
+    Region,
+    Schedule,
+    Send,
+    Wait,
+    in_place,
+    size_rows,
+    sizes_read,
+)
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import Finding, Proof, describe, verify
 
@@ -1206,3 +1226,173 @@ def test_what_shared_blocks_are_said_to_hold() -> None:
     refuted([replace(right[0], holds=turned), *right[1:]], contract, "malformed", "different shared", topology=topology)
     short = [replace(schedule, holds=schedule.holds[:-1]) for schedule in right]
     refuted(short, contract, "malformed", f"{right[0].shared - 1} of {right[0].shared}", topology=topology)
+
+
+# Sizes of uneven blocks. 2+1: rank 0 and 1 share memory, and rank 2 sends to both through a carrier.
+
+UNEVEN = parse_layout("2+1")
+
+
+def uneven_schedules(topology: Topology = UNEVEN) -> list[Schedule]:
+    entry = get_algorithm("alltoallv", "aggregate")
+    return [entry.schedule(topology, rank, {"form": "leader"}) for rank in range(topology.size)]
+
+
+def uneven_contract(schedules: list[Schedule]) -> Contract:
+    return Contract("alltoall", len(schedules), schedules[0].segments)
+
+
+def size_copy(schedule: Schedule, source: str) -> int:
+    """The copy of sizes from that buffer."""
+    return next(i for i, op in enumerate(schedule.ops) if isinstance(op, Copy) and op.source.buffer == source)
+
+
+def with_op(schedules: list[Schedule], rank: int, index: int, op: Op) -> list[Schedule]:
+    """The schedules with one operation of a rank's replaced."""
+    ops = schedules[rank].ops
+    changed = replace(schedules[rank], ops=(*ops[:index], op, *ops[index + 1 :]))
+    return [*schedules[:rank], changed, *schedules[rank + 1 :]]
+
+
+@pytest.mark.parametrize("layout", ["2+1", "1x2", "2x2", "3+2:cyclic", "3x1"])
+def test_sizes_are_published_and_learned(layout: str) -> None:
+    """Once each on every rank that shares a node; a rank alone on its node knows what it needs."""
+    topology = parse_layout(layout)
+    schedules = uneven_schedules(topology)
+    assert verify(schedules, uneven_contract(schedules), topology).require().ok
+    for rank, schedule in enumerate(schedules):
+        lanes, lane = len(topology.node(rank)), topology.lane_of[rank]
+        moved = [op for op in schedule.ops if isinstance(op, Copy) and "sizes" in op.source.buffer]
+        assert schedule.sizes == lanes and len(moved) == (2 if lanes > 1 else 0)
+        if moved:
+            assert (moved[0].source, moved[0].target) == (SIZES[lane], SHARED_SIZES[lane])
+            others = [other for other in range(lanes) if other != lane]
+            assert (moved[1].source, moved[1].target) == (SHARED_SIZES[others], SIZES[others])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sizes_that_are_not_learned_are_missed(rank: int) -> None:
+    """Before an operation touches blocks whose lengths only another rank of the node knows."""
+    right = uneven_schedules()
+    index = size_copy(right[rank], "shared_sizes")
+    wrong = with_op(right, rank, index, Join(right[rank].ops[index].deps))
+    text = f"needs the sizes of lane {1 - rank}, which have not been learned"
+    finding = refuted(wrong, uneven_contract(right), "undefined", text, topology=UNEVEN)
+    assert finding.rank == rank and finding.region == SIZES[0:2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sizes_that_are_not_published_are_missed(rank: int) -> None:
+    """By the rank that reads them."""
+    right = uneven_schedules()
+    index = size_copy(right[rank], "sizes")
+    wrong = with_op(right, rank, index, Join(right[rank].ops[index].deps))
+    text = f"reads block {rank}, which nobody has written"
+    finding = refuted(wrong, uneven_contract(right), "undefined", text, topology=UNEVEN)
+    assert finding.rank == 1 - rank and finding.region == SHARED_SIZES[rank]
+    assert finding.op == size_copy(right[1 - rank], "shared_sizes")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sizes_that_are_learned_too_soon_are_a_race(rank: int) -> None:
+    """Before the flag that says that they have been published."""
+    right = uneven_schedules()
+    ops = right[rank].ops
+    learns = size_copy(right[rank], "shared_sizes")
+    wait = max(i for i in range(learns) if isinstance(ops[i], Wait))
+    before = ops[wait].deps
+    wrong = with_op(right, rank, learns, ops[learns]._replace(deps=before))
+    finding = refuted(wrong, uneven_contract(right), "race", "no flag or message orders them", topology=UNEVEN)
+    assert finding.region is not None and finding.region.buffer == "shared_sizes"
+    assert "copy sizes[" in finding.message and "copy shared_sizes[" in finding.message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_use_of_sizes_may_overtake_their_learning(rank: int) -> None:
+    """Each operation that depends on the learning, made to wait for what that waited for instead."""
+    right = uneven_schedules()
+    ops = right[rank].ops
+    learns = size_copy(right[rank], "shared_sizes")
+    users = [i for i, op in enumerate(ops) if learns in op.deps and not isinstance(op, Join)]
+    assert users
+    for user in users:
+        deps = tuple(sorted({*ops[user].deps, *ops[learns].deps} - {learns}))
+        wrong = with_op(right, rank, user, ops[user]._replace(deps=deps))
+        finding = refuted(wrong, uneven_contract(right), "race", "no dependency orders them", topology=UNEVEN)
+        assert finding.rank == rank and finding.region is not None and finding.region.buffer == "sizes"
+
+
+def test_the_publishing_of_sizes_waits_for_those_who_read_the_last() -> None:
+    """Else a rank that is still in the start before reads the sizes of this one."""
+    right = uneven_schedules()
+    index = size_copy(right[0], "sizes")
+    publishing, following = right[0].ops[index : index + 2]
+    wrong = with_op(right, 0, index, publishing._replace(deps=()))
+    wrong = with_op(wrong, 0, index + 1, following._replace(deps=(*publishing.deps, *following.deps)))
+    finding = refuted(wrong, uneven_contract(right), "race", "in the next start", topology=UNEVEN)
+    assert finding.region == SHARED_SIZES[0]
+
+
+def test_sizes_that_nobody_reads_are_not_needed() -> None:
+    """Published where no block is shared."""
+    topology = parse_layout("1x2")
+    builders = [Builder(0), Builder(1)]
+    for rank, b in enumerate(builders):
+        b.sizes(2)
+        b.copy(SEND[rank], RECV[rank])
+        b.send(1 - rank, SEND[1 - rank])
+        b.recv(1 - rank, RECV[1 - rank])
+        b.publish_sizes(rank)
+    made = [b.build() for b in builders]
+    refuted(made, Contract("alltoall", 2), "unused", "copy sizes[1] to shared_sizes[1]", topology=topology)
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        (Copy(SIZES[0], RECV[0], ()), "otherwise than between sizes and shared_sizes"),
+        (Copy(SEND[0], SHARED_SIZES[0], ()), "otherwise than between sizes and shared_sizes"),
+        (Copy(SIZES[0], SHARED_SIZES[1], ()), "each to its own place"),
+        (Copy(SIZES[0].segment(0), SHARED_SIZES[0].segment(0), ()), "each to its own place"),
+        (Send(1, 9, SIZES[0], ()), "otherwise than between sizes and shared_sizes"),
+        (Copy(SIZES[2], SHARED_SIZES[2], ()), "lies outside the buffer of 2 blocks"),
+        (Get(1, 9, SHARED_SIZES[0], SIZES[0], ()), "which is not for others to map"),
+    ],
+)
+def test_rows_of_sizes_go_to_their_places_only(op: Op, words: str) -> None:
+    right = uneven_schedules()
+    wrong = [replace(right[0], ops=(*right[0].ops, op)), *right[1:]]
+    refuted(wrong, uneven_contract(right), "malformed", words, topology=UNEVEN)
+
+
+def test_how_many_sizes_there_are() -> None:
+    """One row for each lane, for blocks of which it is said what they hold."""
+    right, ranks = uneven_schedules(), UNEVEN.nodes[0]
+    contract = uneven_contract(right)
+
+    def changed(**parts: object) -> list[Schedule]:
+        return [replace(s, **parts) if s.rank in ranks else s for s in right]  # type: ignore[arg-type]
+
+    refuted(changed(sizes=3), contract, "malformed", "the sizes of 3 lanes on a node of 2", topology=UNEVEN)
+    refuted(changed(holds=()), contract, "malformed", "does not say what its shared blocks hold", topology=UNEVEN)
+    foreign = ((2, 2), *right[0].holds[1:])
+    refuted(changed(holds=foreign), contract, "malformed", "which is of no rank of its node", topology=UNEVEN)
+    lone = [replace(right[0], sizes=0), *right[1:]]
+    refuted(lone, contract, "malformed", "different shared buffers", topology=UNEVEN)
+
+
+def test_whose_sizes_give_the_length_of_a_block() -> None:
+    """Its source's, if that is of this node, else its destination's."""
+    schedule = uneven_schedules(parse_layout("2+2"))[0]
+    rows = size_rows(schedule, parse_layout("2+2"))
+    for (source, target), row in zip(schedule.holds, rows, strict=True):
+        assert row == (source if source in (0, 1) else target)
+    assert size_rows(replace(schedule, sizes=0), parse_layout("2+2")) == ()
+    assert sizes_read(Copy(SHARED[0:2], RECV[0:2], ()), rows) == SIZES[sorted({rows[0], rows[1]})]
+    assert sizes_read(Copy(SEND[0], RECV[0], ()), rows) is None
+
+
+def test_sizes_in_words() -> None:
+    contract = Contract("alltoall", 3, 2)
+    assert contract.describe(int(contract.own_sizes(2)[1])) == "the sizes of rank 2"
+    assert not any(contract.is_reduction(int(token)) for token in contract.own_sizes(0))
