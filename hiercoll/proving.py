@@ -12,6 +12,7 @@ from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.collectives import COLLECTIVES, Contract
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
+from hiercoll.system import System
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.transports import DIRECT, Transport
 from hiercoll.verify import Proof, verify
@@ -53,10 +54,22 @@ class Outcome:
         return "refuted" if self.findings else "refused" if self.refusal else "proved"
 
 
-def contract_of(collective: str, schedules: list[Schedule], inplace: bool = False, root: int = 0) -> Contract:
-    """The contract that an algorithm's schedules are to fulfil."""
-    some = schedules[0]
-    return Contract(collective, len(schedules), some.segments, root=root, blocks=some.blocks, in_place=inplace)
+def system_of(
+    collective: str,
+    name: str,
+    params: Params,
+    topology: Topology,
+    *,
+    inplace: bool = False,
+    transport: Transport = DIRECT,
+    root: int = 0,
+) -> System:
+    """An algorithm's schedules, and the contract that they are to fulfil. Each schedule raises, when
+    it is asked for, as `Algorithm.schedule` and `transports.cut` do."""
+    entry = get_algorithm(collective, name)
+    contract = Contract(collective, topology.size, root=root, in_place=inplace)
+    plain = System(topology, contract, lambda rank: entry.schedule(topology, rank, params, inplace=inplace, root=root))
+    return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
 
 
 def generate(
@@ -70,9 +83,7 @@ def generate(
     root: int = 0,
 ) -> list[Schedule]:
     """The schedules of all ranks. Raises as `Algorithm.schedule` and `transports.cut` do."""
-    entry = get_algorithm(collective, name)
-    plain = [entry.schedule(topology, rank, params, inplace=inplace, root=root) for rank in range(topology.size)]
-    return [transport.schedule(plain.__getitem__, topology, rank) for rank in range(topology.size)]
+    return system_of(collective, name, params, topology, inplace=inplace, transport=transport, root=root).schedules()
 
 
 def prove(
@@ -86,8 +97,7 @@ def prove(
     root: int = 0,
 ) -> Proof:
     """Generate and verify. Raises ConstraintError where the algorithm refuses, or cannot be cut in parts."""
-    schedules = generate(collective, name, params, topology, inplace=inplace, transport=transport, root=root)
-    return verify(schedules, contract_of(collective, schedules, inplace, root), topology)
+    return verify(system_of(collective, name, params, topology, inplace=inplace, transport=transport, root=root))
 
 
 def decide(case: Case) -> Outcome:

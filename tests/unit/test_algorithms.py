@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY, Algorithm
-from hiercoll.collectives import COLLECTIVES, InPlace
 from hiercoll.cost import RankCounts, count_rank
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.proving import generate, prove
@@ -121,8 +120,7 @@ def test_proved_on_random_placements(entry: Algorithm, nodes: list[int], data: s
 @entries_of("alltoall", "allgather")
 def test_in_place_is_what_can_be_proved(entry: Algorithm) -> None:
     """Entries that claim in-place use prove it; those that do not claim it could not."""
-    from hiercoll.proving import contract_of
-    from hiercoll.schedule import in_place
+    from hiercoll.proving import system_of
     from hiercoll.verify import verify
 
     for layout in ("2x2", "5+3", "1x4:cyclic"):
@@ -130,11 +128,8 @@ def test_in_place_is_what_can_be_proved(entry: Algorithm) -> None:
         outcomes = []
         for params in entry.variants():
             if entry.refusal(topology, params) is None:
-                plain = generate(entry.collective, entry.name, params, topology)
-                moved = [
-                    in_place(schedule, COLLECTIVES[entry.collective].in_place is InPlace.OWN) for schedule in plain
-                ]
-                outcomes.append(verify(moved, contract_of(entry.collective, moved, True), topology).ok)
+                plain = system_of(entry.collective, entry.name, params, topology)
+                outcomes.append(verify(plain.in_place()).ok)
         assert all(outcomes) if entry.in_place else not all(outcomes), layout
 
 
