@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
-from mpi4py import MPI
-
 PAUSE = 5e-5  # seconds between the thread's looks at what is under way
 LISTEN = 1e-3  # seconds between its looks at what others may start
 
@@ -66,6 +64,8 @@ def wait_politely() -> None:
 @cache
 def may_have_thread() -> bool:
     """Whether the MPI library lets threads of this process call it; the same as long as MPI runs."""
+    from mpi4py import MPI  # here: commands that need no MPI come by this module
+
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 

@@ -153,7 +153,9 @@ class Recorder:
 
 def _caller() -> str:
     """Where the program calls the method that is watched."""
-    frame = sys._getframe(4)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "hiercoll":
+        frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -14,8 +14,9 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import api, communicator, dropin
+from hiercoll import api, communicator
 from hiercoll.lifetime import get_state
+from hiercoll.policy import forced_variants
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -242,7 +243,8 @@ def test_one_plan_for_all_calls_with_parameters(
     def call(**params: object) -> None:
         recv[:] = -1
         if form == "drop-in":
-            monkeypatch.setitem(dropin.forced, collective, (algorithm, params))
+            get_state(comm).policy.forced.update(forced_variants({collective: (algorithm, params)}))
+            get_state(comm).recent.clear()  # plans by arguments that name no algorithm
             getattr(hiercoll.Intracomm(comm), collective.capitalize())(out, into)
         else:
             getattr(hiercoll, collective)(comm, out, into, algorithm=algorithm, **params)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from test_dropin import ITEMS, KINDS, spelled
 
 import hiercoll
-from hiercoll import dropin, progress, requests
+from hiercoll import dropin, progress, requests, settings
 from hiercoll.communicator import split
 from hiercoll.executor import Plan
 from hiercoll.lifetime import get_state
@@ -36,7 +36,7 @@ def ours(
     request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
 ) -> hiercoll.Intracomm:
     for collective, choice in SLOW.items():
-        monkeypatch.setitem(dropin.forced, collective, choice)
+        monkeypatch.setitem(settings.forced, collective, choice)
     comm = hiercoll.Intracomm(on_layout(request.param))
     get_state(comm)
     return comm
@@ -199,13 +199,12 @@ def test_waits_for_nobody(comm: MPI.Intracomm, form: str, known: bool) -> None:
     ours.Free()
 
 
-def test_counted(ours: hiercoll.Intracomm) -> None:
-    before = dropin.calls.copy()
+def test_counted(ours: hiercoll.Intracomm, calls: dropin.Calls) -> None:
     for form in FORMS:
         call = Prepared(form)
         call.start(ours).Wait()
         call.init(ours).Free()
-    assert all(dropin.calls[name] == before[name] + 1 for form in FORMS for name in (f"i{form}", f"{form}_init"))
+    assert all(calls[name] == 1 for form in FORMS for name in (f"i{form}", f"{form}_init"))
 
 
 def test_cannot_be_cancelled(ours: hiercoll.Intracomm) -> None:

@@ -211,7 +211,6 @@ def test_what_is_no_comparison(source: str) -> None:
     assert comparisons({"sample.py": source}) == []
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="names are compared in many places")
 def test_no_name_of_a_collective_is_compared() -> None:
     """Outside of the records and the algorithms."""
     files = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

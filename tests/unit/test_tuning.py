@@ -10,7 +10,7 @@ from math import exp, inf
 
 import pytest
 
-from hiercoll.online import FOR_GOOD, PAIRS, TURNS, Regime, Trial, explore
+from hiercoll.online import FOR_GOOD, PAIRS, TURNS, Trial, UnevenPolicy, explore
 from hiercoll.tables import COLD, NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread, uneven_choices
@@ -430,30 +430,31 @@ def test_online_explorer_needs_no_segments() -> None:
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_regime(faster: bool) -> None:
+def test_uneven_policy(faster: bool) -> None:
     """Tries both where small blocks abound, keeps what is faster, and asks more and more seldom; in the
-    end no more, if that is native."""
+    end no more, if that is native. Every call is counted once."""
     other, many, few = Variant("aggregate", {}), Spread(16, 16, 160, 10), Spread(3, 3, 30, 10)
 
     def candidates(spread: Spread) -> list[Variant]:
         return [Variant(NATIVE), other] if spread == many else [Variant(NATIVE)]
 
-    regime = Regime(candidates, list, lambda numbers: numbers)
+    policy = UnevenPolicy(candidates, list, lambda numbers: numbers)
     periods = []
     for _ in range(4):
-        assert not regime.left
-        regime.survey(many)
+        assert not policy.is_fixed
         tried = 0
-        while regime.trial is not None:
-            regime.note(1.0 if (regime.current is other) == faster else 2.0)
+        while policy.begin(lambda: many) and policy.is_trying:
+            policy.note(1.0 if (policy.current is other) == faster else 2.0)
             tried += 1
-        assert tried == 2 + 2 * PAIRS
-        assert (regime.current == other) == faster and regime.is_native == (not faster)
-        periods.append(regime.left)
-        regime.left = 0
-    assert periods == [32, 64, 128, 256 if faster else FOR_GOOD] and regime.is_surely_native == (not faster)
-    regime.survey(few)  # the library's own, without a trial
-    assert regime.trial is None and regime.is_native
+        assert tried == 2 + 2 * PAIRS  # and one call more, which has been counted
+        assert (policy.current == other) == faster and policy.is_native == (not faster)
+        periods.append(policy._left + 1)
+        for _ in range(min(policy._left, 1000)):
+            policy.count()
+    assert periods == [32, 64, 128, 256 if faster else FOR_GOOD] and policy.is_surely_native == (not faster)
+    policy = UnevenPolicy(candidates, list, lambda numbers: numbers)
+    assert policy.begin(lambda: few) == NATIVE_VARIANT  # the library's own, without a trial
+    assert policy.is_native and not policy.is_trying
 
 
 FOUR = parse_layout("2x2")
