@@ -12,6 +12,7 @@ from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.collectives import WITH_EVEN_BLOCKS, Contract
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
+from hiercoll.system import System
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.transports import DIRECT, Transport
 from hiercoll.verify import Proof, verify
@@ -51,12 +52,22 @@ class Outcome:
         return "refuted" if self.findings else "refused" if self.refusal else "proved"
 
 
-def contract_of(collective: str, schedules: list[Schedule], inplace: bool = False) -> Contract:
-    """The contract that an algorithm's schedules are to fulfil."""
-    size = len(schedules)
+def system_of(
+    collective: str,
+    name: str,
+    params: Params,
+    topology: Topology,
+    *,
+    inplace: bool = False,
+    transport: Transport = DIRECT,
+) -> System:
+    """An algorithm's schedules, and the contract that they are to fulfil. Each schedule raises, when
+    it is asked for, as `Algorithm.schedule` and `transports.cut` do."""
+    entry, size = get_algorithm(collective, name), topology.size
     blocks = size if collective == "allreduce" else 1  # the ring cuts the vector into one block per rank
-    collective = WITH_EVEN_BLOCKS.get(collective, collective)
-    return Contract(collective, size, schedules[0].segments, blocks=blocks, in_place=inplace)
+    contract = Contract(WITH_EVEN_BLOCKS.get(collective, collective), size, blocks=blocks, in_place=inplace)
+    plain = System(topology, contract, lambda rank: entry.schedule(topology, rank, params, inplace=inplace))
+    return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
 
 
 def generate(
@@ -69,9 +80,7 @@ def generate(
     transport: Transport = DIRECT,
 ) -> list[Schedule]:
     """The schedules of all ranks. Raises as `Algorithm.schedule` and `transports.cut` do."""
-    entry = get_algorithm(collective, name)
-    plain = [entry.schedule(topology, rank, params, inplace=inplace) for rank in range(topology.size)]
-    return [transport.schedule(plain.__getitem__, topology, rank) for rank in range(topology.size)]
+    return system_of(collective, name, params, topology, inplace=inplace, transport=transport).schedules()
 
 
 def prove(
@@ -84,8 +93,7 @@ def prove(
     transport: Transport = DIRECT,
 ) -> Proof:
     """Generate and verify. Raises ConstraintError where the algorithm refuses, or cannot be cut in parts."""
-    schedules = generate(collective, name, params, topology, inplace=inplace, transport=transport)
-    return verify(schedules, contract_of(collective, schedules, inplace), topology)
+    return verify(system_of(collective, name, params, topology, inplace=inplace, transport=transport))
 
 
 def decide(case: Case) -> Outcome:

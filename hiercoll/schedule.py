@@ -222,6 +222,7 @@ Op: TypeAlias = "Outgoing | Incoming | Copy | Reduce | Get | Signal | Wait | Joi
 OUTGOING = (Send, Offer, Notify)  # the two ends of messages, in pairs
 INCOMING = (Recv, AcceptOffer, AwaitNotice)
 MESSAGES = OUTGOING + INCOMING
+LOCAL = (Copy, Reduce, Get, Signal, Wait, Join)  # all other operations
 
 
 def are_two_ends(out: Op, into: Op) -> bool:

@@ -32,7 +32,7 @@ from functools import cached_property
 from typing import Any
 
 from hiercoll.collectives import UNDEFINED, Contract
-from hiercoll.errors import VerificationError
+from hiercoll.errors import ArgumentError, VerificationError
 from hiercoll.schedule import (
     INCOMING,
     MESSAGES,
@@ -60,6 +60,7 @@ from hiercoll.schedule import (
     sizes_read,
     writes,
 )
+from hiercoll.system import System
 from hiercoll.topology import Topology
 
 
@@ -99,12 +100,21 @@ class Proof:
         return self
 
 
-def verify(schedules: Sequence[Schedule], contract: Contract, topology: Topology | None = None) -> Proof:
-    """Prove that ``schedules`` (one per rank, in order) fulfil ``contract``.
+def verify(
+    schedules: System | Sequence[Schedule], contract: Contract | None = None, topology: Topology | None = None
+) -> Proof:
+    """Prove that a system, or ``schedules`` (one per rank, in order), fulfil ``contract``.
 
+    A system has a contract and a topology of its own; schedules need a contract, and
     ``topology`` says which ranks share memory (default: none do). Findings stop at the
-    first rule that is broken, with at most a few findings of it.
+    first rule that is broken, with at most a few findings of it. Raises ArgumentError for
+    schedules without a contract.
     """
+    if isinstance(schedules, System):
+        contract, topology = contract or schedules.contract, topology or schedules.topology
+        schedules = schedules.schedules()
+    if contract is None:
+        raise ArgumentError("contract", "what the schedules are to fulfil", None)
     topology = topology or Topology(tuple(range(contract.size)))
     findings: list[Finding] = []
     system = _System(schedules, contract, topology)

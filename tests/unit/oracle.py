@@ -14,6 +14,8 @@ that it waits for has ended.
 - A receive joins the queue of its (source, destination, tag) at its beginning. The n-th receive
   of a queue takes the n-th message; it can end once that message's send has begun.
 - Buffered, a send ends whenever it likes; unbuffered, only after its receive has begun.
+- What begins on shared blocks of a schedule that exchanges sizes must find their lengths, those of
+  its own start, in the rows of the rank's buffer `sizes`. The user writes the rank's own row.
 - A signal raises a flag to the number of the start, a wait ends when all its flags are there.
 
 Between two starts the user reads the receive buffer and writes new tokens to the send buffer,
@@ -120,6 +122,7 @@ class _Machine:
         self.starts = 2 if any(s.shared or s.flags for s in schedules) else 1
         self._lay_out(schedules, topology)
         self._number(schedules)
+        self.lengths = [self._lengths(i, schedules, topology) for i in range(len(self.ops))]
         self._connect()
         self._find_races()
         if every_order:
@@ -132,10 +135,16 @@ class _Machine:
         for rank, schedule in zip(self.ranks, schedules, strict=True):
             for name, blocks in {**self.contract.sizes(rank), "scratch": schedule.scratch}.items():
                 self._piece(rank, name, blocks)
-        for mates in topology.nodes:
-            self._piece(mates[0], "shared", schedules[mates[0]].shared)
-            for mate in mates:
-                self.pieces[mate, "shared"] = self.pieces[mates[0], "shared"]
+            self._piece(rank, "sizes", schedule.sizes)
+        for ranks in topology.nodes:
+            for name, blocks in (("shared", schedules[ranks[0]].shared), ("shared_sizes", schedules[ranks[0]].sizes)):
+                self._piece(ranks[0], name, blocks)
+                for rank in ranks:
+                    self.pieces[rank, name] = self.pieces[ranks[0], name]
+        self.own_row = {  # where a rank's own sizes lie; nowhere if it exchanges none
+            rank: self._cells(rank, Region("sizes", (topology.lane_of[rank],))) if schedules[rank].sizes else []
+            for rank in self.ranks
+        }
 
     def _piece(self, rank: int, name: str, blocks: int) -> None:
         end = self.cells + blocks * self.contract.segments
@@ -171,6 +180,26 @@ class _Machine:
     def _user(self, start: int, rank: int) -> int:
         """The event in which the user reads what ``start`` brought, and writes for the next."""
         return self.users + start * len(self.ranks) + rank
+
+    def _lengths(self, i: int, schedules: Sequence[Schedule], topology: Topology) -> list[tuple[int, Value]]:
+        """The cells of ``sizes`` that operation ``i`` needs, and what must be there: of each shared block,
+        its source's sizes if that is of the node, else its destination's."""
+        start, rank, _ = self.where[i]
+        schedule, here = schedules[rank], topology.node(rank)
+        if not schedule.sizes:
+            return []
+        regions = [region for region in (*reads(self.ops[i]), *writes(self.ops[i])) if region.buffer == "shared"]
+        ends = [schedule.holds[block] for region in regions for block in region.blocks]
+        owners = {source if source in here else target for source, target in ends}
+        return [
+            (cell, (token + start * START,))
+            for owner in owners
+            for cell, token in zip(
+                self._cells(rank, Region("sizes", (topology.lane_of[owner],))),
+                self.contract.own_sizes(owner).tolist(),
+                strict=True,
+            )
+        ]
 
     def _connect(self) -> None:
         """What must have happened before each event, as far as that is the same in every run."""
@@ -218,6 +247,8 @@ class _Machine:
             i, ending = divmod(event, 2)
             sending = isinstance(self.ops[i], Send)
             read = {cell for cells in self.sources[i] for cell in cells} if sending or not ending else set()
+            if not ending:
+                read |= {cell for cell, _ in self.lengths[i]}
             touched.append((read, set(self.targets[i])))
             for cell in read:
                 readers[cell] |= 1 << event
@@ -335,6 +366,8 @@ class _Machine:
                 run.queues.setdefault((isinstance(op, Send), key), []).append(i)
         if not self.buffered:
             return
+        if not ending and any(run.memory[cell] != due for cell, due in self.lengths[i]):
+            raise _WrongError(f"{self._name(i)}: does not know how long its blocks are")
         if isinstance(op, Send):
             self._send(run, i, bool(ending))
         elif isinstance(op, Recv) and ending:
@@ -403,6 +436,8 @@ class _Machine:
                 for cell, token in zip(self.pieces[rank, name], tokens.tolist(), strict=True):
                     if token >= 0:
                         memory[cell] = (token + start * START,)
+            for cell, token in zip(self.own_row[rank], self.contract.own_sizes(rank).tolist(), strict=False):
+                memory[cell] = (token + start * START,)
 
     def _check_finished(self, run: _Run) -> None:
         for i in range(len(self.ops)):

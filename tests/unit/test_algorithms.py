@@ -116,8 +116,7 @@ def test_proved_on_random_placements(entry: Algorithm, nodes: list[int], data: s
 @each_entry
 def test_in_place_is_what_can_be_proved(entry: Algorithm) -> None:
     """Entries that claim in-place use prove it; those that do not claim it could not."""
-    from hiercoll.proving import contract_of
-    from hiercoll.schedule import in_place
+    from hiercoll.proving import system_of
     from hiercoll.verify import verify
 
     if entry.collective not in ("alltoall", "allgather"):
@@ -127,9 +126,8 @@ def test_in_place_is_what_can_be_proved(entry: Algorithm) -> None:
         outcomes = []
         for params in entry.variants():
             if entry.refusal(topology, params) is None:
-                plain = generate(entry.collective, entry.name, params, topology)
-                moved = [in_place(schedule, entry.collective) for schedule in plain]
-                outcomes.append(verify(moved, contract_of(entry.collective, moved, True), topology).ok)
+                plain = system_of(entry.collective, entry.name, params, topology)
+                outcomes.append(verify(plain.in_place()).ok)
         assert all(outcomes) if entry.in_place else not all(outcomes), layout
 
 
