@@ -8,8 +8,7 @@ local; what is collective (duplicates, tags, windows) comes from `communicator`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -73,13 +72,13 @@ class Binding:
 
 def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
     """What runs ``steps``."""
-    ops, parts = steps.schedule.ops, dict[int, Part]()
-    bind_steps(steps, [step for step in steps.steps if not step.sized], binding, parts)
+    parts: dict[int, Part] = {}
+    bind_steps(steps, steps.constant, binding, parts)
     if not steps.in_sequence:
         return Dataflow(steps, parts)
-    first = next((index for index, step in enumerate(steps.steps) if step.sized), None)
-    rest = None if first is None else SizedSteps(steps, first, binding, parts)
-    return InSequence(ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
+    first = steps.first_sized
+    rest = None if first == len(steps.steps) else SizedSteps(steps, first, binding, parts)
+    return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
 
 
 class SizedSteps:
@@ -118,7 +117,8 @@ class SizedSteps:
 def bind_steps(steps: Steps, which: Iterable[Step], binding: Binding, parts: dict[int, Part]) -> None:
     """Add to ``parts`` what the operations of some of the steps become."""
     ops = steps.schedule.ops
-    with _datatypes() as shared:
+    shared: Datatypes = {}
+    try:
         for step in which:
             if step.kind is Kind.START:
                 made = _bind_messages([ops[op] for op in step.ops], binding, shared, step.sized or binding.once)
@@ -126,6 +126,9 @@ def bind_steps(steps: Steps, which: Iterable[Step], binding: Binding, parts: dic
             elif step.kind is not Kind.WAIT:
                 for op in step.ops:
                     parts[op] = _bind_local(ops[op], binding)
+    finally:
+        for datatype in shared.values():  # requests keep what they need
+            datatype.Free()
 
 
 def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again: bool) -> list[Part]:
@@ -166,17 +169,6 @@ def _offer_or_notice(op: Op, binding: Binding) -> Any:
         handle = binding.handles[op.peer, op.tag] = np.empty(CARD, np.uint8)
         return [handle, CARD, MPI.BYTE]
     return [None, 0, MPI.BYTE]
-
-
-@contextmanager
-def _datatypes() -> Iterator[Datatypes]:
-    """A cache of derived datatypes, freed at the end (requests keep what they need)."""
-    cache: Datatypes = {}
-    try:
-        yield cache
-    finally:
-        for datatype in cache.values():
-            datatype.Free()
 
 
 def _bind_local(op: Op, binding: Binding) -> Part:

@@ -83,10 +83,6 @@ class UnevenLayout:
         """Say where every block's part (None: all of it) lies: offset and length in bytes."""
         self._places[buffer, part] = at.tolist(), sizes.tolist()
 
-    def lengths(self, buffer: BufferName, part: int | None) -> list[int]:
-        """The lengths of every block's part, none if none has been said."""
-        return self._places.get((buffer, part), ((), []))[1]
-
     def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:
         """(offset, offset, length) of the pieces that are contiguous in both regions."""
         starts, lengths = self._places[source.buffer, source.part]
@@ -220,7 +216,8 @@ class HostMemory:
     def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | None:
         """See `Memory.copy`; strided and scattered regions of even blocks without work per block."""
         if isinstance(layout, UnevenLayout):
-            return _copy_pieces(common_pieces(layout, source, target))
+            (here, regions), (there, targets) = source, target
+            return _copy_pieces([(here + at, there + to, n) for at, to, n in layout.pairs(regions, targets)])
         chunk = common_chunk(source[1], target[1]) if layout.segments == 1 else 1
         (src_view, src), (dst_view, dst) = blocks_view(layout, *source, chunk), blocks_view(layout, *target, chunk)
         if isinstance(src, slice):
@@ -265,7 +262,7 @@ class HostMemory:
         """Nothing to do."""
 
 
-def _copy_pieces(pieces: list[tuple[int, ...]]) -> Action | None:
+def _copy_pieces(pieces: list[tuple[int, int, int]]) -> Action | None:
     """What copies (source, target, length) pieces."""
     if not pieces:
         return None

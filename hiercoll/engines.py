@@ -125,16 +125,20 @@ class Section:
     """Bound steps that follow each other, ready to be called. ``parts``: what their operations have become."""
 
     def __init__(self, steps: abc.Sequence[Step], parts: Mapping[int, Part]) -> None:
-        self.calls: list[Call] = []
-        named = {op for step in steps if step.kind is Kind.WAIT for op in step.ops}
-        for kind, ops in ((step.kind, step.ops) for step in steps):
-            if kind is Kind.START:
-                self.calls += _starting(ops, [parts[op] for op in ops])
-            elif kind is Kind.WAIT:
-                self.calls += _waiting(ops, [parts[op] for op in ops])
+        self.calls = calls = list[Call]()
+        for position, step in enumerate(steps):
+            ops = step.ops
+            if step.kind is Kind.START:
+                _add_starting(calls, ops, [parts[op] for op in ops])
+            elif step.kind is Kind.WAIT:
+                _add_waiting(calls, ops, [parts[op] for op in ops])
             else:
                 for op in ops:
-                    self.calls += _local(op, parts[op], op in named)
+                    part = parts[op]
+                    if isinstance(part, partial):  # most are, and it is quickly seen
+                        calls.append(Call(part, None, (op,), (op,)))
+                    elif part is not None:
+                        _add_local(calls, op, part, steps[position + 1 :])
 
 
 def free_parts(parts: Mapping[int, Part]) -> None:
@@ -146,14 +150,14 @@ def free_parts(parts: Mapping[int, Part]) -> None:
             part.free()
 
 
-def _starting(ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> Iterator[Call]:
-    begun = [op for op, part in zip(ops, parts, strict=True) if part is not None]
+def _add_starting(calls: list[Call], ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> None:
     requests = [part for part in parts if isinstance(part, MPI.Prequest)]
-    messages = [part for part in parts if isinstance(part, Message)]
     if requests:
-        yield Call(partial(MPI.Prequest.Startall, requests), None, begun if not messages else ())
-    if messages:
-        yield Call(messages[0].begin if len(messages) == 1 else partial(_begin, messages), None, begun)
+        calls.append(Call(partial(MPI.Prequest.Startall, requests), None, ops))
+    if len(requests) < len(parts):
+        messages = [part for part in parts if isinstance(part, Message)]
+        if messages:
+            calls.append(Call(messages[0].begin if len(messages) == 1 else partial(_begin, messages), None, ops))
 
 
 def _begin(messages: list[Message]) -> None:
@@ -161,19 +165,23 @@ def _begin(messages: list[Message]) -> None:
         message.begin()
 
 
-def _waiting(ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> Iterator[Call]:
+def _add_waiting(calls: list[Call], ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> None:
     """Persistent requests are the same at each start; others, and transfers, have to be asked for."""
-    ends = [op for op, part in zip(ops, parts, strict=True) if isinstance(part, (MPI.Request, Message, Transfer))]
-    requests = [part for part in parts if isinstance(part, MPI.Prequest)]
-    if len(requests) == len(ends) > 0:
-        yield Call(partial(MPI.Request.Waitall, requests), partial(_all_complete, requests), (), ends)
-    elif ends:
-        awaited = _Awaited(
-            requests,
-            [part for part in parts if isinstance(part, Message)],
-            [part for part in parts if isinstance(part, Transfer)],
+    background = [part for part in parts if part is not None and not isinstance(part, partial)]
+    requests = [part for part in background if isinstance(part, MPI.Prequest)]
+    if len(requests) < len(background):
+        messages = [part for part in background if isinstance(part, Message)]
+        awaited = _Awaited(requests, messages, [part for part in background if isinstance(part, Transfer)])
+        calls.append(Call(awaited.wait, awaited.ready, (), _ends(ops, parts)))
+    elif requests:
+        calls.append(
+            Call(partial(MPI.Request.Waitall, requests), partial(_all_complete, requests), (), _ends(ops, parts))
         )
-        yield Call(awaited.wait, awaited.ready, (), ends)
+
+
+def _ends(ops: abc.Sequence[int], parts: abc.Sequence[Part]) -> list[int]:
+    """The operations that go on in the background."""
+    return [op for op, part in zip(ops, parts, strict=True) if part is not None and not isinstance(part, partial)]
 
 
 class _Awaited(NamedTuple):
@@ -191,17 +199,17 @@ class _Awaited(NamedTuple):
         return _all_complete(requests) and all(transfer.done() for transfer in self.transfers)
 
 
-def _local(op: int, part: Part, named: bool) -> Iterator[Call]:
-    """``named``: a transfer is waited for by a later step, not here."""
+def _add_local(calls: list[Call], op: int, part: Part, later: abc.Sequence[Step]) -> None:
+    """A transfer is waited for here, if it is by none of the ``later`` steps."""
     if isinstance(part, Flags):
         waited = (part.slots, part.back)
-        yield Call(partial(part.window.wait, *waited), partial(part.window.all_raised, *waited), (op,), (op,))
+        calls.append(Call(partial(part.window.wait, *waited), partial(part.window.all_raised, *waited), (op,), (op,)))
     elif isinstance(part, Transfer):
-        yield Call(part.start, None, (op,))
-        if not named:
-            yield Call(part.wait, part.done, (), (op,))
-    elif part is not None and not isinstance(part, (MPI.Request, Message)):
-        yield Call(part, None, (op,), (op,))
+        calls.append(Call(part.start, None, (op,)))
+        if not any(step.kind is Kind.WAIT and op in step.ops for step in later):
+            calls.append(Call(part.wait, part.done, (), (op,)))
+    elif not isinstance(part, (MPI.Request, Message)) and part is not None:
+        calls.append(Call(part, None, (op,), (op,)))
 
 
 class Rest(Protocol):

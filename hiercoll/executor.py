@@ -12,8 +12,8 @@ from hiercoll.buffers import Array, Memory, Transfer
 from hiercoll.engines import Between, Dataflow, Engine, Pending, Traced
 from hiercoll.engines import Sequence as InSequence
 from hiercoll.errors import PlanError
-from hiercoll.lowering import Kind, Steps, lower
-from hiercoll.schedule import AcceptOffer, Offer, Recv, Schedule, Send
+from hiercoll.lowering import Steps, lower
+from hiercoll.schedule import Schedule
 from hiercoll.watch import BEGAN, SECONDS, Entry, Watch
 
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
@@ -240,10 +240,7 @@ def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = Fals
 
 def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
     """The plan that runs ``steps``, as `bind` makes it."""
-    ops = [steps.schedule.ops[op] for step in steps.steps if step.kind is Kind.START for op in step.ops]
-    buffers = {op.region.buffer for op in ops if isinstance(op, (Send, Recv))}
-    buffers |= {op.buffer for op in ops if isinstance(op, (Offer, AcceptOffer))}
-    direct = not buffers <= {"host", "shared"}
+    direct = not steps.buffers_of_messages <= {"host", "shared"}
     plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct, binding.offers)
-    plan.keep_alive(nbytes=REQUEST_BYTES * len(ops))
+    plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))
     return plan

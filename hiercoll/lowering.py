@@ -16,7 +16,24 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hiercoll.errors import ScheduleError
-from hiercoll.schedule import MESSAGES, Copy, Get, Join, Op, Reduce, Schedule, Signal, Wait, reads, writes
+from hiercoll.schedule import (
+    MESSAGES,
+    AcceptOffer,
+    BufferName,
+    Copy,
+    Get,
+    Join,
+    Offer,
+    Op,
+    Recv,
+    Reduce,
+    Schedule,
+    Send,
+    Signal,
+    Wait,
+    reads,
+    writes,
+)
 
 MOST_KNOWN = 64  # schedules whose steps are remembered
 
@@ -73,6 +90,27 @@ class Steps:
     schedule: Schedule
     steps: tuple[Step, ...]
     in_sequence: bool
+
+    @cached_property
+    def constant(self) -> tuple[Step, ...]:
+        """Those that do not depend on learned sizes."""
+        return tuple(step for step in self.steps if not step.sized)
+
+    @cached_property
+    def first_sized(self) -> int:
+        """Where the first one is that does; their number, if none does."""
+        return next((index for index, step in enumerate(self.steps) if step.sized), len(self.steps))
+
+    @cached_property
+    def messages(self) -> tuple[Op, ...]:
+        """The messages that they begin."""
+        return tuple(self.schedule.ops[op] for step in self.steps if step.kind is Kind.START for op in step.ops)
+
+    @cached_property
+    def buffers_of_messages(self) -> frozenset[BufferName]:
+        """Those that messages are of, or about."""
+        moved = {op.region.buffer for op in self.messages if isinstance(op, (Send, Recv))}
+        return frozenset(moved | {op.buffer for op in self.messages if isinstance(op, (Offer, AcceptOffer))})
 
     @cached_property
     def flow(self) -> Flow:

@@ -435,7 +435,6 @@ def test_uneven_layout() -> None:
     assert layout.runs(SEND[0:5]) == [(0, 13)] and layout.runs(SEND[[3, 0]]) == [(9, 3), (0, 4)]
     assert layout.runs(SEND[1]) == []
     assert list(layout.pairs(SEND[0:5], RECV[0:5])) == [(0, 0, 9), (9, 20, 4)]
-    assert layout.lengths("send", None) == sizes.tolist() and layout.lengths("shared", 1) == []
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.randoms(use_true_random=False))
