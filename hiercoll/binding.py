@@ -81,6 +81,53 @@ def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
     return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
 
 
+class Once:
+    """Steps in sequence that run once: they are bound as they come, and nothing of them is kept."""
+
+    def __init__(self, steps: Steps, binding: Binding, name: str) -> None:
+        self.name, self._steps, self._binding = name, steps, binding
+        self.watch: object = None
+        self.schedule = steps.schedule
+
+    def __call__(self) -> None:
+        """Run them."""
+        steps, binding = self._steps, self._binding
+        ops, window, sizes = steps.schedule.ops, binding.window, binding.sizes
+        begun: dict[int, MPI.Request] = {}
+        datatypes: Datatypes = {}
+        if window is not None:
+            window.epoch += 1
+        for step in steps.steps:
+            if step.sized and sizes is not None:  # learned by now
+                sizes.place()
+                sizes = None
+            if step.kind is Kind.START:
+                _begin_messages(ops, step.ops, binding, begun, datatypes)
+            elif step.kind is Kind.WAIT:
+                MPI.Request.Waitall([begun.pop(op) for op in step.ops if op in begun])
+            else:
+                for op in step.ops:
+                    part = _bind_local(ops[op], binding)
+                    if isinstance(part, Flags):
+                        part.window.wait(part.slots, part.back)
+                    elif part is not None:
+                        part()  # type: ignore[operator]
+        for datatype in datatypes.values():
+            datatype.Free()
+
+
+def _begin_messages(
+    ops: Sequence[Op], which: Iterable[int], binding: Binding, begun: dict[int, MPI.Request], datatypes: Datatypes
+) -> None:
+    """Begin messages with bytes."""
+    comm, tag, addresses, runs_of = binding.comm, binding.tag, binding.addresses, binding.layout.runs
+    for index in which:
+        op: Any = ops[index]
+        if runs := runs_of(op.region):
+            begin = comm.Isend if isinstance(op, Send) else comm.Irecv
+            begun[index] = begin(message(addresses[op.region.buffer], runs, datatypes), op.peer, op.tag + tag)
+
+
 class SizedSteps:
     """The steps of a sequence from the first on that depends on learned sizes, bound anew for sizes that have
     not been learned lately."""

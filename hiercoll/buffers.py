@@ -218,6 +218,10 @@ class HostMemory:
         if isinstance(layout, UnevenLayout):
             (here, regions), (there, targets) = source, target
             return _copy_pieces([(here + at, there + to, n) for at, to, n in layout.pairs(regions, targets)])
+        ends = layout.runs(source[1]), layout.runs(target[1])
+        if len(ends[0]) == len(ends[1]) == 1:  # at less cost
+            [(at, length)], [(to, _)] = ends
+            return _copy_pieces([(source[0] + at, target[0] + to, length)]) if length else None
         chunk = common_chunk(source[1], target[1]) if layout.segments == 1 else 1
         (src_view, src), (dst_view, dst) = blocks_view(layout, *source, chunk), blocks_view(layout, *target, chunk)
         if isinstance(src, slice):

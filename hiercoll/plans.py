@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hiercoll import native
 from hiercoll.algorithms import get_algorithm
 from hiercoll.algorithms.alltoallv import TOGETHER
-from hiercoll.binding import Binding
+from hiercoll.binding import Binding, Once
 from hiercoll.buffers import CARD, BlockLayout, Layout, Memory, Transfer
 from hiercoll.collectives import Sizes
 from hiercoll.cuda import DeviceMemory
@@ -103,6 +103,14 @@ class PlanFactory:
             self._state.hold(plan, window)
         return plan
 
+    def once(self, request: Request) -> Once | Plan:
+        """What serves one blocking call on the host: a plan only where it must be."""
+        schedule = self.schedule(request)
+        if not request.is_plain or self._state.watch is not None or not lower(schedule).in_sequence:
+            return self.make(request, Lifetime.ONCE)
+        steps, binding, _ = self._bound(request, schedule, Lifetime.ONCE)
+        return Once(steps, binding, request.name)
+
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
         variant, family = request.variant, request.collective.family
@@ -145,36 +153,42 @@ class PlanFactory:
 
     def _scheduled(self, request: Request, lifetime: Lifetime, traced: bool) -> tuple[Plan, Window | None]:
         """The plan, and the window that it alone uses."""
-        state, schedule = self._state, self.schedule(request)
+        schedule, held = self.schedule(request), lifetime is Lifetime.HELD
+        steps, binding, room = self._bound(request, schedule, lifetime, traced)
+        try:
+            plan = plan_of(steps, binding, request.name)
+        except BaseException:
+            if held:
+                self._state.windows.retire(binding.window)
+            raise
+        plan.surround(room.before, room.after)
+        plan.keep_alive(*room.owners, nbytes=room.nbytes)
+        if binding.window is not None and not held:
+            plan.window_key = request.common
+        return plan, binding.window if held else None
+
+    def _bound(
+        self, request: Request, schedule: Schedule, lifetime: Lifetime, traced: bool = False
+    ) -> tuple[Steps, Binding, Room]:
+        """Steps, everything that turns them into calls, and what keeps their buffers."""
+        state, lane_of = self._state, self._state.topology.lane_of
         memory, laid = state.memories[request.received.place], self._laid(request, schedule, traced)
         room = self._room(request, schedule, laid, lifetime)
         comm, tag = self._where(request, schedule, lifetime)
-        window, table, key = None, None, request.common
+        window, table = None, None
         if schedule.shared:
             make = partial(self._window, request, schedule, memory)
-            held = lifetime is Lifetime.HELD
-            window = make(laid.shared) if held else state.windows.keep(key, laid.shared, make)
+            kept = lifetime is not Lifetime.HELD
+            window = state.windows.keep(request.common, laid.shared, make) if kept else make(laid.shared)
             room.places["shared"] = window.address
         if laid.areas is not None and window is not None:
             shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
-            blocks = request.blocks(state.rank)
             layout: Any = laid.layout
+            blocks = request.blocks(state.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
-        once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and not request.collective.is_even
-        binding = Binding(
-            comm, state.topology.lane_of, memory, laid.layout, room.places, tag, window, once=once, sizes=table
-        )
-        try:
-            plan = plan_of(laid.steps, binding, request.name)
-        except BaseException:
-            if lifetime is Lifetime.HELD:
-                state.windows.retire(window)
-            raise
-        plan.surround(room.before, room.after)
-        plan.keep_alive(*room.owners, nbytes=(schedule.scratch + schedule.host) * laid.block)
-        if lifetime in SHARING and window is not None:
-            plan.window_key = key
-        return plan, window if lifetime is Lifetime.HELD else None
+        once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
+        binding = Binding(comm, lane_of, memory, laid.layout, room.places, tag, window, once=once, sizes=table)
+        return laid.steps, binding, room
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
@@ -220,7 +234,7 @@ class PlanFactory:
         room = state.memories.reserve(schedule, laid.block, place, scratch, user, together=together)
         if first:
             self._fitted.add(request.common)
-        return room
+        return room._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
         """The communicator of a plan's messages, and their first tag."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
 NO_PARAMS: dict[str, Any] = {}
+NUMBERS = "biufc"  # kinds of NumPy's types of numbers
 
 
 class Mode(Enum):
@@ -189,20 +190,20 @@ class Request:
         """Whether blocks are moved from and to the program's own buffers."""
         return not self.before and not self.after
 
-    @property
+    @cached_property
     def common(self) -> Common:
         """See `Common`."""
         block = self.received.block if self.collective.is_even else None
         settled = (self.collective.name, self.variant.key, self.transport, self.memory, self.sent is None)
         return Common(*settled, self.root, self.operation, block, self.limit)
 
-    @property
+    @cached_property
     def key(self) -> Key:
         """See `Key`."""
         sent = () if self.sent is None else self.sent.key
         return Key(self.common, self.received.place, sent, self.received.key)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Collective and algorithm in words."""
         return spelled(self.collective, self.variant.algorithm, self.variant.params)
@@ -263,7 +264,7 @@ def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: 
     stream = _stream(state, given.stream, sent or received)
     policy, wanted = state.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
     is_auto = policy.is_auto(collective, given.algorithm)
-    trial = policy.trial(wanted) if is_auto and mode is Mode.BLOCKING else None
+    trial = policy.trial(wanted) if is_auto and policy.online and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
     able = variant.transport != AUTO and not (variant.transport == "direct" and state.stages)
     if able and given.transport == AUTO and memory != "host":
@@ -321,12 +322,18 @@ def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool) ->
 
 def _array(state: State, array: Any, argument: str, blocks: int) -> Data:
     """All of an array, on the host or on a device, in equal blocks."""
+    writable = argument != "sendbuf"
+    if type(array) is np.ndarray and array.dtype.kind in NUMBERS and array.nbytes:  # the usual ones, at less cost
+        flags, dtype, items = array.flags, array.dtype, array.size
+        fits = not items % blocks and (flags.writeable or not writable)
+        if fits and (flags.c_contiguous or flags.f_contiguous):
+            return Data(MPI.Get_address(array), blocks, array.nbytes // blocks, dtype, array)
     place, stream = _device(state, array, argument)
     if is_device_array(array):
-        found = device_array(array, argument, state.rank, writable=argument != "sendbuf")
+        found = device_array(array, argument, state.rank, writable=writable)
         address, nbytes, dtype, owner = found.address, found.nbytes, found.dtype, array
     else:
-        buffer = host_buffer(array, argument, state.rank, writable=argument != "sendbuf")
+        buffer = host_buffer(array, argument, state.rank, writable=writable)
         address, nbytes, dtype, owner = buffer.address, buffer.nbytes, buffer.dtype, buffer.array
     items = nbytes // dtype.itemsize if dtype.itemsize else 0
     if items % blocks:
@@ -401,6 +408,8 @@ def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
 def _transport(state: State, given: Any, place: str) -> Transport:
     """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
     ParameterError, or ConstraintError for direct messages that MPI may not be given."""
+    if given == AUTO and place == "host":
+        return DIRECT
     try:
         name, parts = parse_transport(given)
     except ParameterError as error:
