@@ -273,17 +273,18 @@ class State:
             del self._seen[next(iter(self._seen))]
         return True
 
-    def run_once(self, request: Request) -> None:
-        """Serve a blocking call on the host for which no plan is kept."""
+    def run_once(self, request: Request) -> str:
+        """Serve a blocking call on the host for which no plan is kept. Returns what ran, in words."""
         if request.variant.is_native and request.is_plain and self.watch is None:
             progress.before_blocking()
-            self.last = request.name
+            self.last = name = request.name
             native.call(self.user, request, self.rank)
-            return
+            return name
         made = self.factory.make(request, Lifetime.ONCE) if request.is_native else self.factory.once(request)
         self.run(made)
         if isinstance(made, Plan):
             made.free()
+        return made.name
 
     def remember(self, alias: Alias | None, plan: Plan) -> None:
         """Find a kept plan by the arguments of its call, as they were given."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll import native
+from hiercoll import native, progress
 from hiercoll.algorithms import get_algorithm
 from hiercoll.algorithms.alltoallv import TOGETHER
-from hiercoll.binding import Binding, Once
+from hiercoll.binding import Binding, Once, Relocatable, run_once
 from hiercoll.buffers import CARD, BlockLayout, Layout, Memory, Transfer
 from hiercoll.collectives import Sizes
 from hiercoll.cuda import DeviceMemory
@@ -82,6 +82,7 @@ class PlanFactory:
         self._lowered: dict[object, Lowered] = {}
         self._areas: dict[object, Areas] = {}
         self._scratch: weakref.WeakValueDictionary[tuple[str, int], _Scratch] = weakref.WeakValueDictionary()
+        self._moved: dict[tuple[int, int], Relocatable | None] = {}
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
         self._most_together = MOST_SHARED // (2 * max(state.topology.node_sizes) * state.size)
 
@@ -106,10 +107,19 @@ class PlanFactory:
     def once(self, request: Request) -> Once | Plan:
         """What serves one blocking call on the host: a plan only where it must be."""
         schedule = self.schedule(request)
-        if not request.is_plain or self._state.watch is not None or not lower(schedule).in_sequence:
+        # Others may wait for what is under way here before they come to this call: a plan lets that go on.
+        waits = self._state.watch is not None or progress.active
+        if waits or not request.is_plain or not lower(schedule).in_sequence:
             return self.make(request, Lifetime.ONCE)
-        steps, binding, _ = self._bound(request, schedule, Lifetime.ONCE)
-        return Once(steps, binding, request.name)
+        if request.collective.is_even and schedule.blocks == 1:
+            key = (id(schedule), request.received.block)  # schedules are kept as long as this is
+            if key not in self._moved:
+                self._moved[key] = Relocatable.of(lower(schedule), self._laid(request, schedule, False).layout)
+            if (rounds := self._moved[key]) is not None:
+                run = partial(rounds.run, *self._where(request, schedule, Lifetime.ONCE), addresses(request))
+                return Once(run, request.name)
+        steps, binding, room = self._bound(request, schedule, Lifetime.ONCE)
+        return Once(partial(run_once, steps, binding), request.name, room)
 
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
@@ -217,6 +227,9 @@ class PlanFactory:
         """Where the plan's buffers lie, and what keeps them."""
         state, place, memory = self._state, request.received.place, self._state.memories[request.received.place]
         nbytes = schedule.scratch * laid.block
+        places = addresses(request)
+        if memory.kind == "host" and not nbytes and not schedule.host:
+            return Room(places, [], [], [])
 
         def pooled() -> tuple[int, object]:
             size_class = 1 << max(nbytes - 1, 0).bit_length()
@@ -331,6 +344,14 @@ class PlanFactory:
         plan = Plan(Between([before], make(host + apart * block, host), [after]), request.name, None, memory)
         plan.keep_alive(owner)
         return plan
+
+
+def addresses(request: Request) -> dict[BufferName, int]:
+    """Where the program's buffers lie."""
+    found: dict[BufferName, int] = {"recv": request.received.address}
+    if request.sent is not None:
+        found["send"] = request.sent.address
+    return found
 
 
 __all__ = ["REQUEST_BYTES", "Lifetime", "PlanFactory"]

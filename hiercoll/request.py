@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -190,20 +190,20 @@ class Request:
         """Whether blocks are moved from and to the program's own buffers."""
         return not self.before and not self.after
 
-    @cached_property
+    @property
     def common(self) -> Common:
         """See `Common`."""
         block = self.received.block if self.collective.is_even else None
         settled = (self.collective.name, self.variant.key, self.transport, self.memory, self.sent is None)
         return Common(*settled, self.root, self.operation, block, self.limit)
 
-    @cached_property
+    @property
     def key(self) -> Key:
         """See `Key`."""
         sent = () if self.sent is None else self.sent.key
         return Key(self.common, self.received.place, sent, self.received.key)
 
-    @cached_property
+    @property
     def name(self) -> str:
         """Collective and algorithm in words."""
         return spelled(self.collective, self.variant.algorithm, self.variant.params)

@@ -113,8 +113,7 @@ def serve(state: State, request: Request, given: Arguments) -> str:
         return request.name
     plan = state.plan(request)
     if plan is None:
-        state.run_once(request)
-        return request.name
+        return state.run_once(request)
     plan.stream = request.stream
     begin = perf_counter()
     state.run(plan)
