@@ -39,16 +39,16 @@ from hiercoll.errors import (
 )
 
 if TYPE_CHECKING:
-    from hiercoll.api import *  # noqa: F403
-    from hiercoll.dropin import Intracomm
-    from hiercoll.nonblocking import Request
+    from hiercoll.calls.background import Request
+    from hiercoll.calls.dropin import Intracomm
+    from hiercoll.calls.functions import *  # noqa: F403
 
 __version__ = "0.1.0"
 _FUNCTIONS = [f"{begin}{each.name}{end}" for each in called() for begin, end in (("", ""), ("i", ""), ("", "_init"))]
 _MODULES = {  # of what needs mpi4py
-    "hiercoll.api": ("Plan", "configure", "get_topology", "waitall", *_FUNCTIONS),
-    "hiercoll.dropin": ("Intracomm",),
-    "hiercoll.nonblocking": ("Request",),
+    "hiercoll.calls.functions": ("Plan", "configure", "get_topology", "waitall", *_FUNCTIONS),
+    "hiercoll.calls.dropin": ("Intracomm",),
+    "hiercoll.calls.background": ("Request",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

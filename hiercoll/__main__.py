@@ -84,14 +84,15 @@ def _run(
     from mpi4py import MPI
     from mpi4py.run import run_command_line, set_abort_status
 
-    from hiercoll import dropin, settings
+    from hiercoll import settings
+    from hiercoll.calls import dropin
 
     recorder = None
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     settings.forced.update(forced)
     if report or trace:
-        from hiercoll.report import Recorder
+        from hiercoll.tools.report import Recorder
 
         recorder = Recorder(sync=sync, trace=trace is not None)
         recorder.install()

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hiercoll.errors import ArgumentError
-from hiercoll.schedule import BufferName
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
+End: TypeAlias = Literal["send", "recv"]
 UNDEFINED = -1
 
 
@@ -178,7 +178,7 @@ class Contract:
         """The buffers of ``rank``."""
         return self.record.contract(self, rank)
 
-    def sizes(self, rank: int) -> dict[BufferName, int]:
+    def sizes(self, rank: int) -> dict[End, int]:
         """Size of the rank's send and recv buffer in blocks."""
         shape = self.shape(rank)
         recv = len(shape.due)
@@ -198,7 +198,7 @@ class Contract:
         tokens: Tokens = (base[:, None] + np.arange(self.segments)).ravel()
         return tokens
 
-    def initial(self, rank: int) -> dict[BufferName, Tokens]:
+    def initial(self, rank: int) -> dict[End, Tokens]:
         """Tokens in send and recv, one per segment, before the first operation."""
         sizes = self.sizes(rank)
         held = self.units(self.shape(rank).held)

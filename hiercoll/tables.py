@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import spelled
 from hiercoll.collectives import COLLECTIVES, tuned
-from hiercoll.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.errors import ArgumentError, TableError
+from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
+from hiercoll.schedule.transports import AUTO, parse_transport
 from hiercoll.topology import Topology
-from hiercoll.transports import AUTO, parse_transport
 
 FORMAT, VERSION = "hiercoll table", 1
 MODEL = "model"  # in place of a table's name

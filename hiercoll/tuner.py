@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
 from hiercoll.collectives import COLLECTIVES, Sizes
-from hiercoll.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
+from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
+from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.transports import AUTO
 
 
 class Candidate(NamedTuple):

@@ -21,9 +21,9 @@ from mpi4py import MPI
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
 from hiercoll.algorithms.grouping import node_traffic
-from hiercoll.binding import Binding
-from hiercoll.buffers import BlockLayout, HostMemory
-from hiercoll.executor import bind
+from hiercoll.memory import BlockLayout, HostMemory
+from hiercoll.runtime.binding import Binding
+from hiercoll.runtime.plan import bind
 from hiercoll.topology import Topology, parse_layout
 
 BLOCK = 64

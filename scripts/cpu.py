@@ -18,8 +18,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.cli.common import CALLED, SizesType, parse_algorithm
-from hiercoll.measuring import Contest
 from hiercoll.tables import Variant
+from hiercoll.tools.measuring import Contest
 from hiercoll.units import format_size
 
 SECONDS = 2.0  # for each figure

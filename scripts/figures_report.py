@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from hiercoll.tables import ROW, SINGLE, Variant, describe_timing, load
-from hiercoll.tuning import FAR
+from hiercoll.tuning.search import FAR
 from hiercoll.units import format_size
 
 MARGIN = 0.95  # native/hiercoll that "never slower" allows

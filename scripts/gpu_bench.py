@@ -23,10 +23,11 @@ from cupy.cuda import runtime
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import bench, cuda
-from hiercoll.buffers import BlockLayout
+from hiercoll import cuda
 from hiercoll.cuda.device import Pieces, Rows, copy_shape
+from hiercoll.memory import BlockLayout
 from hiercoll.schedule import RECV, SEND, Region
+from hiercoll.tools import bench
 
 WORLD = MPI.COMM_WORLD
 MIB = 1 << 20

@@ -2,8 +2,8 @@
 
     mpiexec -n 8 python scripts/native_check.py [--json FILE] [--sizes 8,512,4K,32K]
 
-``native`` of `hiercoll.measuring`, which bench and tune use, and a loop written by hand around ``comm.Alltoall`` or
-``comm.Allgather`` take turns on the same arrays, in random order, each twice. Says by how much the two differ, with
+``native`` of `hiercoll.tools.measuring`, which bench and tune use, and a loop written by hand around ``comm.Alltoall``
+or ``comm.Allgather`` take turns on the same arrays, in random order, each twice. Says by how much the two differ, with
 95 % intervals over turns, and by how much each differs from itself; they agree where the interval of the two
 reaches into that of one with itself.
 """
@@ -23,12 +23,12 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.bench import CONTROL_VARIANT, provenance
 from hiercoll.cli.common import SizesType
 from hiercoll.collectives import get_collective
-from hiercoll.measuring import Contest
 from hiercoll.statistics import ratio_interval
 from hiercoll.tables import NATIVE_VARIANT
+from hiercoll.tools.bench import CONTROL_VARIANT, provenance
+from hiercoll.tools.measuring import Contest
 from hiercoll.units import format_size
 
 TURNS, SECONDS = 40, 4.0

@@ -22,11 +22,11 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.bench import provenance
-from hiercoll.communicator import mpi_library
-from hiercoll.measuring import OtherWork, take
+from hiercoll.runtime.session import mpi_library
 from hiercoll.statistics import quartiles
 from hiercoll.tables import COLD, ROW, SINGLE, Choice, Entry, Table, Variant
+from hiercoll.tools.bench import provenance
+from hiercoll.tools.measuring import OtherWork, take
 from hiercoll.units import format_time
 
 TURNS = 31

@@ -28,11 +28,11 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.bench import provenance
 from hiercoll.cli.common import parse_algorithm
-from hiercoll.measuring import DataError
 from hiercoll.statistics import ratio_interval
-from hiercoll.workload import POISON, tokens
+from hiercoll.tools.bench import provenance
+from hiercoll.tools.measuring import DataError
+from hiercoll.tools.workload import POISON, tokens
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size

@@ -16,9 +16,9 @@ import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
 from hiercoll.collectives import called, get_collective, tuned
 from hiercoll.errors import ArgumentError, HiercollError, NativeWarning
+from hiercoll.schedule.transports import parse_transport
 from hiercoll.tables import MEMORIES
 from hiercoll.topology import LAYOUT_HELP, parse_layout
-from hiercoll.transports import parse_transport
 from hiercoll.units import parse_size
 
 if TYPE_CHECKING:

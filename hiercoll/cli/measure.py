@@ -34,7 +34,7 @@ from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, ROW, SINGLE, T
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from hiercoll.bench import Bench, Result
+    from hiercoll.tools.bench import Bench, Result
 
 
 @main.command()
@@ -111,8 +111,8 @@ def bench(
     """
     comm = world()
     with Together(comm):
-        from hiercoll import bench as b
-        from hiercoll.measuring import arrays_of
+        from hiercoll.tools import bench as b
+        from hiercoll.tools.measuring import arrays_of
 
         if json_file and comm.rank == 0:
             json_file.open("a").close()  # not after all the measurements
@@ -136,7 +136,7 @@ def bench(
 def _with_transports(subjects: list[Variant], transports: tuple[str, ...], collective: str) -> list[Variant]:
     """native first (and the control last) as they are, and everything else with each transport, if
     the collective knows them."""
-    from hiercoll.measuring import CONTROL
+    from hiercoll.tools.measuring import CONTROL
 
     if not transports or not CALLED[collective].is_even:
         return subjects
@@ -152,7 +152,7 @@ def _with_transports(subjects: list[Variant], transports: tuple[str, ...], colle
 
 def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> list[Variant]:
     """native first, then what was asked for, or everything. Raises ArgumentError."""
-    from hiercoll import bench as b
+    from hiercoll.tools import bench as b
 
     subjects = b.default_subjects(collective)
     if algorithms:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from hiercoll.cli.common import main
-from hiercoll.plots import PlotError, compare, read_records, save, stems
 from hiercoll.tables import OLD, TIMINGS
+from hiercoll.tools.plots import PlotError, compare, read_records, save, stems
 
 FORMATS = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 

@@ -29,14 +29,14 @@ from hiercoll.cli.common import (
     main,
     world,
 )
-from hiercoll.cost import count_rank
-from hiercoll.proving import ALL_LAYOUTS, Case, Outcome, cases, decide_all, every_algorithm, generate
+from hiercoll.model.cost import count_rank
+from hiercoll.model.simulate import Event, count_rounds, simulate
 from hiercoll.schedule import Join, Schedule
-from hiercoll.simulate import Event, count_rounds, simulate
+from hiercoll.schedule.transports import named
 from hiercoll.tables import NATIVE, NATIVE_FORMS
-from hiercoll.timeline import matrix_text, to_svg, to_trace
+from hiercoll.tools.proving import ALL_LAYOUTS, Case, Outcome, cases, decide_all, every_algorithm, generate
+from hiercoll.tools.timeline import matrix_text, to_svg, to_trace
 from hiercoll.topology import LAYOUT_HELP, Topology, parse_layout
-from hiercoll.transports import named
 from hiercoll.units import format_size, format_time
 from hiercoll.verify import describe
 
@@ -258,7 +258,7 @@ def _trace_run(collective: str, entry: Algorithm, params: Params, size: int) -> 
         raise click.UsageError(f"--measured serves {' and '.join(able)} of at least one byte")
     comm = world()
     with Together(comm):
-        from hiercoll.bench import measured_events
+        from hiercoll.tools.bench import measured_events
 
         topology = hiercoll.get_topology(comm)
         events = measured_events(comm, collective, entry.name, params, size)

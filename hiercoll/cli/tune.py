@@ -28,8 +28,8 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.collectives import tuned
-from hiercoll.cost import Links
 from hiercoll.errors import ArgumentError, TableError
+from hiercoll.model.cost import Links
 from hiercoll.tables import (
     NATIVE,
     OLD,
@@ -46,7 +46,7 @@ from hiercoll.tables import (
 )
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import decide
-from hiercoll.tuning import Search, Selection, SizeResult, choices
+from hiercoll.tuning.search import Search, Selection, SizeResult, choices
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def _tune(
     memory: str,
     fresh: bool,
 ) -> None:
-    from hiercoll import bench as b
-    from hiercoll.communicator import from_root
-    from hiercoll.measuring import arrays_of
+    from hiercoll.runtime.session import from_root
+    from hiercoll.tools import bench as b
+    from hiercoll.tools.measuring import arrays_of
 
     if sizes and min(sizes) < 1:
         raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))

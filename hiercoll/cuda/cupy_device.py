@@ -10,10 +10,10 @@ from typing import Any
 import cupy  # type: ignore[import-not-found, unused-ignore]
 import numpy as np
 
-from hiercoll.buffers import Reduction
 from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape, Task
 from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape, reduction_source
 from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.memory import Reduction
 
 runtime: Any = cupy.cuda.runtime
 OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged

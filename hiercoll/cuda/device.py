@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hiercoll.buffers import Layout, Reduction, common_pieces
+from hiercoll.memory import Layout, Reduction, common_pieces
 from hiercoll.schedule import Region
 
 MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)

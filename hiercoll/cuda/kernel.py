@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hiercoll.buffers import Reduction
 from hiercoll.errors import DeviceError
+from hiercoll.memory import Reduction
 
 THREADS = 256  # of a block, at most
 SPAN = 1 << 16  # bytes that a block of threads copies in one go

@@ -27,9 +27,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.buffers import OPERATIONS
 from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape
 from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.memory import OPERATIONS
 
 Work: TypeAlias = "Callable[[], None]"
 Order: TypeAlias = Literal["late", "early", "random"]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiercoll.buffers import CARD, Array, Layout, Reduction, Transfer
 from hiercoll.cuda.device import Device, Event, Stream, Task, copy_shape, reduction_shape
 from hiercoll.errors import DeviceError
+from hiercoll.memory import CARD, Array, Layout, Reduction, Transfer
 from hiercoll.schedule import Region
-from hiercoll.transports import ON_HOST
+from hiercoll.schedule.transports import ON_HOST
 
 CARDS = 256  # that are remembered
 MAPPINGS = 64  # allocations of other processes that are kept mapped

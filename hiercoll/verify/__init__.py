@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from hiercoll.collectives import Contract
 from hiercoll.errors import ArgumentError
 from hiercoll.schedule import Schedule
-from hiercoll.system import System
+from hiercoll.schedule.system import System
 from hiercoll.topology import Topology
 from hiercoll.verify.contents import contents
 from hiercoll.verify.deadlock import deadlocks

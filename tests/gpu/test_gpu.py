@@ -19,13 +19,13 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import DeviceError, DeviceMemoryError, cuda
 from hiercoll.algorithms import REGISTRY
-from hiercoll.api import place_of
-from hiercoll.buffers import OPERATIONS, BlockLayout, HostMemory, Reduction
+from hiercoll.calls.functions import place_of
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.kernel import ELEMENTS
-from hiercoll.lifetime import get_state
+from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
+from hiercoll.runtime.lifetime import get_state
 from hiercoll.schedule import RECV, SEND, Region
-from hiercoll.workload import buffers
+from hiercoll.tools.workload import buffers
 
 try:
     import cupy

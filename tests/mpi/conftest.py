@@ -17,8 +17,8 @@ import pytest
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import dropin
 from hiercoll.algorithms import REGISTRY
+from hiercoll.calls import dropin
 
 WORLD = MPI.COMM_WORLD
 VARIANTS = [

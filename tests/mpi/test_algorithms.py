@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Params
-from hiercoll.workload import tokens
+from hiercoll.tools.workload import tokens
 
 CASES = [
     *VARIANTS,

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from test_dropin import Strided
 
 import hiercoll
-from hiercoll.lifetime import get_state
+from hiercoll.runtime.lifetime import get_state
 
 RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(

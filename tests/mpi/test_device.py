@@ -15,24 +15,25 @@ from conftest import CALLS, VARIANTS, WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda, executor
+from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda
 from hiercoll.algorithms import REGISTRY
-from hiercoll.bench import Bench
-from hiercoll.binding import Binding
-from hiercoll.buffers import BlockLayout, HostMemory, Memory, Reduction
-from hiercoll.communicator import mpi_library
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
 from hiercoll.errors import PlanError, TransportWarning
-from hiercoll.lifetime import get_state
-from hiercoll.measuring import Contest, DataError
-from hiercoll.memories import takes_device_memory
+from hiercoll.memory import BlockLayout, HostMemory, Memory, Reduction
+from hiercoll.runtime import plan as executor
+from hiercoll.runtime.binding import Binding
+from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.memories import takes_device_memory
+from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule import Get
+from hiercoll.schedule.transports import DIRECT, Transport
 from hiercoll.tables import Choice, Entry, Table, Variant
-from hiercoll.transports import DIRECT, Transport
-from hiercoll.tuning import Search
-from hiercoll.workload import buffers
+from hiercoll.tools.bench import Bench
+from hiercoll.tools.measuring import Contest, DataError
+from hiercoll.tools.workload import buffers
+from hiercoll.tuning.search import Search
 
 RANK, SIZE = WORLD.rank, WORLD.size
 BLOCK = 200  # bytes, no multiple of 16

@@ -12,8 +12,9 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import dropin, settings
-from hiercoll.online import SURE
+from hiercoll import settings
+from hiercoll.calls import dropin
+from hiercoll.tuning.trials import SURE
 
 RANK, SIZE = WORLD.rank, WORLD.size
 ITEMS = 6
@@ -216,11 +217,11 @@ def test_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     ours.Alltoall(np.full(SIZE, float(RANK)), recv)
     np.testing.assert_array_equal(recv, np.arange(SIZE))
     if SIZE > 1:
-        assert hiercoll.lifetime.get_state(ours).last == "alltoall bruck radix=3"
+        assert hiercoll.runtime.lifetime.get_state(ours).last == "alltoall bruck radix=3"
     ours.Alltoallv([np.full(SIZE, float(RANK)), [1] * SIZE], [recv, [1] * SIZE])
     np.testing.assert_array_equal(recv, np.arange(SIZE))
     if SIZE > 1:
-        assert hiercoll.lifetime.get_state(ours).last == "alltoallv aggregate form=leader window=2"
+        assert hiercoll.runtime.lifetime.get_state(ours).last == "alltoallv aggregate form=leader window=2"
     ours.Free()
 
 

@@ -22,8 +22,8 @@ from hiercoll import (
     UnknownAlgorithmError,
     plans,
 )
-from hiercoll.lifetime import get_state
-from hiercoll.watch import SECONDS
+from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.watch import SECONDS
 
 RANK, SIZE = WORLD.rank, WORLD.size
 GOOD = np.zeros(4 * SIZE)

@@ -17,11 +17,8 @@ from mpi4py import MPI
 from test_algorithms import filled, native
 
 import hiercoll
-from hiercoll.bench import CONTROL_VARIANT, Bench, provenance, record
 from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes, get_collective
-from hiercoll.lifetime import get_state
-from hiercoll.measuring import Contest, DataError
-from hiercoll.policy import Wanted
+from hiercoll.runtime.lifetime import get_state
 from hiercoll.tables import (
     COLD,
     NATIVE_VARIANT,
@@ -36,7 +33,10 @@ from hiercoll.tables import (
     Variant,
     dump,
 )
-from hiercoll.tuning import NONBLOCKING, PERSISTENT, Search
+from hiercoll.tools.bench import CONTROL_VARIANT, Bench, provenance, record
+from hiercoll.tools.measuring import Contest, DataError
+from hiercoll.tuning.policy import Wanted
+from hiercoll.tuning.search import NONBLOCKING, PERSISTENT, Search
 
 SIZE = WORLD.size
 SCRIPTS = Path(__file__).parents[2] / "scripts"

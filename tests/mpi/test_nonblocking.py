@@ -12,10 +12,11 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import ConstraintError, progress
-from hiercoll.communicator import mpi_library
-from hiercoll.executor import Plan
-from hiercoll.lifetime import get_state
+from hiercoll import ConstraintError
+from hiercoll.runtime import progress
+from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule import most_tags
 from hiercoll.tables import Choice, Entry, Figure, Table, Variant
 

@@ -10,10 +10,10 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import dropin
+from hiercoll.calls import dropin
 from hiercoll.collectives import called, get_collective
-from hiercoll.online import SURE
-from hiercoll.report import Recorder, received
+from hiercoll.tools.report import Recorder, received
+from hiercoll.tuning.trials import SURE
 
 RANK, SIZE = WORLD.rank, WORLD.size
 

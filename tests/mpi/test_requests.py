@@ -15,11 +15,13 @@ from mpi4py import MPI
 from test_dropin import ITEMS, KINDS, spelled
 
 import hiercoll
-from hiercoll import dropin, progress, requests, settings
-from hiercoll.communicator import split
-from hiercoll.executor import Plan
-from hiercoll.lifetime import get_state
-from hiercoll.nonblocking import Request
+from hiercoll import settings
+from hiercoll.calls import dropin, requests
+from hiercoll.calls.background import Request
+from hiercoll.runtime import progress
+from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.session import split
 
 RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(

@@ -17,17 +17,17 @@ from test_algorithms import filled, native
 from test_dropin import Strided
 
 import hiercoll
-from hiercoll import dropin
 from hiercoll.algorithms import get_algorithm
-from hiercoll.bench import Bench
+from hiercoll.calls import dropin
 from hiercoll.cli import main
 from hiercoll.collectives import ALLTOALL, get_collective
-from hiercoll.communicator import mpi_library
-from hiercoll.lifetime import get_state
-from hiercoll.measuring import Contest
-from hiercoll.policy import Wanted
+from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.session import mpi_library
 from hiercoll.tables import OLD, Choice, Entry, Figure, Table, Variant, dump, load
-from hiercoll.tuning import Search, variants
+from hiercoll.tools.bench import Bench
+from hiercoll.tools.measuring import Contest
+from hiercoll.tuning.policy import Wanted
+from hiercoll.tuning.search import Search, variants
 
 OnLayout = Callable[[str], MPI.Intracomm]
 

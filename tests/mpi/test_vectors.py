@@ -15,7 +15,7 @@ import hiercoll
 from hiercoll import BufferSizeError, BufferTypeError, ParameterError
 from hiercoll.algorithms import REGISTRY
 from hiercoll.collectives import ALLTOALLV
-from hiercoll.online import FOR_GOOD
+from hiercoll.tuning.trials import FOR_GOOD
 
 RANK, SIZE = WORLD.rank, WORLD.size
 V_CASES: list[tuple[str, dict[str, Any]]] = [
@@ -186,7 +186,7 @@ def test_bad_arguments(comm: MPI.Intracomm, numbers: Callable[[list[int]], Any],
     array, ones = np.zeros(SIZE, "i4"), numbers([1] * SIZE)
     other = np.zeros(SIZE, "i4")
     if settled:
-        hiercoll.lifetime.get_state(comm).policy.uneven(ALLTOALLV)._left = FOR_GOOD
+        hiercoll.runtime.lifetime.get_state(comm).policy.uneven(ALLTOALLV)._left = FOR_GOOD
     with pytest.raises(BufferSizeError, match="fit the buffer"):
         hiercoll.alltoallv(comm, [array, numbers([2] * SIZE)], [other, numbers([2] * SIZE)])
     with pytest.raises(BufferTypeError, match="items"):
@@ -313,7 +313,7 @@ def test_deadlines_and_calls_that_come_again(
 
 def test_kept_calls_are_few(comm: MPI.Intracomm) -> None:
     """They hold no arrays, and go when there are too many."""
-    state = hiercoll.lifetime.get_state(comm)
+    state = hiercoll.runtime.lifetime.get_state(comm)
     state.plans.drop_all()
     for size in range(200):
         sizes = np.full(SIZE, size)

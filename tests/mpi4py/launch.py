@@ -45,7 +45,7 @@ def run_rank(tests: Path) -> None:
 
     from mpi4py import MPI
 
-    from hiercoll import dropin
+    from hiercoll.calls import dropin
 
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     MPI.COMM_SELF = dropin.drop_in(MPI.COMM_SELF)  # type: ignore[misc]

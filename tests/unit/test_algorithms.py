@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY, Algorithm
-from hiercoll.cost import RankCounts, count_rank
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
-from hiercoll.proving import generate, prove
+from hiercoll.model.cost import RankCounts, count_rank
+from hiercoll.model.simulate import count_rounds
 from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags
-from hiercoll.simulate import count_rounds
+from hiercoll.tools.proving import generate, prove
 from hiercoll.topology import Topology, parse_layout
 
 ENTRIES = [entry for entries in REGISTRY.values() for entry in entries.values()]
@@ -120,7 +120,7 @@ def test_proved_on_random_placements(entry: Algorithm, nodes: list[int], data: s
 @entries_of("alltoall", "allgather")
 def test_in_place_is_what_can_be_proved(entry: Algorithm) -> None:
     """Entries that claim in-place use prove it; those that do not claim it could not."""
-    from hiercoll.proving import system_of
+    from hiercoll.tools.proving import system_of
     from hiercoll.verify import verify
 
     for layout in ("2x2", "5+3", "1x4:cyclic"):

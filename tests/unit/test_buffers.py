@@ -14,16 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.buffers import (
+from hiercoll.errors import ArgumentError, BufferTypeError
+from hiercoll.memory import (
     BlockLayout,
     HostMemory,
     UnevenLayout,
-    UserBuffer,
-    check_disjoint,
-    counted_buffer,
     host_buffer,
 )
-from hiercoll.errors import ArgumentError, BufferOverlapError, BufferSizeError, BufferTypeError
 from hiercoll.schedule import RECV, SCRATCH, SEND, Buffer, Region
 
 Bytes = npt.NDArray[np.uint8]
@@ -225,7 +222,6 @@ def test_arrays() -> None:
     matrix = np.arange(6, dtype=np.float64).reshape(2, 3)
     buffer = host_buffer(matrix, "sendbuf", 0, writable=False)
     assert (buffer.address, buffer.nbytes, buffer.item, buffer.items) == (matrix.ctypes.data, 48, 8, 6)
-    assert buffer.type_name == "float64"
     assert buffer.array.base is matrix.base or buffer.array is matrix
     for fine in (np.asfortranarray(matrix), np.zeros(0), np.ones(()), np.zeros(3, "i4,f8")):
         assert host_buffer(fine, "recvbuf", 0, writable=True).nbytes == fine.nbytes
@@ -278,152 +274,6 @@ def test_what_cannot_be_communicated(obj: Any, expected: str, got: str) -> None:
     assert (error.rank, error.argument) == (5, "sendbuf")
     assert expected in error.expected and got in str(error.got)
     assert isinstance(error, ArgumentError) and isinstance(error, TypeError) and isinstance(error, ValueError)
-
-
-class Datatype:
-    """What is asked of an MPI datatype."""
-
-    is_predefined = True
-
-    def __init__(self, size: int, lower: int = 0, extent: int | None = None) -> None:
-        self.size, self.lower = size, lower
-        self.extent = size if extent is None else extent
-
-    def Get_size(self) -> int:  # noqa: N802
-        return self.size
-
-    def Get_extent(self) -> tuple[int, int]:  # noqa: N802
-        return self.lower, self.extent
-
-
-INT, DOUBLE, STRUCT = Datatype(4), Datatype(8), Datatype(12)
-DATA = np.arange(12, dtype=np.int32)  # 48 bytes
-
-
-@pytest.mark.parametrize(
-    ("spec", "blocks", "nbytes", "item"),
-    [
-        ([DATA, INT], 3, 48, 4),
-        ([DATA, DOUBLE], 3, 48, 8),
-        ([DATA, STRUCT], 4, 48, 12),
-        ((DATA, 2, INT), 3, 24, 4),
-        ([DATA, 4, INT], 3, 48, 4),
-        ([DATA, np.int64(1), INT], 3, 12, 4),
-        ([DATA, (2, None), INT], 3, 24, 4),
-        ([DATA, [2, 0], INT], 3, 24, 4),
-        ([DATA, None, INT], 3, 48, 4),
-        ([DATA, 0, INT], 3, 0, 4),
-        ([DATA, "i"], 3, 48, 4),
-        ([DATA, 1, "d"], 3, 24, 8),
-        ([bytearray(48), INT], 12, 48, 4),
-        ([np.zeros(0), INT], 3, 0, 4),
-        ([DATA, 5, Datatype(0)], 3, 0, 0),
-    ],
-)
-def test_counts_and_datatypes(spec: Sequence[Any], blocks: int, nbytes: int, item: int) -> None:
-    """As mpi4py writes them: counts are per block."""
-    buffer = counted_buffer(spec, "recvbuf", 0, blocks, writable=True)
-    assert (buffer.nbytes, buffer.item) == (nbytes, item)
-    assert buffer.items == (nbytes // item if item else 0)
-    assert buffer.type_name == f"items of {item} bytes"
-    assert buffer.address == host_buffer(spec[0], "recvbuf", 0, writable=True).address
-
-
-@pytest.mark.parametrize(
-    ("spec", "kind", "expected", "got"),
-    [
-        ([DATA], BufferTypeError, "[buffer, MPI datatype]", "1 entries"),
-        ([DATA, 1, 0, INT], BufferTypeError, "[buffer, MPI datatype]", "4 entries"),
-        ([[1, 2], INT], BufferTypeError, "a NumPy array", "list"),
-        ([DATA, 4], BufferTypeError, "[buffer, MPI datatype]", "a int as the datatype"),
-        ([DATA, 4, None], BufferTypeError, "[buffer, MPI datatype]", "a NoneType as the datatype"),
-        ([DATA, Datatype(4, extent=8)], BufferTypeError, "a predefined datatype", "another one"),
-        ([DATA, Datatype(4, lower=4)], BufferTypeError, "a predefined datatype", "another one"),
-        ([DATA, 2, Datatype(8, extent=4)], BufferTypeError, "a predefined datatype", "another one"),
-        ([DATA, Datatype(5)], BufferSizeError, "a multiple of 5 bytes", "48 bytes"),
-        ([np.zeros(4, np.int32), INT], BufferSizeError, "a multiple of 3 items", "4"),
-        ([DATA, Datatype(0)], BufferSizeError, "bytes", "48"),
-        ([DATA, 5, INT], BufferSizeError, "fit the buffer", "5 items of 4 bytes in each of 3 blocks"),
-        ([bytearray(47), 4, INT], BufferSizeError, "fit the buffer", "a buffer of 47 bytes"),
-        ([DATA, (2, 4), INT], BufferTypeError, "no displacement", "(2, 4)"),
-        ([DATA, (2, 2, 2), INT], BufferTypeError, "a count per block", "(2, 2, 2)"),
-        ([DATA, -1, INT], BufferTypeError, "a count per block", "-1"),
-        ([DATA, 1.0, INT], BufferTypeError, "a count per block", "1.0"),
-        ([DATA, "4", INT], BufferTypeError, "a count per block", "'4'"),
-        ([DATA, np.array([2, 2, 2]), INT], BufferTypeError, "a count per block", "array"),
-    ],
-)
-def test_counts_and_datatypes_that_do_not_fit(
-    spec: Sequence[Any], kind: type[ArgumentError], expected: str, got: str
-) -> None:
-    """The error is of the right type, and says what is wrong with which argument on which rank."""
-    with pytest.raises(kind) as caught:
-        counted_buffer(spec, "recvbuf", 2, 3, writable=True)
-    error = caught.value
-    assert (error.rank, error.argument) == (2, "recvbuf")
-    assert expected in error.expected and got in str(error.got)
-
-
-@pytest.mark.parametrize("spec", [[DATA, "float99"], [DATA, (4, np.array([0, 4, 8])), INT]])
-def test_specifications_that_numpy_does_not_like(spec: Sequence[Any]) -> None:
-    """An unknown typecode and an array of displacements are wrong arguments like any other."""
-    with pytest.raises(BufferTypeError) as caught:
-        counted_buffer(spec, "recvbuf", 2, 3, writable=True)
-    assert (caught.value.rank, caught.value.argument) == (2, "recvbuf")
-
-
-def test_a_read_only_buffer_with_a_datatype() -> None:
-    """Datatypes do not make it writable."""
-    assert counted_buffer([read_only(), DOUBLE], "sendbuf", 0, 2, writable=False).nbytes == 32
-    with pytest.raises(BufferTypeError, match="writable"):
-        counted_buffer([read_only(), DOUBLE], "recvbuf", 0, 2, writable=True)
-
-
-def at(address: int, nbytes: int) -> UserBuffer:
-    """A buffer somewhere."""
-    return UserBuffer(address, nbytes, 1, np.empty(0), np.dtype(np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("send", "recv"),
-    [
-        (at(100, 10), at(110, 10)),
-        (at(110, 10), at(100, 10)),
-        (at(100, 10), at(300, 10)),
-        (at(100, 0), at(100, 10)),
-        (at(105, 0), at(100, 10)),
-        (at(100, 10), at(105, 0)),
-    ],
-)
-def test_no_overlap(send: UserBuffer, recv: UserBuffer) -> None:
-    """Neighbours and empty buffers are fine."""
-    check_disjoint(send, recv, 1)
-
-
-@pytest.mark.parametrize(
-    ("send", "recv", "shared"),
-    [
-        (at(100, 10), at(109, 10), 1),
-        (at(109, 10), at(100, 10), 1),
-        (at(100, 10), at(100, 10), 10),
-        (at(103, 2), at(100, 10), 2),
-        (at(100, 10), at(103, 2), 2),
-    ],
-)
-def test_overlap(send: UserBuffer, recv: UserBuffer, shared: int) -> None:
-    """Not a byte may be in both."""
-    with pytest.raises(BufferOverlapError, match=rf"rank 1: recvbuf: .*IN_PLACE.*got {shared} shared bytes"):
-        check_disjoint(send, recv, 1)
-
-
-def test_overlap_of_arrays() -> None:
-    """Views of one array."""
-    memory = np.zeros(10)
-    halves = [host_buffer(half, "x", 0, writable=True) for half in (memory[:5], memory[5:], memory[4:9])]
-    check_disjoint(halves[0], halves[1], 0)
-    for other in halves[:2]:
-        with pytest.raises(BufferOverlapError, match=r"8 shared bytes|32 shared bytes"):
-            check_disjoint(other, halves[2], 0)
 
 
 def test_uneven_layout() -> None:

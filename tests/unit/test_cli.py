@@ -18,8 +18,8 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY, Algorithm
 from hiercoll.cli import main
 from hiercoll.collectives import called
-from hiercoll.proving import generate
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
+from hiercoll.tools.proving import generate
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import describe
 

@@ -13,7 +13,7 @@ from test_tables import ENTRY, LANE, MPI, PAIRWISE
 from hiercoll.cli import main
 from hiercoll.cli.tune import _Notes
 from hiercoll.tables import NATIVE, PLAN, Choice, Table, Variant, dump, load
-from hiercoll.tuning import Selection
+from hiercoll.tuning.search import Selection
 
 
 def hiercoll(*arguments: object) -> Result:

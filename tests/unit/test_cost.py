@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY
-from hiercoll.cost import DEFAULT_LINKS, Link, Links, RankCounts, count_rank, predict
-from hiercoll.proving import generate
+from hiercoll.model.cost import DEFAULT_LINKS, Link, Links, RankCounts, count_rank, predict
 from hiercoll.schedule import RECV, SEND, Builder
+from hiercoll.tools.proving import generate
 from hiercoll.topology import parse_layout
 
 PAIRS = parse_layout("2x2")  # ranks 0 and 1 on one node, 2 and 3 on the other

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiercoll import cuda
-from hiercoll.buffers import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.cuda.arrays import device_array, is_device_array, new_like
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError
+from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.schedule import RECV, SEND
 
 BLOCKS = st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True)

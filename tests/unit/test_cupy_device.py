@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hiercoll.buffers import BlockLayout, HostMemory, Reduction
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.memory import BlockLayout, HostMemory, Reduction
 from hiercoll.schedule import HOST, RECV, SEND
 
 NAME = "hiercoll.cuda.cupy_device"

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiercoll.buffers import OPERATIONS, Reduction
 from hiercoll.cuda.kernel import ELEMENTS, MOST_BLOCKS, SOURCE, SPAN, THREADS, launch_shape, reduction_source
 from hiercoll.errors import DeviceError
+from hiercoll.memory import OPERATIONS, Reduction
 
 HOST = """
 struct uint2 { unsigned x, y; } __attribute__((aligned(8)));

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiercoll import loopback
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
-from hiercoll.buffers import Array, BlockLayout
 from hiercoll.collectives import Contract
 from hiercoll.errors import ArgumentError, BufferTypeError, ScheduleError
+from hiercoll.memory import Array, BlockLayout
 from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Region, Schedule
+from hiercoll.tools import loopback
 from hiercoll.topology import Topology, parse_layout
 
 LAYOUTS = [parse_layout(text) for text in ("2x3", "5+3", "1x4", "3+5:cyclic", "3x1", "1x1")]

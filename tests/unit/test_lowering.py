@@ -6,8 +6,8 @@ import pytest
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.errors import ScheduleError
-from hiercoll.lowering import Kind, Steps, is_sized, lower, without
 from hiercoll.schedule import MESSAGES, RECV, SEND, Builder, Copy, Join, Schedule, in_order
+from hiercoll.schedule.lowering import Kind, Steps, is_sized, lower, without
 from hiercoll.topology import parse_layout
 
 LAYOUTS = ("1x1", "1x2", "2x2", "3+2", "2x3:cyclic")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hiercoll.messages import UNREADABLE, block_message, vector_message
+from hiercoll.runtime.specifications import UNREADABLE, block_message, vector_message
 
 SIGNED, FLOAT, OPAQUE = 0, 2, 3
 _new_capsule = ctypes.pythonapi.PyCapsule_New

@@ -190,9 +190,9 @@ def test_comparisons_are_found(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from hiercoll.api import alltoall, allgather",
+        "from hiercoll.calls.functions import alltoall, allgather",
         "__all__ = ['alltoall', 'allgather']\nif name in __all__: pass",
-        "TABLE = {'hiercoll.api': ('alltoall', 'allgather')}\nif name in TABLE: pass",
+        "TABLE = {'hiercoll.calls.functions': ('alltoall', 'allgather')}\nif name in TABLE: pass",
         "def alltoall(comm, sendbuf): return serve(comm, 'alltoall', sendbuf)",
         "class Comm:\n def Alltoall(self, a, b): super().Alltoall(a, b)",
         "request = getattr(comm, 'Ialltoall')(send, recv)",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hiercoll.cli import main
 from hiercoll.errors import HiercollError
-from hiercoll.plots import (
+from hiercoll.tools.plots import (
     Comparison,
     PlotError,
     RecordError,
@@ -33,8 +33,8 @@ from hiercoll.plots import (
     speedups,
     stems,
 )
-from hiercoll.plots.comparison import ranking
-from hiercoll.plots.figure import size_ticks
+from hiercoll.tools.plots.comparison import ranking
+from hiercoll.tools.plots.figure import size_ticks
 
 Line = dict[str, Any]
 SHARE = {"algorithm": "grouped", "params": {"form": "share", "memory": "shared"}}

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.errors import HiercollError, ScheduleError
-from hiercoll.proving import generate
 from hiercoll.schedule import (
     RECV,
     SCRATCH,
@@ -34,6 +33,7 @@ from hiercoll.schedule import (
     reads,
     writes,
 )
+from hiercoll.tools.proving import generate
 from hiercoll.topology import parse_layout
 
 # Regions

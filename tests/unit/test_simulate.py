@@ -9,10 +9,10 @@ from typing import TypeAlias
 import pytest
 
 from hiercoll.algorithms import REGISTRY, Algorithm
-from hiercoll.cost import Link, Links
-from hiercoll.proving import generate
+from hiercoll.model.cost import Link, Links
+from hiercoll.model.simulate import Event, Settings, count_rounds, simulate
 from hiercoll.schedule import RECV, SEND, Builder, Recv, Schedule, Send, Signal, Wait
-from hiercoll.simulate import Event, Settings, count_rounds, simulate
+from hiercoll.tools.proving import generate
 from hiercoll.topology import Topology, parse_layout
 
 Fill: TypeAlias = "Callable[[Builder], object]"

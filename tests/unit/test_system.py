@@ -12,11 +12,11 @@ import pytest
 from hiercoll.algorithms import REGISTRY, Algorithm
 from hiercoll.collectives import Contract
 from hiercoll.errors import ArgumentError, ScheduleError
-from hiercoll.proving import system_of
 from hiercoll.schedule import Get, in_order
-from hiercoll.system import System
+from hiercoll.schedule.system import System
+from hiercoll.schedule.transports import Transport, cut, peer, staged
+from hiercoll.tools.proving import system_of
 from hiercoll.topology import parse_layout
-from hiercoll.transports import Transport, cut, peer, staged
 from hiercoll.verify import verify
 
 ENTRIES = [

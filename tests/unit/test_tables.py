@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import get_algorithm
-from hiercoll.cost import Link, Links
 from hiercoll.errors import TableError
+from hiercoll.model.cost import Link, Links
 from hiercoll.tables import Choice, Entry, Figure, Table, Variant, default_path, dump, layout_distance, load, parse
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import NATIVE, decide

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hiercoll import timeline
 from hiercoll.algorithms import get_algorithm
-from hiercoll.cost import count_rank
 from hiercoll.errors import ArgumentError
+from hiercoll.model.cost import count_rank
+from hiercoll.model.simulate import Event, simulate
 from hiercoll.schedule import Copy, Join, Recv, Reduce, Schedule, Send
-from hiercoll.simulate import Event, simulate
+from hiercoll.tools import timeline
 from hiercoll.topology import Topology, parse_layout
 
 SVG = "{http://www.w3.org/2000/svg}"

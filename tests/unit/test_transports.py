@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from hiercoll.algorithms import REGISTRY
-from hiercoll.buffers import BlockLayout
 from hiercoll.collectives import Contract
-from hiercoll.cost import count_rank
 from hiercoll.errors import ConstraintError, ScheduleError
-from hiercoll.loopback import run
-from hiercoll.proving import prove
+from hiercoll.memory import BlockLayout
+from hiercoll.model.cost import count_rank
+from hiercoll.model.simulate import simulate
 from hiercoll.schedule import (
     INCOMING,
     RECV,
@@ -31,10 +30,11 @@ from hiercoll.schedule import (
     Schedule,
     Send,
 )
-from hiercoll.simulate import simulate
-from hiercoll.timeline import to_svg, to_trace
+from hiercoll.schedule.transports import ON_HOST, Transport, cut, staged
+from hiercoll.tools.loopback import run
+from hiercoll.tools.proving import prove
+from hiercoll.tools.timeline import to_svg, to_trace
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.transports import ON_HOST, Transport, cut, staged
 from hiercoll.verify import verify
 
 LAYOUTS = ("1", "2x3", "3+1", "2x4:cyclic", "5+3")

@@ -14,8 +14,8 @@ from hiercoll import tuner
 from hiercoll.algorithms import REGISTRY
 from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import tuned
-from hiercoll.cost import DEFAULT_LINKS, Link, count_rank, predict
-from hiercoll.proving import prove
+from hiercoll.model.cost import DEFAULT_LINKS, Link, count_rank, predict
+from hiercoll.tools.proving import prove
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import MOST_SHARED, NATIVE, Candidate, decide, rank_by_model
 

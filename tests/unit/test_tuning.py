@@ -10,11 +10,10 @@ from math import exp, inf
 
 import pytest
 
-from hiercoll.online import FOR_GOOD, PAIRS, TURNS, Trial, UnevenPolicy, explore
 from hiercoll.tables import COLD, NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread, uneven_choices
-from hiercoll.tuning import (
+from hiercoll.tuning.search import (
     NATIVE_VARIANT,
     NONBLOCKING,
     PERSISTENT,
@@ -27,6 +26,7 @@ from hiercoll.tuning import (
     disturbed,
     variants,
 )
+from hiercoll.tuning.trials import FOR_GOOD, PAIRS, TURNS, Trial, UnevenPolicy, explore
 
 Cost = Callable[[int, Variant, str], float]
 LEAST = 1e-9

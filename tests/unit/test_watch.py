@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hiercoll import CollectiveTimeout
 from hiercoll.cli import main
 from hiercoll.errors import DiagnosisError
-from hiercoll.watch import NUMBER, RECORDED, SECONDS, Entry, Watch, diagnose
+from hiercoll.runtime.watch import NUMBER, RECORDED, SECONDS, Entry, Watch, diagnose
 
 
 class Pending(NamedTuple):

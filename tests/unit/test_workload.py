@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hiercoll.collectives import COLLECTIVES, get_collective
+from hiercoll.tools.workload import POISON, Workload, block_sizes, buffers, tokens
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.workload import POISON, Workload, block_sizes, buffers, tokens
 
 LAYOUTS = ("1x1", "1x4", "4x1", "2x4", "2x4:cyclic", "3+1", "1+4+2:random=3")
 SIZES = (0, 1, 24, 1000)

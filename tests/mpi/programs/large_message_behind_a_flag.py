@@ -11,9 +11,9 @@ os.environ["HIERCOLL_NODES"] = "2x2"  # before MPI starts
 import numpy as np
 from mpi4py import MPI
 
-import hiercoll.api  # noqa: F401  (MPI must not be looked at before)
-from hiercoll.lifetime import get_state
-from hiercoll.windows import Window
+import hiercoll.calls.functions  # noqa: F401  (MPI must not be looked at before)
+from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.window import Window
 
 state = get_state(MPI.COMM_WORLD)
 comm = state.comm

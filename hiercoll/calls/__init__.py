@@ -1,0 +1,1 @@
+"""What programs call: functions, drop-in communicators, MPI requests."""

@@ -1,0 +1,102 @@
+"""Calls that return before they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import time
+from typing import Any
+
+from mpi4py import MPI
+
+from hiercoll import settings
+from hiercoll.errors import ThreadError
+from hiercoll.runtime import progress
+from hiercoll.runtime.checking import Saying
+from hiercoll.runtime.engines import Pending
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.session import State
+from hiercoll.runtime.watch import BEGAN, SECONDS
+
+
+class BackgroundCall:
+    """A call under way. It goes on whenever hiercoll is called (this rank's other calls, `test`,
+    `wait`), and in a thread if ``HIERCOLL_PROGRESS=thread`` is set where the first one is made
+    and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
+
+    def __init__(
+        self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False, described: Saying | None = None
+    ) -> None:
+        in_thread = in_thread or settings.wants_thread()
+        if in_thread and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
+        self.name = plan.name
+        self._state, self._plan, self._result = state, plan, result
+        self.error: BaseException | None = None
+        self.done = False
+        self.entry = state.watch.begin(self) if state.watch is not None else None
+        with progress.lock:
+            self._check = state.compare_later(described)
+            if self._check is None:
+                plan.start()
+            progress.active.append(self)
+            state.background += 1
+        if in_thread:
+            progress.want_thread()
+        elif progress.are_shortcuts():
+            progress.before_blocking()
+
+    def advance(self) -> None:
+        """See `progress.Background`."""
+        try:
+            if self._check is not None:
+                if not self._check.test():
+                    return
+                self._check = None
+                self._plan.start()
+            self.done = self._plan.test()
+        except BaseException as error:
+            # After a mismatch, too: ranks may have taken other tags from then on.
+            self._plan.interrupt()
+            self.error, self._state.broken = error, self.name
+        if self.done or self.error is not None:
+            if self.entry is not None:
+                self.entry[SECONDS] = time() - self.entry[BEGAN]
+            self._leave()
+            if self._plan.on_free is None:  # else it is somebody's, for more starts
+                self._plan.free()
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise self.error  # Ctrl-C is not only for who asks for this call
+
+    def _leave(self) -> None:
+        progress.active.remove(self)
+        self._state.background -= 1
+
+    def pending(self) -> list[Pending]:
+        """What it waits for; it cannot go on after that."""
+        with progress.lock:
+            if self in progress.active:
+                self._leave()
+            return self._plan.pending()
+
+    def test(self) -> bool:
+        """Whether it is complete. Raises what went wrong."""
+        progress.advance_all()
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+    def wait(self) -> Any:
+        """Until it is complete. Returns the receive array. Raises what went wrong, CollectiveTimeout too."""
+        if self._state.watch is not None and not self.test():
+            self._state.watch.complete(self)
+        while not self.test():
+            progress.wait_politely()
+        return self._result
+
+
+Request = BackgroundCall  # its public name
+
+
+def waitall(requests: Iterable[BackgroundCall]) -> list[Any]:
+    """Wait for all of them. Returns their receive arrays."""
+    return [request.wait() for request in requests]

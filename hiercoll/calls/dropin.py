@@ -1,0 +1,387 @@
+"""Communicators that send mpi4py's collectives through hiercoll.
+
+`Intracomm` is mpi4py's, and means what mpi4py's means. Whether a call goes through hiercoll
+depends on nothing that may differ between ranks: the collective, and the communicator. What
+ranks may well spell differently (datatypes, gaps, counts in other units) each rank brings into
+shape for itself. Arguments that mpi4py refuses are mpi4py's to refuse. There are two exceptions,
+which all ranks must make alike: device arrays, and uneven blocks outside of the buffer that they are
+given with, at which MPI does not look. (Alltoallv_init, and Alltoallv where it asks all ranks, find
+those on one rank, and leave the call to the MPI library on all.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import ref
+
+from mpi4py import MPI
+from numpy import ndarray
+
+from hiercoll.calls import requests
+from hiercoll.calls.serving import held_request, known_plan, repeat, serve, serve_unknown_sizes, sizes_are_unknown
+from hiercoll.collectives import Collective, Sizes, called
+from hiercoll.cuda import is_device_array
+from hiercoll.errors import ArgumentError, CommunicatorError
+from hiercoll.runtime import progress
+from hiercoll.runtime.factory import Lifetime
+from hiercoll.runtime.lifetime import by_handle, get_state, known_state
+from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
+from hiercoll.runtime.session import State
+from hiercoll.schedule.transports import AUTO
+from hiercoll.tables import NATIVE
+
+AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
+Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
+
+
+class Observer(Protocol):
+    """Somebody who watches the calls of this process."""
+
+    def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
+        """A call is about to be served; what this returns comes back with `end`."""
+
+    def end(self, begun: object, ran: str) -> None:
+        """It has been, or it has been started; ``ran``: by what, "native" where it was left to the MPI library."""
+
+
+observers: list[Observer] = []
+
+
+def observe(observer: Observer) -> None:
+    """Let an observer watch all calls of drop-in communicators, beside others."""
+    progress.end_shortcuts()
+    if observer not in observers:
+        observers.append(observer)
+
+
+def ignore(observer: Observer) -> None:
+    """Let it watch no longer."""
+    if observer in observers:
+        observers.remove(observer)
+
+
+class Calls(Counter[str]):
+    """An observer that counts calls by their names, such as "ialltoall", with ", native" for what was left to the
+    MPI library."""
+
+    def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
+        """See `Observer`."""
+        return call_name(collective, mode)
+
+    def end(self, begun: object, ran: str) -> None:
+        """See `Observer`."""
+        self[f"{begun}, {NATIVE}" if ran == NATIVE else str(begun)] += 1
+
+
+def call_name(collective: Collective, mode: Mode) -> str:
+    """Of a call, as functions are called."""
+    return {
+        Mode.BLOCKING: collective.name, Mode.BACKGROUND: f"i{collective.name}", Mode.HELD: f"{collective.name}_init"
+    }[mode]  # fmt: skip
+
+
+class Collectives:
+    """What is different in a drop-in communicator; the methods of the collectives are added below."""
+
+    @property
+    def plain(self: Any) -> MPI.Intracomm:
+        """The same communicator with mpi4py's own collectives."""
+        return MPI.Intracomm(self)
+
+    def free(self: Any) -> None:
+        """As mpi4py's: the predefined communicators of the module stay."""
+        if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
+            super().free()  # type: ignore[misc]
+
+    @classmethod
+    def fromhandle(cls: Any, handle: int) -> Any:
+        """As mpi4py's, of this kind."""
+        return drop_in(super().fromhandle(handle))  # type: ignore[misc]
+
+    def __reduce__(self: Any) -> Any:
+        name = _predefined(self)
+        return super().__reduce__() if name is None else (_revive, (type(self), name))
+
+
+class Intracomm(Collectives, MPI.Intracomm):
+    """``hiercoll.Intracomm(comm)``: ``comm`` itself, with its collectives through hiercoll.
+
+    What `hiercoll.collectives.called` lists is served by hiercoll, with the nonblocking and persistent forms (see
+    `requests`), all else by mpi4py. Communicators made from it are of its kind. See mpi4py's Intracomm.
+    """
+
+
+class Cartcomm(Collectives, MPI.Cartcomm):
+    """`Intracomm` with a Cartesian topology."""
+
+
+class Graphcomm(Collectives, MPI.Graphcomm):
+    """`Intracomm` with a graph topology."""
+
+
+class Distgraphcomm(Collectives, MPI.Distgraphcomm):
+    """`Intracomm` with a distributed graph topology."""
+
+
+class Intercomm(MPI.Intercomm):
+    """mpi4py's; what it is merged to is an `Intracomm`."""
+
+
+_KINDS: tuple[tuple[type[MPI.Comm], type[MPI.Comm]], ...] = (
+    (MPI.Cartcomm, Cartcomm),
+    (MPI.Graphcomm, Graphcomm),
+    (MPI.Distgraphcomm, Distgraphcomm),
+    (MPI.Intercomm, Intercomm),
+    (MPI.Intracomm, Intracomm),
+)
+
+
+def drop_in(comm: AnyComm) -> AnyComm:
+    """The same communicator with its collectives through hiercoll."""
+    if comm == MPI.COMM_NULL or isinstance(comm, Collectives):
+        return comm
+    for kind, ours in _KINDS:
+        if isinstance(comm, kind):
+            return ours(comm)  # type: ignore[return-value]
+    return comm
+
+
+def _keep(owner: type, *names: str) -> None:
+    """Let methods that make communicators make those of this kind."""
+    for name in names:
+
+        def method(self: Any, *args: Any, _name: str = name, **options: Any) -> Any:
+            return drop_in(getattr(super(owner, self), _name)(*args, **options))
+
+        method.__name__, method.__doc__ = name, "As mpi4py's, of this kind."
+        setattr(owner, name, method)
+
+
+_keep(Collectives, "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph")
+_keep(Collectives, "Create_group", "Create_intercomm", "Split", "Split_type")
+_keep(Cartcomm, "Sub")
+_keep(Intercomm, "Merge")
+
+
+def _predefined(comm: MPI.Comm) -> str | None:
+    """The name of one of MPI's own communicators."""
+    return next((name for name in ("COMM_NULL", "COMM_SELF", "COMM_WORLD") if comm == getattr(MPI, name)), None)
+
+
+def _revive(kind: type[MPI.Comm], name: str) -> MPI.Comm:
+    found = getattr(MPI, name)
+    return found if isinstance(found, kind) else kind(found)
+
+
+# ---- blocking calls: functions that serve them, and return what ran; ``given`` are mpi4py's arguments
+
+Serving: TypeAlias = "Callable[[Any, Any, Any, Any, tuple[Any, ...]], str]"
+
+
+def _equal_blocks(collective: Collective, native: Native) -> Serving:
+    """For a collective with equal blocks."""
+
+    def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
+        known = by_handle.get(self.handle)
+        if known is not None and type(recv) is ndarray and (type(send) is ndarray or collective.one_buffer):
+            if (collective, recv.nbytes) in known.policy.native_sizes and known.broken is None:
+                if progress.active:
+                    progress.before_blocking()
+                native(self, *given)
+                return NATIVE
+            state, plan = known_plan(self, collective, send, recv, "auto", AUTO, NO_PARAMS, root)
+            # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
+            if state is not None and plan is not None and (plan.schedule is not None or not state.unwatched):
+                state.run(plan)
+                return plan.name
+        return _serve(self, collective, Arguments(send, recv, root), partial(native, self, *given))
+
+    return serve_call
+
+
+def _uneven_blocks(collective: Collective, native: Native) -> Serving:
+    """For a collective with blocks of any sizes."""
+
+    def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
+        known = by_handle.get(self.handle)
+        if known is not None and known.unwatched and not known.is_plain:
+            if collective.sizes is Sizes.OWN and (policy := known.policy.uneven(collective)).is_native:
+                policy.count()
+                if policy.is_surely_native and not observers:
+                    _go_past(self, collective, native)
+                if progress.active:
+                    progress.before_blocking()
+                native(self, *given)
+                return NATIVE
+            if (plan := repeat(known, collective, Arguments(send, recv))) is not None:
+                known.run(plan)
+                return plan.name
+        return _serve(self, collective, Arguments(send, recv), partial(native, self, *given))
+
+    return serve_call
+
+
+def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable[[], object]) -> str:
+    """Serve a blocking call, or leave it to MPI: where hiercoll does not serve the communicator, where mpi4py, or the
+    MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
+    state = _state(comm)
+    on_device = is_on_device(given.recv)
+    if state is None or (on_device and not collective.is_even):
+        native()
+        return NATIVE
+    try:
+        if sizes_are_unknown(state, collective, given):
+            ran = serve_unknown_sizes(state, collective, given, native, strict=False)
+            return ran if ran.partition(" ")[2] != NATIVE else NATIVE
+        request = make_request(state, collective, given, strict=on_device)
+    except CommunicatorError:
+        raise
+    except ArgumentError:
+        native()
+        return NATIVE
+    if request.variant.is_native and not request.is_empty and state.unwatched and request.note is None:
+        if request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
+            state.policy.native_sizes.add((collective, request.received.nbytes))
+        progress.before_blocking()
+        native()  # on the user's communicator, on all ranks, however they spell it
+        return NATIVE
+    return serve(state, request, given)
+
+
+def _state(comm: Any) -> State | None:
+    """The state of a communicator that hiercoll serves; None for one that is left to MPI."""
+    if comm == MPI.COMM_NULL:
+        return None
+    state = get_state(comm)
+    return None if state.is_plain else state
+
+
+def is_on_device(spec: Any) -> bool:
+    """Whether a buffer specification is of device memory."""
+    return is_device_array(spec[0] if isinstance(spec, list | tuple) and spec else spec)
+
+
+def _go_past(comm: Any, collective: Collective, native: Native) -> None:
+    """Let this object's method be mpi4py's own from now on: what nobody sees costs nothing. Not
+    where somebody watches the calls, and until somebody does (see `progress`)."""
+    name = collective.native
+    if getattr(type(comm), name) is getattr(Collectives, name):
+        progress.take_shortcut(partial(_come_back, ref(comm), name))
+        setattr(comm, name, native.__get__(comm))
+
+
+def _come_back(comm: Callable[[], Any], name: str) -> None:
+    if (alive := comm()) is not None:
+        vars(alive).pop(name, None)
+
+
+# ---- calls that return requests
+
+
+def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> requests.Nonblocking | None:
+    """Start a call; None leaves it to MPI, with nothing done."""
+    # MPI lets no nonblocking call wait for other ranks: a state must have been made before.
+    state = None if comm == MPI.COMM_NULL else known_state(comm)
+    if state is None or state.is_plain or state.threadless or is_on_device(given.recv):
+        return None
+    if sizes_are_unknown(state, collective, given):
+        given = given._replace(algorithm=NATIVE)
+    request = _sound(state, collective, given, Mode.BACKGROUND)
+    if request is None or (request.is_empty and not state.check):
+        return None
+    private = state.factory.private(request)
+    if private.is_native and not state.check:
+        return None
+    plan = state.factory.make(private, Lifetime.BACKGROUND)
+    return requests.nonblocking(state, plan, partial(request.described, given, state.rank, state.size))
+
+
+def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
+    """A persistent call; None leaves it to MPI, with nothing done."""
+    state = _state(comm)
+    if state is None or state.threadless or is_on_device(given.recv):
+        return None
+    try:
+        request = held_request(state, collective, given, strict=False)
+    except CommunicatorError:
+        raise
+    except ArgumentError:
+        return None
+    if request.is_empty or request.is_native:
+        return None
+    return requests.persistent(state, state.factory.make(request, Lifetime.HELD))
+
+
+def _sound(state: State, collective: Collective, given: Arguments, mode: Mode) -> Any:
+    """The request, if it is sound."""
+    try:
+        return make_request(state, collective, given, mode, strict=False)
+    except CommunicatorError:
+        raise
+    except ArgumentError:
+        return None
+
+
+# ---- the methods
+
+
+def _blocking(collective: Collective) -> Callable[..., None]:
+    """mpi4py's blocking method, served by hiercoll."""
+    native = getattr(MPI.Comm, collective.native)
+    serve_call = (_equal_blocks if collective.is_even else _uneven_blocks)(collective, native)
+
+    def watched(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> None:
+        begun = [observer.begin(self, collective, Mode.BLOCKING, given) for observer in observers]
+        ran = serve_call(self, send, recv, root, given)
+        for observer, each in zip(observers, begun, strict=True):
+            observer.end(each, ran)
+
+    def one_buffer(self: Any, buf: Any, root: int = 0) -> None:
+        (watched if observers else serve_call)(self, None, buf, root, (buf, root))
+
+    def two_buffers(self: Any, sendbuf: Any, recvbuf: Any) -> None:
+        (watched if observers else serve_call)(self, sendbuf, recvbuf, 0, (sendbuf, recvbuf))
+
+    return one_buffer if collective.one_buffer else two_buffers
+
+
+def _returning(collective: Collective, name: str, mode: Mode) -> Callable[..., MPI.Request]:
+    """mpi4py's method that returns a request, served by hiercoll."""
+    native, make = getattr(MPI.Comm, name), _persistent if mode is Mode.HELD else _nonblocking
+
+    def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> MPI.Request:
+        begun = [observer.begin(self, collective, mode, given) for observer in observers]
+        request: Any = make(self, collective, arguments)
+        ran = NATIVE if request is None else request.stand_in.name
+        if request is None:
+            request = native(self, *given, **options)
+        for observer, each in zip(observers, begun, strict=True):
+            observer.end(each, ran)
+        return request  # type: ignore[no-any-return]
+
+    def one_buffer(self: Any, buf: Any, root: int = 0, *more: Any, **options: Any) -> MPI.Request:
+        return serve_call(self, Arguments(None, buf, root), (buf, root, *more), options)
+
+    def two_buffers(self: Any, sendbuf: Any, recvbuf: Any, *more: Any, **options: Any) -> MPI.Request:
+        return serve_call(self, Arguments(sendbuf, recvbuf), (sendbuf, recvbuf, *more), options)
+
+    return one_buffer if collective.one_buffer else two_buffers
+
+
+def _add_methods() -> None:
+    """Give drop-in communicators the methods of all collectives, in their three forms."""
+    for collective in called():
+        methods = {
+            collective.native: _blocking(collective),
+            collective.nonblocking: _returning(collective, collective.nonblocking, Mode.BACKGROUND),
+            collective.persistent: _returning(collective, collective.persistent, Mode.HELD),
+        }
+        for name, method in methods.items():
+            method.__name__, method.__doc__ = name, "As mpi4py's."
+            setattr(Collectives, name, method)
+
+
+_add_methods()

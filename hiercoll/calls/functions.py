@@ -1,0 +1,347 @@
+"""The calls that users make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.calls.background import BackgroundCall, waitall
+from hiercoll.calls.serving import begin, hold, known_plan, repeat, serve, serve_unknown_sizes, sizes_are_unknown
+from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, Collective
+from hiercoll.errors import BufferTypeError, ParameterError
+from hiercoll.runtime import progress
+from hiercoll.runtime.lifetime import by_handle, get_state, get_topology
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
+from hiercoll.runtime.session import State
+from hiercoll.tables import NATIVE, Table
+
+Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
+
+__all__ = [
+    "Plan",
+    "allgather",
+    "allgather_init",
+    "allgatherv",
+    "allgatherv_init",
+    "alltoall",
+    "alltoall_init",
+    "alltoallv",
+    "alltoallv_init",
+    "configure",
+    "get_topology",
+    "iallgather",
+    "iallgatherv",
+    "ialltoall",
+    "ialltoallv",
+    "waitall",
+]
+
+
+def alltoall(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Send block j of ``sendbuf`` to rank j, receive block i of the result from rank i.
+
+    ``sendbuf``: a contiguous array of any fixed-size dtype whose elements divide into comm.size equal blocks (in memory
+    order), whatever ``comm.Alltoall`` takes (``[buffer, count per block, MPI datatype]`` and the like), or
+    ``MPI.IN_PLACE``. ``recvbuf``: likewise, with as many bytes; None for a new array like ``sendbuf``.
+    ``algorithm`` and ``params``: see ``hiercoll list``; "auto" picks by a tuning table (see `configure`) and is
+    "native" without one, which is ``comm.Alltoall`` itself. All ranks pass the same ones.
+
+    Device arrays (anything with the CUDA array interface) on all ranks alike: what has been
+    enqueued on ``stream`` (a stream or its handle; by default that of sendbuf) comes first,
+    and the result is there at return. ``transport``: "direct" gives device memory to MPI,
+    "staged" takes messages through the host, "staged:4" in four parts; "peer" lets the ranks
+    of a node copy from each other's memory (and does between nodes what "auto" does); "auto" is
+    direct where the library says that it takes device memory (or HIERCOLL_CUDA_AWARE=1 does),
+    else staged.
+
+    Returns the receive array (a NumPy view of it where recvbuf is another kind of buffer).
+    Raises an ArgumentError before any data moves:
+    BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
+    UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
+    """
+    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
+        state, plan = known_plan(comm, ALLTOALL, sendbuf, recvbuf, algorithm, transport, params)
+        if state is not None and plan is not None:
+            state.run(plan)
+            return recvbuf
+    return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
+
+
+def allgather(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Gather the ``sendbuf`` of every rank, in rank order, on every rank.
+
+    As `alltoall`, with ``sendbuf`` as the rank's one block; the result has comm.size
+    blocks, and when new the shape ``(comm.size, *sendbuf.shape)``. With
+    ``MPI.IN_PLACE`` the rank's block lies in its place in ``recvbuf``. Collective
+    (MPI 4.1, 6.7).
+    """
+    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
+        state, plan = known_plan(comm, ALLGATHER, sendbuf, recvbuf, algorithm, transport, params)
+        if state is not None and plan is not None:
+            state.run(plan)
+            return recvbuf
+    return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
+
+
+def alltoallv(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    **params: Any,
+) -> Any:
+    """Send block j of ``sendbuf`` to rank j, receive block i of ``recvbuf`` from rank i; blocks of any sizes.
+
+    Buffers are mpi4py's: ``[array, counts]``, ``[array, (counts, displs)]``, ``[array,
+    counts, displs, MPI datatype]``, counts and displacements in elements, one per rank;
+    displacements default to blocks one after the other. ``sendbuf`` may be ``MPI.IN_PLACE``.
+    What a rank sends to another one is as long as what that one receives from it.
+
+    ``limit`` (bytes, equal on all ranks): smaller blocks travel together (algorithm
+    "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" (or what
+    a table for this layout says) where the program's own calls have shown it to be faster:
+    of every 32 to 256 calls the first is looked at, and if small blocks abound (or the table
+    says so), the next 28 try both in turns; what has been native all the while stays so. Arrays
+    are on the host.
+
+    Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
+    BufferSizeError, BufferTypeError, UnknownAlgorithmError, ParameterError.
+    Collective (MPI 4.1, 6.8).
+    """
+    return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
+
+
+def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
+    """Gather the ``sendbuf`` of every rank, each of its own size, in ``recvbuf`` on every rank.
+
+    ``recvbuf`` as for `alltoallv`, with the same counts on all ranks. ``sendbuf``: an
+    array, ``[array, count, MPI datatype]``, or ``MPI.IN_PLACE``. Algorithms are those of
+    `allgather`; "auto" chooses by the mean size. Collective (MPI 4.1, 6.7).
+    """
+    return _uneven_call(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def alltoall_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `alltoall` on these buffers, to be started as often as wanted.
+
+    Arguments and errors as for `alltoall`. Collective; all ranks make their plans in
+    the same order. The plan keeps the buffers alive until `Plan.free`.
+    """
+    return _init(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
+
+
+def allgather_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `allgather` on these buffers; see `alltoall_init`."""
+    return _init(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
+
+
+def alltoallv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    **params: Any,
+) -> Plan:
+    """A plan for `alltoallv` on these buffers with these counts; see `alltoall_init`.
+
+    "auto" looks at the blocks of all ranks: where most are empty, or the largest is more than four
+    times the mean, or there is no table for this layout, it is native; else what the table says.
+    """
+    return _init(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
+
+
+def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
+    """A plan for `allgatherv` on these buffers with these counts; see `alltoall_init`."""
+    return _init(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def ialltoall(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`alltoall` that returns at once; buffers must be left alone until it is complete.
+
+    Arrays on the host. "auto" takes algorithms without shared memory only. Several may be
+    under way; all ranks start them in the same order. Waits for no other rank, but
+    in the first call of hiercoll on a communicator. Errors as `alltoall`,
+    and ConstraintError for algorithms with shared memory. Collective (MPI 4.1, 6.12.6).
+    """
+    return _begin(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def iallgather(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`allgather` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.5)."""
+    return _begin(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def ialltoallv(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`alltoallv` that returns at once; see `ialltoall`. "auto" is native."""
+    return _begin(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def iallgatherv(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`allgatherv` that returns at once; see `ialltoall`."""
+    return _begin(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def configure(
+    comm: MPI.Intracomm,
+    *,
+    table: Table | str | Path | None = None,
+    tune: Literal["online"] | None = None,
+    timeout: float | None = None,
+) -> None:
+    """How ``algorithm="auto"`` decides on ``comm`` from now on. Collective.
+
+    ``table``: a tuning table or its file, read by rank 0; None for the one that
+    ``HIERCOLL_TABLE`` names or that lies in the user's configuration folder, if any; where
+    there is none, "auto" is "native". The name "model" instead of a file's lets the cost model decide, which
+    knows nothing of the MPI library's own collectives. ``tune="online"``: the first calls of each size try
+    candidates, and one that has proved faster than native serves the later ones; for long jobs. `alltoall_init`
+    and `allgather_init` use what was found, but try nothing. ``timeout``: seconds that a call may wait before
+    it raises CollectiveTimeout, 0 for ever; None leaves it as it is (at first ``HIERCOLL_TIMEOUT``).
+
+    Raises TableError (on all ranks) for a table that cannot be used, ParameterError for
+    another ``tune`` or ``timeout``.
+    """
+    state = get_state(comm)
+    if tune not in (None, "online"):
+        raise ParameterError("tune", "'online' or None", repr(tune), state.rank)
+    if timeout is not None and not 0 <= timeout < float("inf"):
+        raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), state.rank)
+    state.use_table(table)
+    state.policy.online = tune == "online"
+    if timeout is not None:
+        state.set_timeout(float(timeout))
+
+
+def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
+    """A blocking call with equal blocks, with all checks."""
+    state = get_state(comm)
+    request = make_request(state, collective, given, strict=True)
+    serve(state, request, given)
+    return request.result
+
+
+def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
+    """A blocking call with blocks of any sizes."""
+    state = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    if state is None or not state.unwatched:
+        state = get_state(comm)
+    unknown = sizes_are_unknown(state, collective, given)
+    if unknown and state.unwatched and (policy := state.policy.uneven(collective)).is_native and _sound(state, given):
+        policy.count()
+        progress.before_blocking()
+        _native(state, collective, given)
+    elif (plan := repeat(state, collective, given)) is not None:
+        state.run(plan)
+    elif unknown:
+        serve_unknown_sizes(state, collective, given, lambda: _checked_native(state, collective, given), strict=True)
+    else:
+        request = make_request(state, collective, given, strict=True)
+        serve(state, request, given)
+    return given.recv[0] if isinstance(given.recv, list | tuple) else given.recv
+
+
+def _init(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Plan:
+    """A plan for the program to hold."""
+    return hold(get_state(comm), collective, given, strict=True)
+
+
+def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> BackgroundCall:
+    """A call in the background."""
+    state = get_state(comm)
+    if sizes_are_unknown(state, collective, given):
+        given = given._replace(algorithm=NATIVE)
+    return begin(state, make_request(state, collective, given, Mode.BACKGROUND, strict=True), given)
+
+
+def _native(state: State, collective: Collective, given: Arguments) -> None:
+    """The MPI library's own, without a look at the arguments. Raises as the function does."""
+    try:
+        getattr(state.user, collective.native)(given.send, given.recv)
+    except (TypeError, ValueError, KeyError, BufferError) as error:
+        _check(state, collective, given)  # says what is wrong
+        raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), state.rank) from None
+
+
+def _checked_native(state: State, collective: Collective, given: Arguments) -> None:
+    """`_native`, after a look at the arguments; what else serves a call has its own."""
+    if not _sound(state, given):
+        _check(state, collective, given)
+    _native(state, collective, given)
+
+
+def _check(state: State, collective: Collective, given: Arguments) -> None:
+    """Raises what is wrong with the arguments, if anything is."""
+    make_request(state, collective, given._replace(algorithm=NATIVE), strict=True)
+
+
+def _sound(state: State, given: Arguments) -> bool:
+    """Whether both buffers are of the common kind, an array and one count per rank, hold their blocks,
+    and this rank receives from itself what it sends: the checks of `make_request`, at less cost."""
+    sent, received = _counts(state, given.send), _counts(state, given.recv)
+    own = state.rank
+    return bool(sent and received and sent[own] * given.send[0].itemsize == received[own] * given.recv[0].itemsize)
+
+
+def _counts(state: State, spec: Any) -> list[int] | None:
+    """The counts of a buffer of the common kind, if it holds them. In Python: of few numbers NumPy takes
+    longer for one question."""
+    if type(spec) is not list or len(spec) != 2:
+        return None
+    array, counts = spec
+    if type(array) is not np.ndarray or type(counts) is not np.ndarray or counts.dtype.kind != "i":
+        return None
+    found: list[int] = counts.tolist()
+    fit = counts.shape == (state.size,) and min(found) >= 0 and sum(found) <= array.size
+    return found if fit else None

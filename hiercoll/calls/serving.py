@@ -1,0 +1,203 @@
+"""How a request is served: by a plan that is kept, in the background, or by a plan that the program holds.
+
+Functions and drop-in communicators both come here. A call whose arguments were seen before finds its plan by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.calls.background import BackgroundCall
+from hiercoll.collectives import Collective, Holds, Sizes
+from hiercoll.runtime import progress
+from hiercoll.runtime.checking import Said
+from hiercoll.runtime.factory import Lifetime
+from hiercoll.runtime.lifetime import by_handle
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread
+from hiercoll.runtime.session import State
+from hiercoll.tables import NATIVE
+from hiercoll.tuner import Spread
+
+Alias: TypeAlias = "tuple[object, ...]"
+_address = MPI.Get_address
+_PLAIN = frozenset((int, str))  # types of parameters
+
+
+def known_plan(
+    comm: MPI.Intracomm,
+    collective: Collective,
+    send: Any,
+    recv: Any,
+    algorithm: str,
+    transport: str,
+    params: dict[str, Any],
+    root: Any = 0,
+) -> tuple[State, Plan] | tuple[None, None]:
+    """The state, and the kept plan, of a call with equal blocks seen before with arrays at these addresses; ``send`` is
+    None for collectives with one buffer.
+
+    Equal addresses, sizes and types need no second check; contiguity is checked by
+    `MPI.Get_address`, and that recv is writable below. The slow path says what is wrong.
+    """
+    try:
+        state = by_handle[comm.handle]
+        key = (collective, algorithm, transport, root, _address(recv), recv.nbytes, recv.dtype)
+        if send is not None:
+            key += (_address(send), send.nbytes, send.dtype)  # type: ignore[assignment]
+        if params:
+            if not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
+                return None, None
+            key += tuple(params.items())
+        plan = state.recent[key]
+    except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
+        return None, None
+    if plan.is_freed or not recv.flags.writeable or state.check or state.broken is not None:
+        return None, None
+    state.touch(plan)
+    return state, plan
+
+
+def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
+    """What `known_plan` asks for, of arguments that have been found sound; None for what it does not know."""
+    send, recv = given.send, given.recv
+    if type(recv) is not np.ndarray or given.stream is not None or type(given.root) is not int:
+        return None
+    key: Alias = (collective, given.algorithm, given.transport, given.root, _address(recv), recv.nbytes, recv.dtype)
+    if not collective.one_buffer:
+        if type(send) is not np.ndarray:
+            return None
+        key += (_address(send), send.nbytes, send.dtype)
+    if not _PLAIN.issuperset(map(type, given.params.values())):
+        return None
+    return (*key, *given.params.items())
+
+
+def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
+    """What a call is, if its buffers are arrays with counts of the common kinds; else None. Calls with
+    equal aliases have equal sizes in equal places of the same memory."""
+    send, recv = given.send, given.recv
+    kinds = (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
+    if type(recv) not in (list, tuple) or type(send) not in kinds:
+        return None
+    try:
+        sent = (_address(send), send.nbytes, send.itemsize) if collective.send is Holds.ONE else _counted(*send)
+        if not recv[0].flags.writeable:
+            return None
+        key = (collective, given.algorithm, given.limit, *given.params.items(), sent, _counted(*recv))
+        hash(key)
+    except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
+        return None
+    return key
+
+
+def _counted(array: Any, counts: Any) -> Alias:
+    """Raises what there is to raise for others than an array with counts, or (counts, displacements), in arrays."""
+    if type(counts) is not tuple:
+        return _address(array), array.nbytes, array.itemsize, counts.itemsize, counts.tobytes()
+    each = [(numbers.itemsize, numbers.tobytes()) for numbers in counts]
+    return _address(array), array.nbytes, array.itemsize, *each
+
+
+def serve(state: State, request: Request, given: Arguments) -> str:
+    """Serve a blocking call. Returns what ran, in words. Collective."""
+    if state.check:
+        state.same_call(request.described(given, state.rank, state.size))
+    if request.is_empty:
+        return request.name
+    plan = state.plan(request)
+    if plan is None:
+        return state.run_once(request)
+    plan.stream = request.stream
+    begin = perf_counter()
+    state.run(plan)
+    if request.note is not None:
+        request.note(perf_counter() - begin)
+    else:
+        state.remember((equal_alias if request.collective.is_even else uneven_alias)(request.collective, given), plan)
+    return plan.name
+
+
+def sizes_are_unknown(state: State, collective: Collective, given: Arguments) -> bool:
+    """Whether "auto" is to choose for blocks of which no rank knows all sizes."""
+    unknown = collective.sizes is Sizes.OWN and state.policy.is_auto(collective, given.algorithm)
+    return unknown and not given.params and bool(given.limit == LIMIT)
+
+
+def repeat(state: State, collective: Collective, given: Arguments) -> Plan | None:
+    """The kept plan of a call with blocks of any sizes whose arguments were seen before; the call is counted."""
+    if not state.unwatched:
+        return None
+    policy = state.policy.uneven(collective) if sizes_are_unknown(state, collective, given) else None
+    if policy is not None:
+        if not policy.is_fixed:
+            return None
+        given = given._replace(algorithm=policy.current.algorithm, params=policy.current.params)
+    plan = state.recent.get(uneven_alias(collective, given))
+    if plan is None or plan.is_freed:
+        return None
+    if policy is not None:
+        policy.count()
+    state.touch(plan)
+    return plan
+
+
+def serve_unknown_sizes(
+    state: State, collective: Collective, given: Arguments, native: Callable[[], object], *, strict: bool
+) -> str:
+    """Serve a blocking call of which no rank knows all sizes, by what the policy says; ``native`` makes the MPI
+    library's own. Returns what ran. Collective."""
+    policy = state.policy.uneven(collective)
+    variant = policy.begin(partial(_survey, state, collective, given))
+    begin = perf_counter()
+    if variant.is_native and state.unwatched:
+        progress.before_blocking()
+        native()
+        ran = f"{collective.name} {NATIVE}"
+    else:
+        given = given._replace(algorithm=variant.algorithm, params=variant.params)
+        ran = serve(state, make_request(state, collective, given, strict=strict), given)
+    if policy.is_trying:
+        policy.note(perf_counter() - begin)
+    return ran
+
+
+def _survey(state: State, collective: Collective, given: Arguments) -> Spread:
+    """The blocks that this rank sends, after a look, if calls are checked, whether all ranks are about to say so."""
+    if state.check:
+        state.same_call(Said(f"{collective.name}, agreement on algorithms"))
+    return own_spread(state, collective, given)
+
+
+def hold(state: State, collective: Collective, given: Arguments, *, strict: bool) -> Plan:
+    """A plan for the program to hold. Collective."""
+    return state.factory.make(held_request(state, collective, given, strict=strict), Lifetime.HELD)
+
+
+def held_request(state: State, collective: Collective, given: Arguments, *, strict: bool) -> Request:
+    """The request of a plan that a program holds. Collective where nobody knows all sizes."""
+    asked = given
+    if sizes_are_unknown(state, collective, given):
+        if state.check:
+            state.same_call(Said(f"persistent {collective.name}, agreement on algorithms"))
+        whole = state.policy.uneven(collective).whole(own_spread(state, collective, given))
+        variant = state.policy.uneven_for_good(collective, whole)
+        given = given._replace(algorithm=variant.algorithm, params=variant.params)
+    request = make_request(state, collective, given, Mode.HELD, strict=strict)
+    if state.check and not collective.is_even:
+        state.same_call(request.described(asked, state.rank, state.size))
+    return request
+
+
+def begin(state: State, request: Request, given: Arguments) -> BackgroundCall:
+    """Start a call in the background. Local."""
+    request = state.factory.private(request)
+    plan = state.factory.make(request, Lifetime.BACKGROUND)
+    described = partial(request.described, given, state.rank, state.size)
+    return BackgroundCall(state, plan, request.result, described=described)

@@ -1,0 +1,27 @@
+"""Byte layouts of blocks, what plans ask of a memory, and the memory of the host."""
+
+from hiercoll.memory.arrays import UserBuffer, host_buffer
+from hiercoll.memory.host import HostMemory, blocks_view
+from hiercoll.memory.interface import CARD, OPERATIONS, Action, Array, Combine, Memory, Now, Reduction, Transfer
+from hiercoll.memory.layouts import BlockLayout, Layout, UnevenLayout, common_chunk, common_pieces
+
+__all__ = [
+    "Action",
+    "Array",
+    "BlockLayout",
+    "CARD",
+    "Combine",
+    "HostMemory",
+    "Layout",
+    "Memory",
+    "Now",
+    "OPERATIONS",
+    "Reduction",
+    "Transfer",
+    "UnevenLayout",
+    "UserBuffer",
+    "blocks_view",
+    "common_chunk",
+    "common_pieces",
+    "host_buffer",
+]

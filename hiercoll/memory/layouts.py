@@ -1,0 +1,114 @@
+"""Where the bytes of blocks lie in a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+from typing import NamedTuple, TypeAlias
+
+from hiercoll.memory.interface import Array
+from hiercoll.schedule import BufferName, Region
+
+
+class BlockLayout(NamedTuple):
+    """Bytes of a block, of one item in it, and the number of segments it is cut into.
+
+    Segments are cut between items, as equal as they can be.
+    """
+
+    block: int
+    item: int = 1
+    segments: int = 1
+
+    def extent(self, part: int | None) -> tuple[int, int]:
+        """Offset and length, in bytes, of a segment within its block."""
+        if part is None:
+            return 0, self.block
+        item = max(self.item, 1)  # items of no bytes make blocks of no bytes
+        start, end = (self.block // item * i // self.segments * item for i in (part, part + 1))
+        return start, end - start
+
+    def runs(self, region: Region) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of the contiguous pieces of ``region``, in order."""
+        offset, length = self.extent(region.part)
+        whole = length == self.block
+        runs: list[tuple[int, int]] = []
+        for block in region.blocks:
+            start = block * self.block + offset
+            if whole and runs and sum(runs[-1]) == start:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+            else:
+                runs.append((start, length))
+        return runs
+
+
+class UnevenLayout:
+    """Bytes of blocks that differ in size, and of their ``segments``, buffer by buffer."""
+
+    def __init__(self, segments: int = 1) -> None:
+        self._places: dict[tuple[BufferName, int | None], tuple[list[int], list[int]]] = {}
+        self.segments = segments
+
+    def place(self, buffer: BufferName, part: int | None, at: Array, sizes: Array) -> None:
+        """Say where every block's part (None: all of it) lies: offset and length in bytes."""
+        self._places[buffer, part] = at.tolist(), sizes.tolist()
+
+    def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:
+        """(offset, offset, length) of the pieces that are contiguous in both regions."""
+        starts, lengths = self._places[source.buffer, source.part]
+        ends = self._places[target.buffer, target.part][0]
+        at = to = length = 0
+        for block, other in zip(source.blocks, target.blocks, strict=True):
+            if more := lengths[block]:
+                start, end = starts[block], ends[other]
+                if start == at + length and end == to + length:
+                    length += more
+                else:
+                    if length:
+                        yield at, to, length
+                    at, to, length = start, end, more
+        if length:
+            yield at, to, length
+
+    def runs(self, region: Region) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of the contiguous pieces of ``region``, in order; none are empty."""
+        offsets, lengths = self._places[region.buffer, region.part]
+        runs: list[tuple[int, int]] = []
+        end = -1
+        for block in region.blocks:
+            start, length = offsets[block], lengths[block]
+            if not length:
+                continue
+            if start == end:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+            else:
+                runs.append((start, length))
+            end = start + length
+        return runs
+
+
+Layout: TypeAlias = "BlockLayout | UnevenLayout"
+
+
+def common_pieces(layout: Layout, *ends: tuple[int, Region]) -> list[tuple[int, ...]]:
+    """Regions of buffers at addresses, cut into pieces that are contiguous in all of them:
+    the addresses, and the length in bytes."""
+    pieces: list[tuple[int, ...]] = []
+    rests = [iter([(at + offset, n) for offset, n in layout.runs(region) if n]) for at, region in ends]
+    heads = [next(rest, (0, 0)) for rest in rests]
+    while length := min(n for _, n in heads):
+        pieces.append((*(at for at, _ in heads), length))
+        moved = [(at + length, n - length) for at, n in heads]
+        heads = [head if head[1] else next(rest, (0, 0)) for head, rest in zip(moved, rests, strict=True)]
+    return pieces
+
+
+def common_chunk(one: Region, other: Region) -> int:
+    """The largest number of blocks by which both regions can be cut into pieces that lie together."""
+    chunk = one.size
+    for blocks in (one.blocks, other.blocks):
+        if isinstance(blocks, range):
+            chunk = chunk if blocks.step == 1 else min(chunk, 1)
+        else:
+            chunk = gcd(chunk, *(i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1] + 1))
+    return chunk

@@ -1,0 +1,1 @@
+"""What runs requests on a communicator: sessions, plans, engines; the lowest layer that needs mpi4py."""

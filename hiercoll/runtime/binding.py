@@ -1,0 +1,345 @@
+"""Steps become calls: requests, copies and flags of one rank on its buffers.
+
+Messages whose addresses and lengths are constants have persistent requests. Those that depend on
+sizes that are learned, or of a plan that runs once, are begun anew at each start. Binding is
+local; what is collective (duplicates, tags, windows) comes from `communicator`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.errors import PlanError
+from hiercoll.memory import CARD, Array, Layout, Memory, Reduction
+from hiercoll.runtime.engines import Dataflow, Flags, Message, Part, Section, free_parts
+from hiercoll.runtime.engines import Sequence as InSequence
+from hiercoll.runtime.sizes import SizeTable
+from hiercoll.runtime.window import Window
+from hiercoll.schedule import (
+    OUTGOING,
+    SIZE_BUFFERS,
+    AcceptOffer,
+    BufferName,
+    Copy,
+    Get,
+    Offer,
+    Op,
+    Recv,
+    Reduce,
+    Send,
+    Signal,
+    Wait,
+)
+from hiercoll.schedule.lowering import Kind, Step, Steps
+
+INT_MAX = 2**31 - 1
+MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
+Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Everything that turns steps into calls.
+
+    ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags. ``handles``
+    are filled by messages from ranks of the node, by rank and tag, with address handles of
+    their buffers; ``offers`` are those of this rank's own, with the buffers' addresses.
+    ``reduction``: what reductions do. ``once``: the plan runs only once.
+    ``sizes``: of uneven blocks, for schedules that exchange them.
+    """
+
+    comm: MPI.Intracomm
+    lane_of: Sequence[int]
+    memory: Memory
+    layout: Layout
+    addresses: dict[BufferName, int]
+    tag: int
+    window: Window | None = None
+    handles: dict[tuple[int, int], Array] = field(default_factory=dict)
+    offers: list[tuple[Array, int]] = field(default_factory=list)
+    reduction: Reduction | None = None
+    once: bool = False
+    sizes: SizeTable | None = None
+
+
+def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
+    """What runs ``steps``."""
+    parts: dict[int, Part] = {}
+    bind_steps(steps, steps.constant, binding, parts)
+    if not steps.in_sequence:
+        return Dataflow(steps, parts)
+    first = steps.first_sized
+    rest = None if first == len(steps.steps) else SizedSteps(steps, first, binding, parts)
+    return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
+
+
+class Once:
+    """What runs once, with the ``owners`` of the memory that it needs; ``watch`` is for plans."""
+
+    def __init__(self, run: Callable[[], None], name: str, owners: object = None) -> None:
+        self.name, self._run, self._owners = name, run, owners
+        self.watch: object = None
+
+    def __call__(self) -> None:
+        """Run it."""
+        self._run()
+
+
+def run_once(steps: Steps, binding: Binding) -> None:
+    """Run steps in sequence, which are bound as they come."""
+    ops, window, sizes = steps.schedule.ops, binding.window, binding.sizes
+    begun: dict[int, MPI.Request] = {}
+    messages: list[Message] = []
+    if window is not None:
+        window.epoch += 1
+    for step in steps.steps:
+        if step.sized and sizes is not None:  # learned by now
+            sizes.place()
+            sizes = None
+        if step.kind is Kind.START:
+            made = _bind_messages([ops[op] for op in step.ops], binding, {}, True)
+            for index, part in zip(step.ops, made, strict=True):
+                if isinstance(part, Message):
+                    part.begin()
+                    begun[index] = part.request
+                    messages.append(part)
+        elif step.kind is Kind.WAIT:
+            MPI.Request.Waitall([begun.pop(op) for op in step.ops if op in begun])
+        else:
+            for op in step.ops:
+                part = _bind_local(ops[op], binding)
+                if isinstance(part, Flags):
+                    part.window.wait(part.slots, part.back)
+                elif part is not None:
+                    part()  # type: ignore[operator]
+    for message in messages:
+        message.free()
+
+
+class Piece(NamedTuple):
+    """Bytes that lie together: a message of the operation, or a copy to ``target``."""
+
+    op: Send | Recv | Copy
+    buffer: BufferName
+    offset: int
+    length: int
+    target: BufferName = "recv"
+    target_offset: int = 0
+
+
+class Relocatable(NamedTuple):
+    """Rounds of messages and copies between the program's own buffers, wherever these lie, for calls with new ones all
+    the time: what binding finds out is the same for all."""
+
+    groups: list[tuple[Kind, list[Piece]]]
+
+    @classmethod
+    def of(cls, steps: Steps, layout: Layout) -> Relocatable | None:
+        """None for steps with anything else, with pieces apart, or in which a message outlasts its round."""
+        ops, groups, begun = steps.schedule.ops, list[tuple[Kind, list[Piece]]](), set[int]()
+        for step in steps.steps if steps.in_sequence else ():
+            pieces = [_piece(ops[op], layout) for op in step.ops] if step.kind in (Kind.START, Kind.COPY) else []
+            begun = begun | set(step.ops) if step.kind is Kind.START else begun - set(step.ops)
+            if None in pieces or not (pieces or step.kind is Kind.WAIT) or (step.kind is Kind.WAIT and begun):
+                return None
+            groups.append((step.kind, [piece for piece in pieces if piece is not None]))
+        return cls(groups) if steps.in_sequence else None
+
+    def run(self, comm: MPI.Intracomm, tag: int, addresses: Mapping[BufferName, int]) -> None:
+        """Run them once."""
+        requests: list[MPI.Request] = []
+        for kind, pieces in self.groups:
+            if kind is Kind.WAIT:
+                MPI.Request.Waitall(requests)
+                requests = []
+            for op, buffer, offset, length, target, target_offset in pieces:
+                address = addresses[buffer] + offset
+                if isinstance(op, Copy):
+                    ctypes.memmove(addresses[target] + target_offset, address, length)
+                else:
+                    begin = comm.Isend if isinstance(op, Send) else comm.Irecv
+                    spec: Any = [MPI.buffer.fromaddress(address, length), length, MPI.BYTE]
+                    requests.append(begin(spec, op.peer, op.tag + tag))
+
+
+def _piece(op: Op, layout: Layout) -> Piece | None:
+    """The one piece of an operation on the program's buffers; None for anything else."""
+    if not isinstance(op, (Send, Recv, Copy)):
+        return None
+    regions = (op.source, op.target) if isinstance(op, Copy) else (op.region,)
+    runs = [(region.buffer, *run) for region in regions for run in layout.runs(region)]
+    if len(runs) != len(regions) or any(buffer not in ("send", "recv") or n > INT_MAX for buffer, _, n in runs):
+        return None
+    to, at, _ = runs[-1]
+    return Piece(op, *runs[0], to, at)
+
+
+class SizedSteps:
+    """The steps of a sequence from the first on that depends on learned sizes, bound anew for sizes that have
+    not been learned lately."""
+
+    def __init__(self, steps: Steps, first: int, binding: Binding, parts: dict[int, Part]) -> None:
+        self._steps, self._which, self._binding, self._parts = steps, steps.steps[first:], binding, parts
+        self._known: OrderedDict[bytes, tuple[Section, dict[int, Part]]] = (
+            OrderedDict()
+        )  # by the sizes, last at the end
+
+    def __call__(self) -> tuple[Section, dict[int, Part]]:
+        """For the sizes as they are in this start."""
+        table, known = self._binding.sizes, self._known
+        assert table is not None
+        rows = table.rows
+        if rows in known:
+            known.move_to_end(rows)
+            return known[rows]
+        if len(known) >= MOST_KNOWN:
+            free_parts(known.popitem(last=False)[1][1])
+        table.place()
+        parts = dict[int, Part]()
+        bind_steps(self._steps, [step for step in self._which if step.sized], self._binding, parts)
+        known[rows] = Section(self._which, {**self._parts, **parts}), parts
+        return known[rows]
+
+    def free(self) -> None:
+        """Free what is kept."""
+        for _, parts in self._known.values():
+            free_parts(parts)
+        self._known.clear()
+
+
+def bind_steps(steps: Steps, which: Iterable[Step], binding: Binding, parts: dict[int, Part]) -> None:
+    """Add to ``parts`` what the operations of some of the steps become."""
+    ops = steps.schedule.ops
+    shared: Datatypes = {}
+    try:
+        for step in which:
+            if step.kind is Kind.START:
+                made = _bind_messages([ops[op] for op in step.ops], binding, shared, step.sized or binding.once)
+                parts.update(zip(step.ops, made, strict=True))
+            elif step.kind is not Kind.WAIT:
+                for op in step.ops:
+                    parts[op] = _bind_local(ops[op], binding)
+    finally:
+        for datatype in shared.values():  # requests keep what they need
+            datatype.Free()
+
+
+def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again: bool) -> list[Part]:
+    """Messages that begin together; None for those of blocks without bytes, as their other ends know.
+    ``again``: they are made anew at each start, with datatypes of their own; else with those ``shared``."""
+    comm, tag, addresses, runs_of = binding.comm, binding.tag, binding.addresses, binding.layout.runs
+    datatypes: Datatypes = {} if again else shared
+    made: list[Part] = []
+    spec: Any
+    for op in ops:
+        if isinstance(op, (Send, Recv)):
+            region = op.region
+            runs = runs_of(region)
+            if not runs:
+                made.append(None)
+                continue
+            spec = message(addresses[region.buffer], runs, datatypes)
+        else:
+            spec = _offer_or_notice(op, binding)
+        outgoing = isinstance(op, OUTGOING)
+        where: tuple[int, int] = (op.peer, op.tag + tag)  # type: ignore[union-attr]
+        if again:
+            derived = spec[2] if datatypes and spec[2] != MPI.BYTE else None
+            made.append(Message(comm.Isend if outgoing else comm.Irecv, (spec, *where), derived))
+        else:
+            made.append((comm.Send_init if outgoing else comm.Recv_init)(spec, *where))
+    return made
+
+
+def _offer_or_notice(op: Op, binding: Binding) -> Any:
+    """What a message without blocks consists of: an address handle, or nothing."""
+    if isinstance(op, Offer):
+        address = binding.addresses[op.buffer]
+        offer = binding.memory.card(address).copy()
+        binding.offers.append((offer, address))
+        return [offer, CARD, MPI.BYTE]
+    if isinstance(op, AcceptOffer):
+        handle = binding.handles[op.peer, op.tag] = np.empty(CARD, np.uint8)
+        return [handle, CARD, MPI.BYTE]
+    return [None, 0, MPI.BYTE]
+
+
+def _bind_local(op: Op, binding: Binding) -> Part:
+    """What an operation on this node becomes; None where there is nothing to do."""
+    if isinstance(op, Copy):
+        if not op.source.blocks:
+            return None
+        if op.source.buffer in SIZE_BUFFERS:
+            if binding.sizes is None:
+                raise PlanError("a schedule that exchanges sizes needs a table of them (Binding.sizes)")
+            return binding.sizes.copy(op)
+        source = (binding.addresses[op.source.buffer], op.source)
+        return binding.memory.copy(binding.layout, source, (binding.addresses[op.target.buffer], op.target))
+    if isinstance(op, Get):
+        handle, target = binding.handles[op.peer, op.tag], (binding.addresses[op.target.buffer], op.target)
+        return binding.memory.get(binding.layout, handle, op.source, target)
+    if isinstance(op, Reduce):
+        return _bind_reduction(op, binding)
+    window = binding.window
+    if window is None:
+        raise PlanError("a schedule with flags needs a shared buffer (Binding.window)")
+    if isinstance(op, Signal):
+        return partial(window.raise_flag, window.slot(window.lane, op.flag))
+    assert isinstance(op, Wait)
+    slots = [window.slot(binding.lane_of[peer], op.flag) for peer in op.peers]
+    return Flags(window, op.peers, slots, int(op.previous))
+
+
+def _bind_reduction(op: Reduce, binding: Binding) -> Part:
+    if binding.reduction is None:
+        raise PlanError("a schedule with reductions needs a type and an operation (Binding.reduction)")
+    left, right, target = ((binding.addresses[region.buffer], region) for region in (op.left, op.right, op.target))
+    return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
+
+
+def message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
+    """Pieces of a buffer as an mpi4py message; given by address, so that no array is kept alive."""
+    start = min(offset for offset, _ in runs)
+    span = max(offset + length for offset, length in runs) - start
+    buffer = MPI.buffer.fromaddress(address + start, span)
+    if len(runs) == 1 and span <= INT_MAX:
+        return [buffer, span, MPI.BYTE]
+    key = tuple((offset - start, length) for offset, length in runs)
+    if key not in cache:
+        cache[key] = _datatype(key).Commit()
+    return [buffer, 1, cache[key]]
+
+
+def _datatype(runs: tuple[tuple[int, int], ...]) -> MPI.Datatype:
+    """An uncommitted datatype of the given (offset, length) pieces, of any size."""
+    lengths = [length for _, length in runs]
+    offsets = [offset for offset, _ in runs]
+    steps = {b - a for a, b in pairwise(offsets)}
+    if max(lengths) > INT_MAX:  # MPI counts are ints: a piece in units of 1 MiB, and the rest
+        unit = MPI.BYTE.Create_contiguous(1 << 20)
+        pieces = [(unit, offset, length >> 20) for offset, length in runs]
+        pieces += [(MPI.BYTE, offset + (length >> 20 << 20), length & (1 << 20) - 1) for offset, length in runs]
+        datatype = MPI.Datatype.Create_struct([p[2] for p in pieces], [p[1] for p in pieces], [p[0] for p in pieces])
+        unit.Free()
+        return datatype
+    if len(set(lengths)) == 1 and len(steps) == 1 and offsets[0] == 0 < max(offsets):
+        return MPI.BYTE.Create_hvector(len(runs), lengths[0], steps.pop())
+    return MPI.BYTE.Create_hindexed(lengths, offsets)
+
+
+def native_message(address: int, block: int, blocks: int) -> tuple[list[Any], MPI.Datatype | None]:
+    """A buffer of equal blocks for the MPI library's collectives, and a datatype to free with it."""
+    buffer = MPI.buffer.fromaddress(address, block * blocks)
+    if block <= INT_MAX:
+        return [buffer, block, MPI.BYTE], None
+    datatype = _datatype(((0, block),)).Commit()
+    return [buffer, 1, datatype], datatype

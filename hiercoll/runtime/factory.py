@@ -1,0 +1,357 @@
+"""From a request to the plan that serves it, whoever is to start it.
+
+One factory makes all plans. What differs is their lifetime: plans of blocking calls are kept and share tags, scratch
+and windows, since one of them runs at a time; a plan in the background has tags and scratch of its own; a plan that a
+program holds has a window of its own, too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.algorithms import get_algorithm
+from hiercoll.algorithms.alltoallv import TOGETHER
+from hiercoll.collectives import Sizes
+from hiercoll.cuda import DeviceMemory
+from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError
+from hiercoll.memory import CARD, BlockLayout, Layout, Memory, Transfer
+from hiercoll.runtime import native, progress
+from hiercoll.runtime.binding import Binding, Once, Relocatable, run_once
+from hiercoll.runtime.engines import Between
+from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_layout
+from hiercoll.runtime.memories import Room, shared_memory_room
+from hiercoll.runtime.plan import REQUEST_BYTES, Plan, plan_of
+from hiercoll.runtime.request import Data, Request
+from hiercoll.runtime.sizes import Areas, SizeTable, rows_at
+from hiercoll.runtime.window import Window
+from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
+from hiercoll.schedule.lowering import Steps, lower
+from hiercoll.tables import NATIVE_VARIANT, Variant
+from hiercoll.tuning.policy import Wanted
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.session import State
+
+MOST_SHARED = 64 << 20  # bytes of a node's buffer for blocks of uneven sizes that travel together
+
+
+class Lifetime(Enum):
+    """How long a plan lives, and what it shares with others."""
+
+    KEPT = "for blocking calls with the same request"
+    ONCE = "for one blocking call"
+    BACKGROUND = "for one call in the background"
+    HELD = "as long as the program holds it"
+
+
+SHARING = (Lifetime.KEPT, Lifetime.ONCE)  # one of them runs at a time
+
+
+class Laid(NamedTuple):
+    """Where the bytes of blocks lie: the layout, the bytes of a scratch or host block, and of the node's buffer."""
+
+    layout: Layout
+    block: int
+    shared: int
+    steps: Steps
+    areas: Areas | None = None
+    limit: int = 0
+
+
+class _Scratch:
+    """Bytes that the kept plans of one size class share: only one of them runs at a time."""
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        self.address, self.owner = memory.allocate(nbytes)
+
+
+class PlanFactory:
+    """Makes the plans of a communicator."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._schedules: dict[object, Schedule] = {}
+        self._lowered: dict[object, Lowered] = {}
+        self._areas: dict[object, Areas] = {}
+        self._scratch: weakref.WeakValueDictionary[tuple[str, int], _Scratch] = weakref.WeakValueDictionary()
+        self._moved: dict[tuple[int, int], Relocatable | None] = {}
+        self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
+        self._most_together = MOST_SHARED // (2 * max(state.topology.node_sizes) * state.size)
+
+    def make(self, request: Request, lifetime: Lifetime, *, traced: bool = False) -> Plan:
+        """The plan for a request. Local for plans in the background, and but for the first of some size for blocking
+        calls; collective for those that programs hold. ``traced``: `Plan.trace` can time its operations.
+
+        Raises BufferSizeError, ParameterError and ConstraintError on all ranks alike, DeviceMemoryError.
+        """
+        if request.is_empty or request.is_native:
+            plan, window = self._native(request, lifetime), None
+        else:
+            plan, window = self._scheduled(request, lifetime, traced)
+        plan.surround(request.before, request.after)
+        if lifetime is not Lifetime.KEPT:
+            plan.keep_alive(request.received.owner, request.sent.owner if request.sent else None)
+        if lifetime is Lifetime.HELD:
+            plan.recvbuf, plan.stream = request.result, request.stream
+            self._state.hold(plan, window)
+        return plan
+
+    def once(self, request: Request) -> Once | Plan:
+        """What serves one blocking call on the host: a plan only where it must be."""
+        schedule = self.schedule(request)
+        # Others may wait for what is under way here before they come to this call: a plan lets that go on.
+        waits = self._state.watch is not None or progress.active
+        if waits or not request.is_plain or not lower(schedule).in_sequence:
+            return self.make(request, Lifetime.ONCE)
+        if request.collective.is_even and schedule.blocks == 1:
+            key = (id(schedule), request.received.block)  # schedules are kept as long as this is
+            if key not in self._moved:
+                self._moved[key] = Relocatable.of(lower(schedule), self._laid(request, schedule, False).layout)
+            if (rounds := self._moved[key]) is not None:
+                run = partial(rounds.run, *self._where(request, schedule, Lifetime.ONCE), addresses(request))
+                return Once(run, request.name)
+        steps, binding, room = self._bound(request, schedule, Lifetime.ONCE)
+        return Once(partial(run_once, steps, binding), request.name, room)
+
+    def schedule(self, request: Request) -> Schedule:
+        """This rank's schedule, generated once. Raises ConstraintError."""
+        variant, family = request.variant, request.collective.family
+        key = (
+            family,
+            variant.algorithm,
+            tuple(variant.params.items()),
+            request.in_place,
+            request.root,
+            request.transport,
+        )
+        if key not in self._schedules:
+            entry = get_algorithm(family, variant.algorithm)
+            topology, rank = self._state.topology, self._state.rank
+            emit = partial(entry.schedule, topology, params=variant.params, inplace=request.in_place, root=request.root)
+            self._schedules[key] = request.transport.schedule(emit, topology, rank)
+        return self._schedules[key]
+
+    def private(self, request: Request) -> Request:
+        """The request without shared memory: as it is, or, where the choice is hiercoll's, by the next algorithm that
+        needs none. Raises ConstraintError."""
+        if request.is_native or request.is_empty or not self.schedule(request).shared:
+            return request
+        if not request.is_auto:
+            got = f"{request.name}, which uses shared memory"
+            what = f"algorithm {request.variant.algorithm!r}"
+            raise ConstraintError(what, "private memory for calls in the background", got, self._state.rank)
+        wanted = Wanted(request.collective, max(request.size, 1), request.in_place)
+        for candidate in self._state.policy.decide(wanted).ranking:
+            variant = candidate.variant
+            if variant.algorithm == NATIVE_VARIANT.algorithm:
+                break
+            params = get_algorithm(request.collective.family, variant.algorithm).resolve(variant.params)
+            other = replace(request, variant=Variant(variant.algorithm, params))
+            if not self.schedule(other).shared:
+                return other
+        return replace(request, variant=NATIVE_VARIANT)
+
+    # ---- by a schedule
+
+    def _scheduled(self, request: Request, lifetime: Lifetime, traced: bool) -> tuple[Plan, Window | None]:
+        """The plan, and the window that it alone uses."""
+        schedule, held = self.schedule(request), lifetime is Lifetime.HELD
+        steps, binding, room = self._bound(request, schedule, lifetime, traced)
+        try:
+            plan = plan_of(steps, binding, request.name)
+        except BaseException:
+            if held:
+                self._state.windows.retire(binding.window)
+            raise
+        plan.surround(room.before, room.after)
+        plan.keep_alive(*room.owners, nbytes=room.nbytes)
+        if binding.window is not None and not held:
+            plan.window_key = request.common
+        return plan, binding.window if held else None
+
+    def _bound(
+        self, request: Request, schedule: Schedule, lifetime: Lifetime, traced: bool = False
+    ) -> tuple[Steps, Binding, Room]:
+        """Steps, everything that turns them into calls, and what keeps their buffers."""
+        state, lane_of = self._state, self._state.topology.lane_of
+        memory, laid = state.memories[request.received.place], self._laid(request, schedule, traced)
+        room = self._room(request, schedule, laid, lifetime)
+        comm, tag = self._where(request, schedule, lifetime)
+        window, table = None, None
+        if schedule.shared:
+            make = partial(self._window, request, schedule, memory)
+            kept = lifetime is not Lifetime.HELD
+            window = state.windows.keep(request.common, laid.shared, make) if kept else make(laid.shared)
+            room.places["shared"] = window.address
+        if laid.areas is not None and window is not None:
+            shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
+            layout: Any = laid.layout
+            blocks = request.blocks(state.rank)
+            table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
+        once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
+        binding = Binding(comm, lane_of, memory, laid.layout, room.places, tag, window, once=once, sizes=table)
+        return laid.steps, binding, room
+
+    def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
+        """Where the bytes of a request's blocks lie."""
+        received, rank = request.received, self._state.rank
+        if request.collective.is_even and schedule.blocks == 1:
+            block = received.block
+            layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved
+            return Laid(layout, block, schedule.shared * block, lower(schedule, by_message=traced))
+        if request.collective.is_even:
+            return Laid(*vector_layout(schedule, received.block), lower(schedule, by_message=traced))
+        blocks = request.blocks(rank)
+        if request.collective.sizes is Sizes.KNOWN:
+            known, nbytes = known_layout(schedule, blocks)
+            return Laid(known, 0, nbytes, lower(schedule))
+        limit = min(request.limit, self._most_together)
+        key = (request.common.variant, limit)
+        if key not in self._lowered:
+            self._lowered[key] = Lowered.of(schedule)
+            if schedule.shared:
+                self._areas[key] = Areas(schedule, self._state.topology, limit)
+        own, large = own_layout(schedule, blocks, limit)
+        steps, areas = self._lowered[key].steps if large else self._lowered[key].small, self._areas.get(key)
+        return Laid(own, 0, areas.nbytes if areas else 0, steps, areas, limit)
+
+    def _room(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime) -> Room:
+        """Where the plan's buffers lie, and what keeps them."""
+        state, place, memory = self._state, request.received.place, self._state.memories[request.received.place]
+        nbytes = schedule.scratch * laid.block
+        places = addresses(request)
+        if memory.kind == "host" and not nbytes and not schedule.host:
+            return Room(places, [], [], [])
+
+        def pooled() -> tuple[int, object]:
+            size_class = 1 << max(nbytes - 1, 0).bit_length()
+            known = self._scratch.get((place, size_class))
+            if known is None:
+                known = self._scratch[place, size_class] = _Scratch(memory, size_class)
+            return known.address, known
+
+        user: dict[BufferName, tuple[int, int]] = {"recv": (request.received.address, request.received.blocks)}
+        if request.sent is not None:
+            user["send"] = (request.sent.address, request.sent.blocks)
+        first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
+        scratch = pooled if lifetime in SHARING else partial(memory.allocate, nbytes)
+        together = first or lifetime is Lifetime.HELD
+        room = state.memories.reserve(schedule, laid.block, place, scratch, user, together=together)
+        if first:
+            self._fitted.add(request.common)
+        return room._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
+
+    def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
+        """The communicator of a plan's messages, and their first tag."""
+        state = self._state
+        if lifetime in SHARING:
+            return state.comm, state.tags.of_blocking(state.numbers[request.collective])
+        if lifetime is Lifetime.BACKGROUND:  # local: MPI lets no such call wait for others
+            return state.comm, state.tags.in_background(most_tags(state.size, schedule.segments * schedule.blocks))
+        return state.reserve_tags(request, schedule)
+
+    def _window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
+        """A new shared window on every node; with transport peer, its buffer lies in the memory
+        of lane 0's device. Collective.
+
+        Raises BufferSizeError if the ranks' blocks differ, ConstraintError if the window
+        does not fit into the shared memory of one host, DeviceMemoryError if the buffer does
+        not fit into that of one device: on all ranks alike.
+        """
+        state, leads = self._state, self._state.topology.lane_of[self._state.rank] == 0
+        if request.transport.peer:
+            return self._device_window(request, schedule, memory, nbytes if leads else 0)
+        free = shared_memory_room() if leads else None
+        lacking = 0 if free is None or nbytes < free else nbytes - free
+        flags, most = state.same_request(request, schedule.flags, nbytes, lacking=lacking)
+        window = Window(state.comm, state.node, nbytes, flags, state.windows.next_number(), most)
+        self._attach(window, memory, partial(window.share_with, memory, nbytes))
+        return window
+
+    def _attach(self, window: Window, memory: Memory, reach: Callable[[], object]) -> None:
+        """Let device memory ``reach`` the buffer of a window; if one rank cannot, the window is freed,
+        and all raise. Collective, where there are devices."""
+        problem = None
+        try:
+            reach()
+        except DeviceError as error:
+            problem = error
+        if memory.kind != "host":
+            try:
+                self._state.memories.check(problem)
+            except DeviceError:
+                window.free()
+                raise
+
+    def _device_window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
+        """A window whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
+        assert isinstance(memory, DeviceMemory)
+        state, problem, address, owner = self._state, None, 0, None
+        try:
+            address, owner = memory.allocate(nbytes) if nbytes else (0, None)
+        except DeviceMemoryError as error:
+            problem = error
+        state.memories.check(problem)
+        flags, most = state.same_request(request, schedule.flags, nbytes)
+        window = Window(state.comm, state.node, 0, flags, state.windows.next_number(), most)
+        handle = memory.card(address).copy() if nbytes else np.empty(CARD, np.uint8)
+        state.node.Bcast(handle)
+
+        def reach() -> None:
+            window.put_elsewhere(*((address, owner) if nbytes else memory.find(handle)))
+
+        self._attach(window, memory, reach)
+        return window
+
+    # ---- by the MPI library
+
+    def _native(self, request: Request, lifetime: Lifetime) -> Plan:
+        """A plan without a schedule: nothing for empty blocks, or the MPI library's collective, on the user's
+        communicator if it is blocking there, so that it is what a program without hiercoll would run."""
+        state, held = self._state, lifetime is Lifetime.HELD
+        memory = state.memories[request.received.place]
+        if request.is_empty:
+            nothing = Binding(state.comm, (), memory, BlockLayout(0, 1), {}, 0)
+            return plan_of(lower(Schedule(state.rank, ())), nothing, request.name)
+        comm = state.comm if held else state.background_comm if lifetime is Lifetime.BACKGROUND else state.user
+        make = partial(native.engine, comm, request, state.rank, held=held)
+        sent = 0 if request.sent is None else request.sent.address
+        if not request.transport.segments:
+            return Plan(make(sent, request.received.address), request.name, None, memory, direct=True)
+        return self._through_host(request, memory, make)
+
+    def _through_host(self, request: Request, memory: Memory, make: Callable[[int, int], Any]) -> Plan:
+        """The MPI library's collective on copies, on the host, of device arrays."""
+        received, sent = request.received, request.sent
+        block, count = received.block, received.blocks
+        layout = BlockLayout(block)
+        apart = 0 if sent is None else count  # in place: where they are received
+        out: Data = received if sent is None else sent
+        host, owner = memory.allocate_host((apart + max(count, out.blocks)) * block)
+        buffer = RECV if sent is None else SEND
+        source = (out.address, buffer[0 : out.blocks])
+        before = memory.copy(layout, source, (host, HOST[apart : apart + out.blocks]))
+        after = memory.copy(layout, (host, HOST[0:count]), (received.address, RECV[0:count]))
+        assert isinstance(before, Transfer) and isinstance(after, Transfer)
+        plan = Plan(Between([before], make(host + apart * block, host), [after]), request.name, None, memory)
+        plan.keep_alive(owner)
+        return plan
+
+
+def addresses(request: Request) -> dict[BufferName, int]:
+    """Where the program's buffers lie."""
+    found: dict[BufferName, int] = {"recv": request.received.address}
+    if request.sent is not None:
+        found["send"] = request.sent.address
+    return found
+
+
+__all__ = ["REQUEST_BYTES", "Lifetime", "PlanFactory"]

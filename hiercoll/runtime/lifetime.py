@@ -1,0 +1,154 @@
+"""Where the state of a communicator is found, and when it is freed.
+
+It hangs on the user's communicator as an MPI attribute, so it is found again through
+any alias of the handle, and is freed with the communicator or at the latest at exit,
+before MPI_Finalize.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from functools import cache
+from time import monotonic
+from typing import Any, NamedTuple, cast
+
+from mpi4py import MPI
+
+from hiercoll import settings
+from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
+from hiercoll.runtime import progress
+from hiercoll.runtime.plan import abandoned
+from hiercoll.runtime.session import SET_UP, State
+from hiercoll.topology import Topology
+from hiercoll.tuning.policy import forced_variants
+
+PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
+
+_lock = threading.Lock()
+_live: dict[str, State] = {}  # by a name that is the same on all ranks
+# For speed: states by handle. A handle is not used again before `_deleted` has run. Empty
+# where threads must be checked on each call.
+by_handle: dict[int, State] = {}
+
+
+@cache
+def _make_keyval() -> int:
+    """A key for the attribute, together with what frees states at exit."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # an explicit MPI.Finalize()
+    atexit.register(_free_all)
+    # Python's own clean-up comes before MPI's end, but does not get at what an attribute holds.
+    MPI.COMM_WORLD.Set_attr(MPI.Comm.Create_keyval(), abandoned)
+    return MPI.Comm.Create_keyval(delete_fn=_deleted)
+
+
+def _keyval() -> int:
+    """The attribute's one key; made when MPI has been initialised, by whichever thread comes first."""
+    with _lock:
+        return _make_keyval()
+
+
+@cache
+def _main_thread() -> int | None:
+    """The only thread that may call MPI; None if all may."""
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        return None
+    return threading.get_ident() if MPI.Is_thread_main() else threading.main_thread().ident
+
+
+def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
+    """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
+    by_handle.pop(comm.handle, None)
+    if _live.pop(state.name, None):
+        agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
+        if agreed:
+            state.free()
+        if not agreed or state.broken:
+            abandoned.append(state)
+
+
+def _free_all(*_: object) -> None:
+    """Free the states of all communicators, but for those that an exception has torn apart."""
+    if MPI.Is_finalized():
+        return
+    sound = getattr(sys, "last_value", None) is None
+    by_handle.clear()
+    states = [_live.pop(name) for name in sorted(_live)]
+    votes = [state.vote(sound) for state in states]
+    deadline = monotonic() + PATIENCE
+    for state, agreed in zip(states, votes, strict=True):
+        if agreed(deadline):
+            state.free()
+        abandoned.append(state)
+    progress.stop()
+
+
+class Unmade(NamedTuple):
+    """In place of the state of a communicator whose ranks have not come together to make it."""
+
+    rank: int
+    name: str = ""
+    broken: str = SET_UP
+
+
+def get_state(comm: MPI.Intracomm) -> State:
+    """The state of ``comm``; collective at the first call for a communicator.
+
+    Raises CommunicatorError for what is not a live intracommunicator or one on which a
+    call was interrupted, ThreadError for calls from a second thread without
+    MPI_THREAD_MULTIPLE, LayoutError for a bad ``HIERCOLL_NODES``, CollectiveTimeout if ranks
+    do not come to the first call by ``HIERCOLL_TIMEOUT``.
+    """
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
+    state: Any
+    try:
+        state = comm.Get_attr(_keyval())
+    except (AttributeError, MPI.Exception):
+        state = None
+    if state is None:
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
+            raise CommunicatorError("comm", "an intracommunicator", got)
+        _check_thread()
+        try:
+            state = State(comm, forced_variants(settings.forced))
+        except (CollectiveTimeout, CollectiveFailed):
+            comm.Set_attr(_keyval(), Unmade(comm.rank))
+            raise
+        comm.Set_attr(_keyval(), state)
+        _live[state.name] = state
+        if _main_thread() is None:
+            by_handle[comm.handle] = state
+    _check_thread()
+    if state.broken:
+        got = f"one on which {state.broken} was interrupted; go on with a duplicate, comm.Dup()"
+        raise CommunicatorError("comm", "a sound communicator", got, state.rank)
+    if state.name not in _live:
+        raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", state.rank)
+    return cast(State, state)
+
+
+def known_state(comm: MPI.Intracomm) -> State | None:
+    """The state of ``comm`` if a call has made one. Local. Raises as `get_state`."""
+    return None if comm.Get_attr(_keyval()) is None else get_state(comm)
+
+
+def _check_thread() -> None:
+    """Raises ThreadError where this thread may not call MPI."""
+    main = _main_thread()
+    if main is not None and threading.get_ident() != main:
+        raise ThreadError(
+            "hiercoll was called from a second thread, but the MPI library was initialised without "
+            "MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)"
+        )
+
+
+def get_topology(comm: MPI.Intracomm) -> Topology:
+    """Nodes and lanes of the ranks of ``comm`` (collective at the first call).
+
+    Nodes share memory, or are the virtual ones of ``HIERCOLL_NODES``. Raises
+    CommunicatorError and LayoutError.
+    """
+    return get_state(comm).topology

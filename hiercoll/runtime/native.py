@@ -1,0 +1,72 @@
+"""The MPI library's own collectives as engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from hiercoll.collectives import Holds
+from hiercoll.errors import ConstraintError
+from hiercoll.runtime.binding import native_message
+from hiercoll.runtime.engines import Engine, Native, NativePersistent
+from hiercoll.runtime.request import Request
+
+
+def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received: int, *, held: bool) -> Engine:
+    """The form of the collective that the request names, on buffers at these addresses; ``held``: see `Native`.
+
+    Raises ConstraintError where the library lacks it.
+    """
+    record, form = request.collective, request.variant.params.get("form", "")
+    args, datatypes = (_equal if record.is_even else _uneven)(request, rank, sent, received)
+    if record.root:
+        args = (*args, request.root)
+    if form == "persistent":
+        try:
+            return NativePersistent(getattr(comm, record.persistent), args, datatypes)
+        except NotImplementedError:
+            expected = "an MPI library with persistent collectives (MPI 4.0)"
+            raise ConstraintError("native form=persistent", expected, MPI.get_vendor()[0], comm.rank) from None
+    blocking, nonblocking = getattr(comm, record.native), getattr(comm, record.nonblocking)
+    return Native(blocking, nonblocking, args, datatypes, held or form == "nonblocking")
+
+
+def call(comm: MPI.Intracomm, request: Request, rank: int) -> None:
+    """The library's blocking call."""
+    sent = 0 if request.sent is None else request.sent.address
+    made = engine(comm, request, rank, sent, request.received.address, held=False)
+    made.run()
+    made.free()
+
+
+Parts = tuple[tuple[Any, ...], list[MPI.Datatype]]
+
+
+def _equal(request: Request, rank: int, sent: int, received: int) -> Parts:
+    """Buffers of equal blocks as arguments, and datatypes to free with them."""
+    block, data = request.received.block, request.received
+    given = [(received, data.blocks)]
+    if request.sent is not None:
+        given.insert(0, (sent, request.sent.blocks))
+    made = [native_message(address, block, blocks) for address, blocks in given]
+    args: tuple[Any, ...] = tuple(message for message, _ in made)
+    if request.sent is None and not request.collective.one_buffer:
+        args = (MPI.IN_PLACE, *args)
+    return args, [datatype for _, datatype in made if datatype is not None]
+
+
+def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:
+    """The same of blocks of any sizes."""
+    blocks = request.blocks(rank)
+    ends = ((sent, blocks.sent, blocks.sent_at), (received, blocks.received, blocks.received_at))
+    out, into = (
+        [MPI.buffer.fromaddress(at, int((sizes + places).max(initial=0)) if at else 0), sizes, places, MPI.BYTE]
+        for at, sizes, places in ends
+    )
+    if request.sent is None:
+        return (MPI.IN_PLACE, into), []
+    if request.collective.send is Holds.ONE:
+        length = int(blocks.sent[0])
+        out = [MPI.buffer.fromaddress(sent + int(blocks.sent_at[0]), length), length, MPI.BYTE]
+    return (out, into), []

@@ -1,0 +1,246 @@
+"""Plans: a schedule bound to a communicator and to addresses, started as often as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from time import time
+from typing import Any
+
+from hiercoll.errors import PlanError
+from hiercoll.memory import Array, Memory, Transfer
+from hiercoll.runtime import progress
+from hiercoll.runtime.binding import Binding, bind_engine
+from hiercoll.runtime.engines import Between, Dataflow, Engine, Pending, Traced
+from hiercoll.runtime.engines import Sequence as InSequence
+from hiercoll.runtime.watch import BEGAN, SECONDS, Entry, Watch
+from hiercoll.schedule import Schedule
+from hiercoll.schedule.lowering import Steps, lower
+
+REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
+abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
+
+
+class Plan:
+    """A collective, ready to run on fixed buffers.
+
+    ``plan()`` runs it once and returns the receive array; ``plan.start()`` begins it,
+    ``plan.test()`` says whether it has completed, ``plan.wait()`` completes it. All ranks
+    of the communicator start the same plans in the same order. A context manager that
+    frees it. Raises PlanError if started while active, or used after `free`.
+
+    ``schedule`` is this rank's schedule (None for native plans), ``nbytes`` the bytes of
+    scratch it holds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        schedule: Schedule | None,
+        memory: Memory | None,
+        direct: bool = False,
+        offers: Sequence[tuple[Array, int]] = (),
+    ) -> None:
+        self.name = name
+        self.schedule = schedule
+        self.recvbuf: Any = None
+        self.stream = 0  # handle of the stream that produces what is sent, on devices
+        self.active = False
+        self.broken = False  # interrupted: nobody knows which messages are under way
+        self.nbytes = 0
+        self.key: Hashable = None  # what it is kept under, if it is
+        self.is_freed = False
+        self.window_key: Hashable = None  # of the shared window that it uses, if it is kept
+        self.on_free: Callable[[Plan], None] | None = None
+        self.watch: Watch | None = None  # deadlines, if they are wanted
+        self.entry: Entry | None = None  # of the current start, in the watch's record
+        self._engine: Engine | None = engine
+        self._owners: tuple[object, ...] = ()
+        # Host memory needs no synchronisation: leave the call out of the hot path.
+        self._memory = memory if memory is not None and memory.kind != "host" else None
+        self._direct = direct  # whether messages are of, or about, that memory itself
+        self._offers = offers
+        self._run: Callable[[], None] | None = self._run_ordered if self._memory else engine.run
+
+    def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
+        """Hold on to ``owners``, with ``nbytes`` of scratch, until the plan is freed."""
+        self._owners += owners
+        self.nbytes += nbytes
+
+    def surround(self, before: Sequence[Transfer], after: Sequence[Transfer]) -> None:
+        """Let transfers come before, and after, each start."""
+        if self._engine is not None and (before or after):
+            self._engine = Between(before, self._engine, after)
+            self._run = self._run_ordered if self._memory else self._engine.run
+
+    def start(self) -> None:
+        """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
+        engine = self._checked()
+        if self.watch is not None:
+            self.entry = self.watch.begin(self)
+        if self._memory:
+            self._prepare(self._memory)
+        self.active = True
+        try:
+            engine.start()
+        except BaseException:
+            self.interrupt()
+            raise
+
+    def test(self) -> bool:
+        """Whether the current start has completed (True if none is active); makes progress."""
+        if not self.active:
+            return True
+        if not self._progress(False):
+            return False
+        self.active = False
+        return True
+
+    def wait(self) -> Any:
+        """Complete the current start. Returns the receive array."""
+        if self.active:
+            if self.watch is not None:
+                self.watch.complete(self)
+            elif not progress.active:
+                self._progress(True)
+            else:  # others may wait for what is under way here before they come to this call
+                while not self._progress(False):
+                    progress.wait_politely()
+            self.active = False
+        elif self.broken:
+            self._checked()
+        return self.recvbuf
+
+    def pending(self) -> list[Pending]:
+        """What the current start waits for. It cannot go on after that."""
+        self.interrupt()
+        return self._engine.pending() if self._engine is not None else []
+
+    def interrupt(self) -> None:
+        """It cannot go on: nobody knows what is under way."""
+        self.active, self.broken = False, True
+
+    def _progress(self, block: bool) -> bool:
+        """Let the active start go on; an exception on the way breaks the plan for good."""
+        engine = self._engine
+        assert engine is not None
+        try:
+            return engine.progress(block)
+        except BaseException:
+            self.interrupt()
+            raise
+
+    def __call__(self) -> Any:
+        """Run once: start and wait. Returns the receive array."""
+        if self.watch is not None or progress.active:
+            if self.watch is not None and not progress.active:
+                return self._run_watched(self.watch)
+            if self.watch is not None or self.schedule is not None:
+                self.start()
+                return self.wait()
+            # No start() here: on other ranks nothing may be under way, and in MPI a blocking collective
+            # does not match a nonblocking one.
+            progress.before_blocking()
+        run = self._run
+        if run is None or self.active or self.broken:
+            self._checked()
+        try:
+            run()  # type: ignore[misc]
+        except BaseException:
+            self.broken = True
+            raise
+        return self.recvbuf
+
+    def _run_watched(self, watch: Watch) -> Any:
+        """Start and wait, with a deadline, in few steps."""
+        engine = self._engine
+        if engine is None or self.active or self.broken:
+            engine = self._checked()
+        self.entry = entry = watch.begin(self)
+        if self._memory:
+            self._prepare(self._memory)
+        self.active = True
+        try:
+            engine.start()
+            if engine.progress(False):
+                entry[SECONDS] = time() - entry[BEGAN]
+            else:
+                watch.complete(self)
+        except BaseException:
+            self.interrupt()
+            raise
+        self.active = False
+        return self.recvbuf
+
+    def _run_ordered(self) -> None:
+        """Run once on memory that must be synchronised with."""
+        assert self._engine is not None and self._memory is not None
+        self._prepare(self._memory)
+        self._engine.run()
+
+    def _prepare(self, memory: Memory) -> None:
+        """Order a start after what the caller has produced, and tell of the buffers that are there
+        now: between calls, memory may have been freed and given out again at the same address."""
+        memory.before_messages(self.stream, self._direct)
+        for offer, address in self._offers:
+            offer[:] = memory.card(address)
+
+    def free(self) -> None:
+        """Free requests and scratch. Raises PlanError while a start is active."""
+        if self._engine is not None:
+            if self.active:
+                raise PlanError(f"plan {self.name} is active: wait for it before freeing it")
+            if self.broken:  # messages may be under way: MPI keeps the requests, we keep what they use
+                abandoned.append((self._engine, self._owners))
+            else:
+                self._engine.free()
+            self._engine, self._run, self._owners, self.is_freed = None, None, (), True
+            if self.on_free:
+                self.on_free(self)
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.active and error[0] is None:
+            self.wait()
+        if not self.active:
+            self.free()
+
+    def trace(self) -> list[Traced]:
+        """Run once and record when each operation began and ended (slower than a plain run)."""
+        engine = self._checked()
+        if not isinstance(engine, (InSequence, Dataflow)):
+            raise PlanError(f"plan {self.name} was not bound for tracing")
+        engine.log = []
+        self()
+        log, engine.log = engine.log, None
+        return log
+
+    def _checked(self) -> Engine:
+        if self._engine is None:
+            raise PlanError(f"plan {self.name} has been freed")
+        if self.broken:
+            raise PlanError(f"plan {self.name} was interrupted and cannot be continued: free it")
+        if self.active:
+            raise PlanError(f"plan {self.name} is active: wait for it before starting it again")
+        return self._engine
+
+
+def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = False) -> Plan:
+    """The plan that runs ``schedule`` on the given addresses. Local.
+
+    Scratch is at ``binding.addresses['scratch']``; whoever allocated it keeps it alive. ``traced``: so
+    that `Plan.trace` tells the messages of a round apart.
+    """
+    if schedule.flags and not (schedule.is_in_order and binding.window):
+        raise PlanError(f"{name}: a schedule with flags needs a shared buffer and operations in order (see in_order)")
+    return plan_of(lower(schedule, by_message=traced), binding, name)
+
+
+def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
+    """The plan that runs ``steps``, as `bind` makes it."""
+    direct = not steps.buffers_of_messages <= {"host", "shared"}
+    plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct, binding.offers)
+    plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))
+    return plan

@@ -1,0 +1,534 @@
+"""A call as one value: the collective, the buffers as they lie in memory, and what is to serve it.
+
+Every call becomes a `Request`, whoever makes it: functions and drop-in communicators differ in who reports errors,
+blocking calls, background calls and plans in who starts what serves them, equal and uneven blocks in where bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.collectives import Collective, Holds, Sizes
+from hiercoll.cuda import device_at, is_device_array
+from hiercoll.cuda.arrays import LEGACY, device_array, new_like
+from hiercoll.errors import (
+    ArgumentError,
+    BufferOverlapError,
+    BufferSizeError,
+    BufferTypeError,
+    ConstraintError,
+    ParameterError,
+)
+from hiercoll.memory import Now, Transfer, host_buffer
+from hiercoll.runtime.checking import Said
+from hiercoll.runtime.sizes import Blocks
+from hiercoll.runtime.sizes import Sizes as Bytes
+from hiercoll.runtime.specifications import (
+    UNREADABLE,
+    Message,
+    basic_type,
+    block_message,
+    copy_data,
+    each_block,
+    is_in_place,
+    vector_message,
+)
+from hiercoll.schedule.transports import AUTO, DIRECT, Transport, parse_transport
+from hiercoll.tables import NATIVE, Variant
+from hiercoll.tuner import Spread
+from hiercoll.tuning.policy import Wanted
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.session import State
+
+LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
+NO_PARAMS: dict[str, Any] = {}
+NUMBERS = "biufc"  # kinds of NumPy's types of numbers
+
+
+class Mode(Enum):
+    """Who starts what serves a call: the call itself, whoever looks after what is under way, or the program."""
+
+    BLOCKING = ""
+    BACKGROUND = "i"
+    HELD = "persistent "
+
+
+class Arguments(NamedTuple):
+    """What a program gives. ``recv`` is the one buffer of collectives that have one; ``limit`` is in bytes."""
+
+    send: Any
+    recv: Any
+    root: Any = 0
+    algorithm: Any = "auto"
+    params: dict[str, Any] = NO_PARAMS
+    transport: Any = AUTO
+    stream: Any = None
+    limit: Any = LIMIT
+
+
+class Data(NamedTuple):
+    """A rank's blocks in one buffer.
+
+    ``blocks`` of ``block`` bytes each, one after the other from ``address`` on; or, where ``sizes`` are given, of
+    so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
+    "host", or the name of a device; ``stream``: the handle of the one that produces them there. ``owner`` keeps the
+    memory. ``copying``: what copies data from the program's buffer to here (True), or back (False), if this is a copy.
+    """
+
+    address: int
+    blocks: int
+    block: int
+    type: Any = None
+    owner: Any = None
+    sizes: Bytes | None = None
+    at: Bytes | None = None
+    place: str = "host"
+    stream: int = 0
+    copying: Callable[[bool], Transfer] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.blocks * self.block if self.sizes is None else int(self.sizes.sum())
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Address, sizes and type."""
+        kind = self.type.handle if isinstance(self.type, MPI.Datatype) else self.type
+        if self.sizes is None or self.at is None:
+            return (self.address, self.blocks, self.block, kind)
+        return (self.address, self.sizes.tobytes(), self.at.tobytes(), kind)
+
+    @property
+    def elements(self) -> str:
+        """The type of the elements in words that are the same on all ranks, "" if that is not known."""
+        return basic_type(self.type) if isinstance(self.type, MPI.Datatype) else str(self.type)
+
+    def copies(self, outward: bool) -> tuple[Transfer, ...]:
+        """What copies data here, or back, if anything."""
+        return () if self.copying is None else (self.copying(outward),)
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What of a request is equal on all ranks. ``size``: bytes per block, None for uneven ones."""
+
+    collective: str
+    variant: tuple[object, ...]
+    transport: Transport
+    memory: str
+    in_place: bool
+    root: int
+    operation: str
+    size: int | None
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a plan is kept under: requests with equal keys are served by the same one."""
+
+    common: Common
+    place: str
+    sent: tuple[object, ...]
+    received: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call that is sound.
+
+    ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block, their mean where they
+    differ and all ranks know it, else 0; ``before`` and ``after`` are what comes before and after each start;
+    ``result`` is what the call returns. ``is_auto``: whether the choice was left to hiercoll; ``note``, if given, is
+    to be told the seconds that the call took.
+    """
+
+    collective: Collective
+    sent: Data | None
+    received: Data
+    root: int
+    size: int
+    variant: Variant
+    transport: Transport = DIRECT
+    mode: Mode = Mode.BLOCKING
+    stream: int = 0
+    limit: int = 0
+    memory: str = "host"
+    operation: str = ""
+    result: Any = None
+    before: tuple[Transfer, ...] = ()
+    after: tuple[Transfer, ...] = ()
+    is_auto: bool = False
+    note: Callable[[float], None] | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the input lies in the receive buffer."""
+        return self.sent is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to be moved, as all ranks know."""
+        return self.collective.is_even and self.received.block == 0
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the MPI library serves it, in whatever form."""
+        return self.variant.algorithm == NATIVE
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether blocks are moved from and to the program's own buffers."""
+        return not self.before and not self.after
+
+    @property
+    def common(self) -> Common:
+        """See `Common`."""
+        block = self.received.block if self.collective.is_even else None
+        settled = (self.collective.name, self.variant.key, self.transport, self.memory, self.sent is None)
+        return Common(*settled, self.root, self.operation, block, self.limit)
+
+    @property
+    def key(self) -> Key:
+        """See `Key`."""
+        sent = () if self.sent is None else self.sent.key
+        return Key(self.common, self.received.place, sent, self.received.key)
+
+    @property
+    def name(self) -> str:
+        """Collective and algorithm in words."""
+        return spelled(self.collective, self.variant.algorithm, self.variant.params)
+
+    def blocks(self, rank: int) -> Blocks:
+        """Where blocks of uneven sizes lie, by peer; in place, that of this ``rank`` in the receive buffer."""
+        received, sent = self.received, self.sent
+        assert received.sizes is not None and received.at is not None
+        if sent is None:
+            own = slice(rank, rank + 1)
+            return Blocks(received.sizes[own], received.at[own], received.sizes, received.at)
+        assert sent.sizes is not None and sent.at is not None
+        return Blocks(sent.sizes, sent.at, received.sizes, received.at)
+
+    def described(self, given: Arguments, rank: int, size: int) -> Said:
+        """As ranks compare it, of which there are ``size``."""
+        name = self.mode.value + spelled(self.collective, given.algorithm, given.params)
+        out, received = self.sent or self.received, self.received
+        if self.collective.is_even:
+            root = f", root {self.root}" if self.collective.root else ""
+            place = "" if self.collective.one_buffer else ", in place" if self.in_place else ", not in place"
+            return Said(f"{name}{root}{place}, {received.block} bytes per block", received.elements)
+        blocks = self.blocks(rank)
+        sent = np.repeat(blocks.sent, size) if len(blocks.sent) < size else blocks.sent.copy()
+        return Said(name, "", (sent, blocks.received.copy()), (out.elements, received.elements))
+
+
+def spelled(collective: Collective, algorithm: Any, params: dict[str, Any]) -> str:
+    """Collective and algorithm in words."""
+    return " ".join([collective.name, str(algorithm), *(f"{name}={value}" for name, value in params.items())])
+
+
+def make_request(
+    state: State, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
+) -> Request:
+    """The request that a program's arguments make, if they are sound; ``strict`` as for functions, which take no
+    buffers that overlap, differ in the type of elements, or hold less than they are said to.
+
+    Raises BufferSizeError, BufferTypeError, BufferOverlapError, UnknownAlgorithmError, ParameterError,
+    ConstraintError, DeviceError. Collective where the choice is.
+    """
+    make = _equal_blocks if collective.is_even else _uneven_blocks
+    return make(state, collective, given, mode, strict)
+
+
+# ---- equal blocks
+
+
+def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
+    rank = state.rank
+    root = _root(state, given.root) if collective.root else 0
+    sent, received = _equal_data(state, collective, given, strict)
+    block, memory = received.block, state.memories[received.place].kind
+    if memory != "host" and mode is Mode.BACKGROUND:
+        raise BufferTypeError("recvbuf", "memory of the host, for calls in the background", received.place, rank)
+    place = received.place if block or not is_device_array(received.owner) else ""
+    transport = _transport(state, given.transport, place)
+    stream = _stream(state, given.stream, sent or received)
+    policy, wanted = state.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
+    is_auto = policy.is_auto(collective, given.algorithm)
+    trial = policy.trial(wanted) if is_auto and policy.online and mode is Mode.BLOCKING else None
+    variant = policy.select(wanted, given.algorithm, given.params)
+    able = variant.transport != AUTO and not (variant.transport == "direct" and state.stages)
+    if able and given.transport == AUTO and memory != "host":
+        transport = _transport(state, variant.transport, received.place)
+    before = received.copies(True) if sent is None else sent.copies(True)
+    return Request(
+        collective, sent, received, root, block, variant, transport, mode, stream, memory=memory,
+        result=received.owner if given.recv is None or strict else None, before=before, after=received.copies(False),
+        is_auto=is_auto, note=trial.note if trial else None,
+    )  # fmt: skip
+
+
+def _equal_data(state: State, collective: Collective, given: Arguments, strict: bool) -> tuple[Data | None, Data]:
+    """What is sent, None in place, and where it is received."""
+    size, sent = state.size, None
+    count = collective.blocks(collective.recv, size)
+    if collective.one_buffer:
+        return None, _equal(state, given.recv, "buf", count, strict)
+    if not is_in_place(given.send):
+        sent = _equal(state, given.send, "sendbuf", collective.blocks(collective.send, size), strict)
+    if given.recv is not None:
+        received = _equal(state, given.recv, "recvbuf", count, strict)
+    elif sent is not None and strict:
+        received = _new_like(sent, count, collective.send is not collective.recv, state.rank)
+    else:
+        raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", state.rank)
+    if sent is not None:
+        _check_pair(state, sent, received, strict)
+    return sent, received
+
+
+def _root(state: State, root: Any) -> int:
+    """Raises ParameterError."""
+    if isinstance(root, bool) or not isinstance(root, int | np.integer) or not 0 <= root < state.size:
+        raise ParameterError("root", f"a rank below {state.size}", repr(root), state.rank)
+    return int(root)
+
+
+def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool) -> Data:
+    """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type."""
+    if strict and not isinstance(spec, list | tuple):
+        return _array(state, spec, argument, blocks)
+    message = _read(state, block_message, spec, argument, blocks)
+    element, start = message.element, message.displs * message.element.extent
+    block = message.counts * element.size
+    if strict and element.plain and start + block * blocks > message.nbytes:
+        got = f"{message.counts} items of {element.size} bytes in each of {blocks} blocks"
+        got += f" from byte {start} on, with a buffer of {message.nbytes} bytes"
+        raise BufferSizeError(argument, "counts that fit the buffer", got, state.rank)
+    if block and not (element.plain and message.address):
+        return _copied(state, message, blocks, block)
+    place, stream = _device(state, message.buffer, argument)
+    return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place, stream=stream)
+
+
+def _array(state: State, array: Any, argument: str, blocks: int) -> Data:
+    """All of an array, on the host or on a device, in equal blocks."""
+    writable = argument != "sendbuf"
+    if type(array) is np.ndarray and array.dtype.kind in NUMBERS and array.nbytes:  # the usual ones, at less cost
+        flags, dtype, items = array.flags, array.dtype, array.size
+        fits = not items % blocks and (flags.writeable or not writable)
+        if fits and (flags.c_contiguous or flags.f_contiguous):
+            return Data(MPI.Get_address(array), blocks, array.nbytes // blocks, dtype, array)
+    place, stream = _device(state, array, argument)
+    if is_device_array(array):
+        found = device_array(array, argument, state.rank, writable=writable)
+        address, nbytes, dtype, owner = found.address, found.nbytes, found.dtype, array
+    else:
+        buffer = host_buffer(array, argument, state.rank, writable=writable)
+        address, nbytes, dtype, owner = buffer.address, buffer.nbytes, buffer.dtype, buffer.array
+    items = nbytes // dtype.itemsize if dtype.itemsize else 0
+    if items % blocks:
+        raise BufferSizeError(argument, f"a number of elements that {blocks} ranks divide", items, state.rank)
+    return Data(address, blocks, nbytes // blocks, dtype, owner, place=place, stream=stream)
+
+
+def _device(state: State, array: Any, argument: str) -> tuple[str, int]:
+    """Where an array lies, and the handle of the stream that produces it on a device. Raises DeviceError."""
+    if not is_device_array(array):
+        return "host", 0
+    return place_of(state, array), device_array(array, argument, state.rank, writable=argument != "sendbuf").stream
+
+
+def place_of(state: State, array: Any) -> str:
+    """Where an array lies: "host", which goes for empty arrays too, or the name of a device. Raises DeviceError."""
+    if not is_device_array(array):
+        return "host"
+    found = device_array(array, "array", state.rank, writable=False)
+    return state.memories.place(device_at(found.address)) if found.nbytes else "host"
+
+
+def _check_pair(state: State, sent: Data, received: Data, strict: bool) -> None:
+    """Sizes of a send and a receive buffer and, ``strict``, their places, types and overlap."""
+    rank = state.rank
+    if sent.block != received.block:
+        factor = received.blocks // sent.blocks
+        what = f" ({factor} x sendbuf)" if factor > 1 else ", as sendbuf"
+        expected = f"{sent.block * received.blocks} bytes{what}"
+        raise BufferSizeError("recvbuf", expected, f"{received.nbytes} bytes", rank)
+    if sent.place != received.place and sent.nbytes and received.nbytes:
+        expected = "memory of the host, as sendbuf" if sent.place == "host" else f"memory of {sent.place}, as sendbuf"
+        raise BufferTypeError("recvbuf", expected, received.place, rank)
+    if not strict:
+        return
+    ours, theirs = sent.type, received.type
+    if isinstance(ours, np.dtype) and isinstance(theirs, np.dtype) and ours != theirs:
+        raise BufferTypeError("recvbuf", f"the type of sendbuf, {ours}", str(theirs), rank)
+    ends = sent.address + sent.nbytes, received.address + received.nbytes
+    shared = min(ends) - max(sent.address, received.address)
+    if shared > 0 and sent.nbytes and not sent.copying and not received.copying:
+        expected = "a buffer apart from sendbuf (or sendbuf=MPI.IN_PLACE)"
+        raise BufferOverlapError("recvbuf", expected, f"{shared} shared bytes", rank)
+
+
+def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
+    """A new array like that of ``sent``, with so many of it along a new first axis if ``stacked``.
+
+    Memory order is kept within a block, so that what arrives has the sender's indices.
+    """
+    array, first = sent.owner, (blocks,) if stacked else ()
+    if is_device_array(array):
+        found = device_array(array, "sendbuf", rank, writable=False)
+        shape = found.shape if sent.nbytes == found.nbytes else (sent.nbytes // max(found.dtype.itemsize, 1),)
+        made = new_like(array, (*first, *shape), rank)
+        address = device_array(made, "recvbuf", rank, writable=True).address
+        return sent._replace(address=address, blocks=blocks, owner=made)
+    if not isinstance(array, np.ndarray):
+        array = np.asarray(memoryview(array))
+    if sent.nbytes != array.nbytes:  # a count smaller than the buffer: only so much, as a plain array
+        new = view = np.empty((*first, sent.nbytes // max(array.dtype.itemsize, 1)), array.dtype)
+    elif not stacked:
+        new = view = np.empty_like(array, subok=False)
+    elif array.flags.c_contiguous:
+        new = view = np.empty((*first, *array.shape), array.dtype)
+    else:
+        new = np.empty((*first, *array.shape[::-1]), array.dtype)
+        view = new.transpose(0, *range(array.ndim, 0, -1))
+    return Data(MPI.Get_address(new), blocks, sent.block, sent.type, view)
+
+
+def _transport(state: State, given: Any, place: str) -> Transport:
+    """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
+    ParameterError, or ConstraintError for direct messages that MPI may not be given."""
+    if given == AUTO and place == "host":
+        return DIRECT
+    try:
+        name, parts = parse_transport(given)
+    except ParameterError as error:
+        raise ParameterError(error.argument, error.expected, error.got, state.rank) from None
+    if not place:  # an empty array of a device: nothing is moved
+        return DIRECT
+    if place == "host":
+        if name in ("staged", "peer"):
+            raise ParameterError("transport", "'auto' or 'direct' for arrays on the host", repr(given), state.rank)
+        return DIRECT
+    if name == "direct" and state.stages:
+        expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
+        raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
+    segments = 1 if name == "staged" else int(state.stages)
+    return Transport(name == "peer" and state.memories.mates_in_reach(place), parts or segments)
+
+
+def _stream(state: State, given: Any, data: Data) -> int:
+    """The handle of the stream that comes first: as given, else that of the input. Raises ParameterError."""
+    if given is None:
+        return data.stream
+    for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, cuda.core
+        if hasattr(given, name):
+            return int(getattr(given, name)) or LEGACY
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given or LEGACY
+    raise ParameterError("stream", "a CUDA stream, or its handle", repr(given), state.rank)
+
+
+# ---- blocks of any sizes
+
+
+def _uneven_blocks(state: State, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
+    rank, size, limit = state.rank, state.size, given.limit
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), rank)
+    into = _read(state, vector_message, given.recv, "recvbuf", size)
+    received, sent = _uneven(state, into, size, "recvbuf"), None
+    if not is_in_place(given.send):
+        one = collective.send is Holds.ONE
+        out = _read(state, block_message if one else vector_message, given.send, "sendbuf", 0 if one else size)
+        sent = _uneven(state, out, 1 if one else size, "sendbuf")
+        assert sent.sizes is not None and received.sizes is not None
+        own = int(sent.sizes[0 if one else rank])
+        if own != received.sizes[rank]:
+            expected = f"{own} bytes from rank {rank} itself, as sendbuf has"
+            raise BufferSizeError("recvbuf", expected, received.sizes[rank], rank)
+    elif collective.send is Holds.EACH:  # what is overwritten is copied before
+        sent = _copied(state, into, size)
+    mean = -(-received.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
+    wanted = Wanted(collective, mean, sent is None, held=mode is Mode.HELD)
+    return Request(
+        collective, sent, received, 0, mean, state.policy.select(wanted, given.algorithm, given.params), mode=mode,
+        limit=limit, result=into.buffer, before=(received if sent is None else sent).copies(True),
+        after=received.copies(False), is_auto=state.policy.is_auto(collective, given.algorithm),
+    )  # fmt: skip
+
+
+def _uneven(state: State, message: Message, blocks: int, argument: str) -> Data:
+    """Blocks of the sizes that a message gives: where they lie, or in a copy where elements are not just bytes in
+    order. Raises BufferSizeError if they do not fit the buffer."""
+    if not (message.element.plain and message.address):
+        return _copied(state, message, blocks)
+    sizes, at = each_block(message, blocks)
+    if message.element.size != 1:
+        sizes, at = sizes * message.element.size, at * message.element.size
+    if sizes.min() < 0:
+        raise BufferSizeError(argument, "counts of at least 0", sizes.min(), state.rank)
+    if at.min() < 0 or (at + sizes).max() > message.nbytes:  # in which empty blocks do not count
+        outside = (sizes > 0) & ((at < 0) | (at + sizes > message.nbytes))
+        if outside.any():
+            first = int(np.flatnonzero(outside)[0])
+            got = f"{sizes[first]} bytes at {at[first]} for block {first}, with a buffer of {message.nbytes} bytes"
+            raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, state.rank)
+        at = at * (sizes > 0)
+    return Data(message.address, blocks, 0, message.datatype, message.buffer, sizes, at)
+
+
+def spread_of(sizes: Bytes) -> Spread:
+    """Of blocks of so many bytes each."""
+    small = np.count_nonzero((sizes > 0) & (sizes < LIMIT))
+    return Spread(int(np.count_nonzero(sizes)), int(small), int(sizes.sum()), int(sizes.max()))
+
+
+def own_spread(state: State, collective: Collective, given: Arguments) -> Spread:
+    """The blocks that this rank sends. Whatever its arguments, every rank takes part in a survey."""
+    try:
+        request = make_request(state, collective, given._replace(algorithm=NATIVE), strict=False)
+    except ArgumentError:
+        return Spread(unfit=1)
+    return spread_of(request.blocks(state.rank).sent)
+
+
+# ---- buffers
+
+
+def _read(state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int) -> Message:
+    """The message. Raises BufferTypeError."""
+    try:
+        message = reader(spec, blocks, readonly=argument == "sendbuf")
+        if reader is vector_message and is_device_array(message.buffer):
+            raise TypeError(f"{type(message.buffer).__name__}, in the memory of a device")
+        return message
+    except UNREADABLE as error:
+        expected = "a buffer on the host with mpi4py's counts, displacements and datatype"
+        raise BufferTypeError(argument, expected, str(error), state.rank) from None
+
+
+def _copied(state: State, message: Message, blocks: int, block: int | None = None) -> Data:
+    """Where the blocks of a message are copied to, of whatever elements they consist, one after the other; of
+    ``block`` bytes each if given. Raises BufferSizeError."""
+    sizes = each_block(message, blocks)[0] * message.element.size
+    if sizes.min() < 0:
+        raise BufferSizeError("counts", "at least 0", sizes.min(), state.rank)
+    data = np.empty(int(sizes.sum()), np.uint8)
+
+    def copying(outward: bool) -> Transfer:
+        return Now(partial(copy_data, state.comm, message, blocks, data, outward=outward))
+
+    at = np.cumsum(sizes) - sizes
+    copied = Data(MPI.Get_address(data), blocks, block or 0, message.datatype, data, copying=copying)
+    return copied if block is not None else copied._replace(sizes=sizes, at=at)

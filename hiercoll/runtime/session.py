@@ -1,0 +1,398 @@
+"""What hiercoll keeps with a communicator: a private duplicate, the topology, plans, windows.
+
+Everything collective happens in an order that is equal on all ranks: the duplicate at the
+first call, windows when a schedule with shared memory meets a size that has none, tags
+and windows of plans that users hold in the order of `*_init` calls.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hiercoll import settings
+from hiercoll.collectives import called
+from hiercoll.errors import TableError, TableWarning
+from hiercoll.runtime import checking, native, progress
+from hiercoll.runtime.agreement import Agreement
+from hiercoll.runtime.binding import Once
+from hiercoll.runtime.cache import Cache
+from hiercoll.runtime.checking import Later, Said, Saying, wait_for
+from hiercoll.runtime.factory import Lifetime, PlanFactory
+from hiercoll.runtime.memories import Memories, takes_device_memory
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.request import Key as RequestKey
+from hiercoll.runtime.request import Request
+from hiercoll.runtime.tags import Tags
+from hiercoll.runtime.watch import UNKNOWN, Watch
+from hiercoll.runtime.window import Window
+from hiercoll.runtime.windows import Windows
+from hiercoll.schedule import Schedule
+from hiercoll.tables import OLD, Table, Variant, environment_table, load
+from hiercoll.topology import Topology, discover
+from hiercoll.tuning.policy import Policy
+
+Alias: TypeAlias = "tuple[object, ...]"
+
+SET_UP = "set-up (the first call of hiercoll on a communicator)"
+MAX_PLANS = 128  # cached plans per communicator
+MAX_SEEN = 1024  # requests that are remembered without a plan
+MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
+MAX_WINDOWS = 32  # shared windows per communicator
+MAX_SHARED = 256 << 20  # bytes of shared windows of cached plans per communicator and node
+
+
+def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
+    """Wait until all ranks have come here, while calls in the background go on: some ranks may
+    complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
+    for _ in range(2):  # one that is late finds all of the others' first marks, but not their second ones
+        wait_for(MPI.Comm.Ibarrier(comm), what, watch)
+
+
+def _meet_first(comm: MPI.Intracomm, seconds: float) -> None:
+    """Wait for all ranks before anything is known of them. Raises CollectiveTimeout. Collective."""
+    world = world_ranks(comm)
+    name = f"{zlib.crc32(repr(world).encode()):08x}"
+    watch = Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None) if seconds else None
+    meet(comm, SET_UP, watch)
+
+
+def world_ranks(comm: MPI.Intracomm) -> list[int]:
+    """The ranks of MPI_COMM_WORLD that the ranks of ``comm`` have."""
+    world, own = MPI.COMM_WORLD.Get_group(), comm.Get_group()
+    ranks = own.Translate_ranks(list(range(comm.size)), world)
+    world.Free()
+    own.Free()
+    return list(ranks)
+
+
+def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
+    """The ranks of ``comm`` with the same ``color``, in the same order; of mpi4py's own kind, for what
+    is left to the MPI library. Collective."""
+    progress.before_blocking()
+    return cast(MPI.Intracomm, MPI.Comm.Split(comm, color, comm.rank))
+
+
+def mpi_library() -> str:
+    """Name and version of the MPI library, as in tables: "MPICH 5.0.2"."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+def from_root(comm: MPI.Intracomm, read: Callable[[], Table]) -> Table:
+    """What rank 0 reads; its TableError on every rank. Collective."""
+    found: Table | TableError | None = None
+    if comm.rank == 0:
+        try:
+            found = read()
+        except TableError as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, TableError):
+        raise found
+    assert found is not None
+    return found
+
+
+class State:
+    """hiercoll's side of one communicator. Made and freed collectively.
+
+    Its parts: what ranks agree on, the memories that plans work on, windows, tags, the policy that chooses, and the
+    plans that are kept.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, forced: Mapping[str, Variant]) -> None:
+        timeout = settings.timeout()
+        _meet_first(comm, timeout)
+        self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
+        self.user = MPI.Intracomm(comm)  # mpi4py's own: where calls that are left to the MPI library run
+        self.rank, self.size = self.comm.rank, self.comm.size
+        try:
+            self.topology: Topology = discover(self.comm)
+        except BaseException:
+            self.comm.Free()
+            raise
+        self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
+        self.disabled, self.stages, self.check, self.threadless = self._settings()
+        self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
+        self.library = mpi_library()
+        self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
+        self.broken: str | None = None  # the call that was interrupted, if one was
+        self.watch: Watch | None = None
+        self.last = ""  # what the last blocking call ran
+        self.background = 0  # calls under way in the background
+        self._comparisons: deque[Later] = deque()  # before they start
+        self._votes: list[object] = []
+        self._node: MPI.Intracomm | None = None
+        self.memories = Memories(lambda: self.node, self.agreement, self.rank, self.size)
+        self.numbers = {collective: number for number, collective in enumerate(called())}
+        limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self.tags = Tags(int(limit), len(self.numbers), self.rank)
+        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, self._forget_plans_without_window, self._gather_on_node)
+        self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
+        self.recent: dict[Alias | None, Plan] = {}  # by arguments as they were given
+        self._seen: dict[RequestKey, bool] = {}
+        self.factory = PlanFactory(self)
+        # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
+        self.background_comm = split(self.comm, 0) if self.check else self.comm
+        self._own_comms = [self.background_comm] if self.check else []
+        self._tagged = self.comm  # where plans of users have their tags, once there are any
+        sums = self.agreement.sums
+        self.policy = Policy(
+            self.rank, self.topology, self.library, self.disabled, self.agreement.slowest, sums, forced
+        )
+        self.use_table(None)
+        self.set_timeout(timeout)
+
+    def _settings(self) -> list[bool]:
+        """Whether hiercoll is disabled, device memory staged, calls checked, and threads kept out of MPI: what is so on
+        one rank is so for all. Collective."""
+        stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
+        mine = np.array([settings.is_disabled(), stages, settings.checks_calls(), threadless], np.int64)
+        return [bool(value) for value in self._largest(mine)]
+
+    # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
+    # threads on different communicators could wait for each other across ranks.
+
+    def _largest(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        most = np.empty_like(mine)
+        self.comm.Allreduce(mine, most, op=MPI.MAX)
+        return most
+
+    def _sum(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        total = np.empty_like(mine)
+        self.comm.Allreduce(mine, total)
+        return total
+
+    def _gather_on_node(self, value: object) -> list[Any]:
+        """Every rank's value on the node, if anything has been made together with its ranks."""
+        return [value] if self._node is None else list(self._node.allgather(value))
+
+    def use_table(self, table: Table | str | Path | None) -> None:
+        """Decide by ``table`` from now on, or one in a file, or (None) that of the environment.
+
+        Rank 0 reads it and tells the others. Collective. Raises TableError on all ranks;
+        what the environment names and cannot be used is a TableWarning instead.
+        """
+
+        def read() -> Table:
+            if table is not None:
+                return table if isinstance(table, Table) else load(table)
+            try:
+                return environment_table()
+            except TableError as error:
+                warnings.warn(TableWarning(f"{error}; the MPI library's own collectives are used"), stacklevel=4)
+                return Table()
+
+        def read_fresh() -> Table:
+            found = read()
+            if any(entry.is_old for entry in found.entries):
+                warnings.warn(
+                    TableWarning(f"{found.source}: made from {OLD}, not from calls: tune again"), stacklevel=5
+                )
+            return found
+
+        self.meet("agreement on a table")
+        self.policy.table = from_root(self.comm, read_fresh)
+        self.forget_choices()
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether a call may go to the MPI library without another look."""
+        return self.watch is None and not self.check and self.broken is None
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
+        (seconds,) = self.agreement.slowest([seconds])
+        known = (self.name, self.rank, self.topology.node_of, world_ranks(self.comm))
+        self.watch = Watch(seconds, *known, self._expired) if seconds else None
+        self.policy.native_sizes.clear()
+        self.drop_plans()
+
+    def _expired(self, call: str) -> None:
+        self.broken = call
+
+    def meet(self, what: str) -> None:
+        """Wait for all ranks, up to the deadline, before ``what``, where MPI would wait without one. Raises
+        CollectiveTimeout. Collective."""
+        progress.before_blocking()
+        if self.watch is not None:
+            meet(self.comm, what, self.watch)
+
+    def same_call(self, said: Said) -> None:
+        """See `checking.same_call`."""
+        checking.same_call(self.comm, said, self.watch)
+
+    def same_request(self, request: Request, *values: int, lacking: int = 0) -> list[int]:
+        """See `Agreement.same`."""
+        common = replace(request.common, size=None)
+        return self.agreement.same(request.name, common, request.common.size or 0, *values, lacking=lacking)
+
+    def compare_later(self, said: Saying | None) -> Later | None:
+        """What is over, and then has raised CollectiveMismatch if need be, before a call in the
+        background starts; None if calls are not checked, or nothing is said of it. Local."""
+        if not self.check or said is None:
+            return None
+        return Later(self._comparisons, checking.comparison(self.background_comm, said()))
+
+    # ---- plans
+
+    def plan(self, request: Request) -> Plan | None:
+        """The plan that is kept for a blocking call. None where none is worth it: for calls on the host that have not
+        come before, or whose data are copied from or to other places first."""
+        key = request.key
+        plan: Plan | None = self.plans.get(key)
+        if plan is not None:
+            self.touch(plan)
+            return plan
+        if request.memory == "host" and request.note is None and (not request.is_plain or self._is_new(key)):
+            return None
+        plan = self.factory.make(request, Lifetime.KEPT if request.is_plain else Lifetime.ONCE)
+        if request.is_plain:
+            self.plans.keep(key, plan)
+            plan.key = key
+        return plan
+
+    def _is_new(self, key: RequestKey) -> bool:
+        """Whether a request has not come before, as far as that is remembered."""
+        if self._seen.pop(key, False):
+            return False
+        self._seen[key] = True
+        if len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def run_once(self, request: Request) -> str:
+        """Serve a blocking call on the host for which no plan is kept. Returns what ran, in words."""
+        if request.variant.is_native and request.is_plain and self.watch is None:
+            progress.before_blocking()
+            self.last = name = request.name
+            native.call(self.user, request, self.rank)
+            return name
+        made = self.factory.make(request, Lifetime.ONCE) if request.is_native else self.factory.once(request)
+        self.run(made)
+        if isinstance(made, Plan):
+            made.free()
+        return made.name
+
+    def remember(self, alias: Alias | None, plan: Plan) -> None:
+        """Find a kept plan by the arguments of its call, as they were given."""
+        if alias is not None and plan.key is not None:
+            if len(self.recent) >= 2 * MAX_PLANS:
+                self._forget_freed()
+            self.recent[alias] = plan
+
+    def _forget_freed(self) -> None:
+        self.recent = {alias: plan for alias, plan in self.recent.items() if not plan.is_freed}
+
+    def touch(self, plan: Plan) -> None:
+        """A kept plan is used again: note it, and its window, as used last."""
+        self.plans.move_to_end(plan.key)
+        if plan.window_key is not None:
+            self.windows.touch(plan.window_key)
+
+    def hold(self, plan: Plan, window: Window | None) -> None:
+        """A program holds a plan, with a window of its own or none."""
+        self.windows.own(plan, window)
+        plan.on_free, plan.watch = self.windows.release, self.watch
+
+    def drop_plans(self) -> None:
+        """Free the plans that are kept. Local."""
+        self.recent.clear()
+        self.plans.drop_all()
+
+    def forget_plans(self) -> None:
+        """Free the plans that are kept, with their windows. Collective."""
+        self.drop_plans()
+        self.windows.kept.drop_all()
+
+    def forget_choices(self) -> None:
+        """Let "auto" decide anew for every size."""
+        self.drop_plans()
+        self.policy.forget()
+        progress.end_shortcuts()
+
+    def _forget_plans_without_window(self, kept: Cache) -> None:
+        """Free the kept plans whose window has gone."""
+        for key in [k for k, plan in self.plans.items() if plan.window_key and plan.window_key not in kept]:
+            self.plans.drop(key)
+        self._forget_freed()
+
+    def reserve_tags(self, request: Request, schedule: Schedule) -> tuple[MPI.Intracomm, int]:
+        """A communicator, and the first of as many tags on it as the ranks need, which nobody else
+        uses; and the windows of plans that are no more are freed. Collective."""
+        count, retired = self.same_request(request, schedule.tags, self.windows.retired)
+        if retired:
+            self.windows.free_retired()
+        first, is_new = self.tags.reserve(count)
+        if is_new:
+            self._tagged = split(self.comm, 0)
+            self._own_comms.append(self._tagged)
+        return self._tagged, first
+
+    @property
+    def node(self) -> MPI.Intracomm:
+        """This rank's node. Collective at its first use."""
+        if self._node is None:
+            self.meet("agreement on nodes")
+            self._node = split(self.comm, self.topology.node_of[self.rank])
+        return self._node
+
+    def run(self, plan: Plan | Once) -> None:
+        """Run a cached plan. If it is interrupted, its messages may be under way and be taken
+        for those of later calls: the communicator is broken."""
+        self.last, plan.watch = plan.name, self.watch
+        try:
+            plan()
+        except BaseException as error:
+            self.broken = plan.name
+            self._votes += [*self.plans.values(), plan]  # MPI may still use what they hold
+            self.plans.clear()
+            self.recent.clear()
+            if self.watch is not None and isinstance(error, MPI.Exception) and isinstance(plan, Plan):
+                raise self.watch.failed(plan, error) from error
+            raise
+
+    def vote(self, sound: bool) -> Callable[[float], bool]:
+        """Ask all ranks whether they can free together. Collective, but does not wait.
+
+        Returns a function that waits, a rank that is not ``sound`` only until the given
+        time (of `monotonic`), and says whether all are of one mind: where an exception
+        has separated the ranks, nothing collective can be freed.
+        """
+        while self.background and sound and self.broken is None:
+            progress.wait_politely()
+        mine, total = np.array([sound and self.broken is None], dtype=int), np.zeros(1, dtype=int)
+        request = self.comm.Iallreduce(mine, total)
+        self._votes += [mine, total, request]  # never to be collected while MPI may write to them
+
+        def outcome(deadline: float) -> bool:
+            if mine[0]:
+                request.Wait()
+            while not request.Test():
+                if monotonic() > deadline:
+                    return False
+                os.sched_yield()
+            return int(total[0]) in (0, self.size)
+
+        return outcome
+
+    def free(self) -> None:
+        """Free everything. Collective. What active plans use is left to them."""
+        self.drop_plans()
+        self.windows.free_all()
+        self.memories.forget()
+        for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
+            comm.Free()

@@ -1,0 +1,127 @@
+"""The sizes of uneven blocks, and what the ranks of a node learn of each other's.
+
+A rank knows the sizes of its own blocks from its arguments, at both ends of a message alike.
+Where blocks of several ranks lie together in the node's shared buffer, their places depend on
+the sizes of the other ranks' blocks: operations of the schedule exchange those through shared
+memory. Nothing about sizes crosses the network.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hiercoll.memory import Action, UnevenLayout
+from hiercoll.schedule import Copy, Schedule
+from hiercoll.topology import Topology
+
+Sizes: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class Blocks(NamedTuple):
+    """Lengths and offsets in bytes of a rank's blocks, by peer, in its send and its receive buffer."""
+
+    sent: Sizes
+    sent_at: Sizes
+    received: Sizes
+    received_at: Sizes
+
+
+class Areas:
+    """Where the blocks of a node's shared buffer lie, whatever their sizes.
+
+    The buffer begins with the rows of `SizeTable`. Each lane then has an area for what it writes,
+    so that it need not know the others' sizes, and one area is for what comes from other nodes.
+    ``most``: bytes that a block may have there.
+    """
+
+    def __init__(self, schedule: Schedule, topology: Topology, most: int) -> None:
+        node, lane_of = topology.node_of[schedule.rank], topology.lane_of
+        lanes, size = len(topology.nodes[node]), topology.size
+        self.lane, self.lanes, self.size = lane_of[schedule.rank], lanes, size
+        self.nbytes = 16 * lanes * size + 2 * lanes * size * most
+        # Which row has the size of a block: its lane's, whether as sent (0) or received (1), the other end.
+        where = [(lane_of[s], 0, d) if topology.node_of[s] == node else (lane_of[d], 1, s) for s, d in schedule.holds]
+        by_lane, by_end, by_peer = np.array(where, dtype=np.intp).reshape(-1, 3).T
+        area = np.where(by_end == 0, by_lane, lanes)
+        self._order = np.argsort(area, kind="stable")  # blocks, area by area
+        self._entry = ((by_lane * 2 + by_end) * size + by_peer)[self._order]
+        self._area = area[self._order]
+        self._first = np.searchsorted(self._area, np.arange(lanes + 1))
+        self._bases = 16 * lanes * size + np.arange(lanes + 1) * size * most
+        own = np.flatnonzero((by_end == 0) & (by_lane == self.lane))
+        self._own, self._own_peers = own, by_peer[own]
+        self._count = len(where)
+
+    def own(self, sizes: Sizes, limit: int) -> tuple[Sizes, Sizes]:
+        """Offsets and sizes of all blocks, of which those that this lane writes are right. Blocks of
+        ``limit`` bytes or more do not come here."""
+        at, length = np.zeros((2, self._count), np.int64)
+        taken = _below(sizes[self._own_peers], limit)
+        at[self._own] = self._bases[self.lane] + np.cumsum(taken) - taken
+        length[self._own] = taken
+        return at, length
+
+    def all(self, rows: Sizes, limit: int) -> tuple[Sizes, Sizes]:
+        """The same of all blocks, from all lanes' rows."""
+        at, length = np.empty((2, self._count), np.int64)
+        taken = _below(rows.reshape(-1)[self._entry], limit)
+        before = np.cumsum(taken) - taken
+        first = np.append(before, 0)[self._first]
+        at[self._order] = before + (self._bases - first)[self._area]
+        length[self._order] = taken
+        return at, length
+
+
+def _below(sizes: Sizes, limit: int) -> Sizes:
+    """``sizes``, with 0 for those that are not below the limit."""
+    return sizes * (sizes < limit) if sizes.max(initial=0) >= limit else sizes
+
+
+class SizeTable:
+    """Sizes of the blocks of a node's ranks: a row per lane, with the bytes that it sends to each rank
+    and receives from each. The buffers ``sizes``, and ``shared_sizes`` at ``address``, hold such rows.
+
+    Places blocks of the ``shared`` buffer, of which ``part`` fits it, in the layout: at first this rank's own.
+    """
+
+    def __init__(
+        self, areas: Areas, shared: Sizes, blocks: Blocks, limit: int, layout: UnevenLayout, part: int | None
+    ) -> None:
+        self._areas, self._shared, self._limit, self._layout, self._part = areas, shared, limit, layout, part
+        self._rows = np.zeros((areas.lanes, 2 * areas.size), np.int64)
+        self._rows[areas.lane, : areas.size] = blocks.sent
+        self._rows[areas.lane, areas.size :] = blocks.received
+        layout.place("shared", part, *areas.own(blocks.sent, limit))
+
+    @property
+    def rows(self) -> bytes:
+        """All rows as they are now."""
+        return self._rows.tobytes()
+
+    def place(self) -> None:
+        """Place all blocks as the rows say."""
+        self._layout.place("shared", self._part, *self._areas.all(self._rows, self._limit))
+
+    def copy(self, op: Copy) -> Action:
+        """What publishes, or learns, the rows that the operation names."""
+        source, target = (self._rows, self._shared) if op.source.buffer == "sizes" else (self._shared, self._rows)
+        blocks = op.source.blocks
+        which: Any = list(blocks)
+        if isinstance(blocks, range):
+            which = slice(blocks.start, blocks.stop, blocks.step)
+        return partial(_copy_rows, target, source, which)
+
+
+def _copy_rows(target: Sizes, source: Sizes, which: Any) -> None:
+    target[which] = source[which]
+
+
+def rows_at(view: Any, areas: Areas) -> Sizes:
+    """The rows at the beginning of a shared buffer."""
+    count = areas.lanes * 2 * areas.size
+    rows: Sizes = np.frombuffer(view, np.int64, count).reshape(areas.lanes, 2 * areas.size)
+    return rows

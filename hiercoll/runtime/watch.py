@@ -1,0 +1,184 @@
+"""Deadlines: what a rank that waits too long says, and what all of them together tell.
+
+A rank that has waited for longer than its deadline raises `CollectiveTimeout`, which names whom it
+waits for, and writes what it knows to a folder that the hosts share. `diagnose` reads them all:
+who is silent, who is in another call, who is behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from hiercoll import settings
+from hiercoll.errors import CollectiveFailed, CollectiveTimeout, DiagnosisError
+from hiercoll.runtime.progress import wait_politely
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.engines import Pending
+
+RECORDED = 100  # calls that a rank remembers
+UNKNOWN = -1  # node of ranks of which nothing is known yet
+LOOKS = 32  # at an operation that is not complete, between looks at the clock
+
+
+class Running(Protocol):
+    """A plan, as far as a watch looks at it."""
+
+    name: str
+    entry: Entry | None
+
+    def test(self) -> bool:
+        """Whether it is complete; makes progress."""
+
+    def pending(self) -> list[Pending]:
+        """What it waits for."""
+
+
+# A call: its number on the communicator, its name, when it began (seconds since 1970), and how long
+# it took (None: it is not complete). A list, because that is made in half the time of an object.
+Entry: TypeAlias = "list[Any]"
+FIELDS = ("number", "name", "began", "seconds")
+NUMBER, _, BEGAN, SECONDS = range(len(FIELDS))
+
+
+@dataclass
+class Watch:
+    """Deadline and record of one rank of a communicator. ``world`` gives the rank in MPI_COMM_WORLD
+    of each of its ranks; ``expired`` is told the call that ran into the deadline."""
+
+    timeout: float
+    name: str
+    rank: int
+    node_of: Sequence[int]
+    world: Sequence[int]
+    expired: Callable[[str], None]
+    record: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECORDED))
+    number: int = 0
+
+    def begin(self, plan: Running) -> Entry:
+        """Note that a plan is started."""
+        self.number = number = self.number + 1
+        entry = [number, plan.name, time.time(), None]
+        self.record.append(entry)
+        return entry
+
+    def complete(self, plan: Running) -> None:
+        """Wait for a plan that has been started. Raises CollectiveTimeout."""
+        test, begin, looks = plan.test, time.monotonic(), 0
+        while not test():
+            wait_politely()
+            looks += 1
+            if looks % LOOKS == 0 and time.monotonic() - begin > self.timeout:
+                self._expire(plan, time.monotonic() - begin)
+        if plan.entry is not None:
+            plan.entry[SECONDS] = time.time() - plan.entry[BEGAN]
+
+    def _expire(self, plan: Running, waited: float) -> None:
+        text, file = self._describe(plan, waited)
+        raise CollectiveTimeout(text + (f" (see hiercoll diagnose {file.parent})" if file else ""))
+
+    def failed(self, plan: Running, problem: Exception) -> CollectiveFailed:
+        """What to raise when the MPI library reports an error in the middle of a call."""
+        text, _ = self._describe(plan, time.time() - (plan.entry[BEGAN] if plan.entry else time.time()))
+        return CollectiveFailed(f"{text}: {problem}")
+
+    def _describe(self, plan: Running, waited: float) -> tuple[str, Path | None]:
+        """What this rank waits for, and the file where it is written."""
+        pending, number = plan.pending(), plan.entry[NUMBER] if plan.entry else 0
+        self.expired(plan.name)
+        what = "; ".join(f"{each.verb} rank {each.peer} (node {self.node_of[each.peer]})" for each in pending[:3])
+        more = f" and {len(pending) - 3} more" if len(pending) > 3 else ""
+        step = f" step {pending[0].step}" if pending else ""
+        collective, _, algorithm = plan.name.partition(" ")
+        text = (
+            f"rank {self.rank} waits in {collective} #{number} {algorithm}{step}"
+            f" for {what or 'the MPI library'}{more}, for {waited:.1f} s"
+        )
+        return text, self._write(plan, pending, waited)
+
+    def _write(self, plan: Running, pending: list[Pending], waited: float) -> Path | None:
+        """The flight record, where ``HIERCOLL_DIAG_DIR`` names a folder."""
+        folder = settings.record_folder()
+        if folder is None:
+            return None
+        file = folder / f"hiercoll-{self.name[:8]}-{self.world[self.rank]}.json"
+        about = {
+            "communicator": self.name, "rank": self.rank, "world": list(self.world), "node_of": list(self.node_of),
+            "host": platform.node(), "process": os.getpid(), "call": plan.name,
+            "number": plan.entry[NUMBER] if plan.entry else 0,
+            "waited": waited, "timeout": self.timeout, "pending": [each._asdict() for each in pending],
+            "record": [dict(zip(FIELDS, entry, strict=True)) for entry in self.record],
+        }  # fmt: skip
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(".part")
+            partial.write_text(json.dumps(about) + "\n")
+            partial.rename(file)  # whole, or not there
+        except OSError:  # the error that is about to be raised says more
+            return None
+        return file
+
+
+def diagnose(folder: Path) -> list[str]:
+    """What the records in a folder tell, line by line. Raises DiagnosisError."""
+    records: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for file in sorted(folder.glob("hiercoll-*.json")):
+        try:
+            about = json.loads(file.read_text())
+            records[about["communicator"]][about["rank"]] = about
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DiagnosisError(f"{file}: not a flight record of hiercoll ({error})") from None
+    if not records:
+        raise DiagnosisError(f"{folder}: no flight records (hiercoll-*.json)")
+    return [line for ranks in records.values() for line in _one_communicator(ranks)]
+
+
+def _one_communicator(ranks: dict[int, dict[str, Any]]) -> list[str]:
+    some = next(iter(ranks.values()))
+    size = len(some["world"])
+    lines = [f"communicator of {size} ranks, {len(ranks)} of which have reported:"]
+    calls: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for rank, about in sorted(ranks.items()):
+        calls[about["number"], about["call"]].append(rank)
+        waits = ", ".join(f"{each['verb']} rank {each['peer']}" for each in about["pending"][:3]) or "the MPI library"
+        step = f" step {about['pending'][0]['step']}" if about["pending"] else ""
+        lines.append(
+            f"  rank {rank} ({_who(about, rank)}, host {about['host']}): in #{about['number']} {about['call']}{step},"
+            f" waits for {waits}, for {about['waited']:.1f} s"
+        )
+    silent = [rank for rank in range(size) if rank not in ranks]
+    for rank in silent:
+        waiting = [other for other, about in sorted(ranks.items()) if any(p["peer"] == rank for p in about["pending"])]
+        told = f"; waited for by {ranks_in_words(waiting)}" if waiting else ""
+        lines.append(f"  rank {rank} ({_who(some, rank)}): SILENT: dead, stopped, or not in a call of hiercoll{told}")
+    if len(calls) > 1:
+        usual = max(calls, key=lambda call: len(calls[call]))
+        for (number, name), members in sorted(calls.items()):
+            if (number, name) != usual:
+                kind = "BEHIND" if number < usual[0] else "AHEAD" if number > usual[0] else "IN ANOTHER CALL"
+                lines.append(
+                    f"  {ranks_in_words(members)}: {kind}: #{number} {name}, where others are in #{usual[0]} {usual[1]}"
+                )
+    if not silent and len(calls) == 1:
+        lines.append(
+            "  all ranks are in the same call: messages of it are lost, or sizes differ (see HIERCOLL_CHECK=1)"
+        )
+    return lines
+
+
+def _who(about: dict[str, Any], rank: int) -> str:
+    node = about["node_of"][rank]
+    return f"world rank {about['world'][rank]}" + ("" if node == UNKNOWN else f", node {node}")
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Such as "ranks 1, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

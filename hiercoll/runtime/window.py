@@ -1,0 +1,104 @@
+"""What the ranks of a node share: the ``shared`` buffer, and flags that say how far each rank has come."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import partial
+from typing import Any, cast
+
+from mpi4py import MPI
+
+from hiercoll.memory import Memory
+
+NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
+LINE = 8  # flags (of 8 bytes) per cache line
+PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
+
+
+class Window:
+    """An MPI shared-memory window with the ``shared`` buffer and the flags of a node.
+
+    Each rank has a line of flags of its own. A flag holds the number of the last start
+    that raised it; ``epoch`` counts this rank's starts. ``number`` names the window on all
+    ranks of the node; ``counted`` is the size that all nodes take it for when they make room for
+    others. ``comm`` is of all ranks. Collective over the node.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int
+    ) -> None:
+        self.number, self.nbytes = number, counted
+        # A probe for what nobody sends. Not on MPI_COMM_SELF: there MPICH does not look at the network.
+        self._make_progress = partial(comm.Iprobe, comm.rank)
+        self._width = -(-max(flags, 1) // LINE) * LINE
+        header = node.size * self._width * 8
+        size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
+        self.window = MPI.Win.Allocate_shared(size, 1, comm=node)
+        base, _ = self.window.Shared_query(0)
+        self.window.Lock_all(MPI.MODE_NOCHECK)
+        address = MPI.Get_address(base)
+        self.flags = memoryview(cast(Any, MPI.buffer.fromaddress(address, header))).cast("q")
+        own = node.rank * self._width
+        self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
+        self.address = address + header
+        self.lane, self.epoch = node.rank, 0
+        self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
+        self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
+        self.window.Sync()
+        node.Barrier()
+        self.window.Sync()
+
+    def slot(self, lane: int, flag: int) -> int:
+        """Index in ``flags`` of a lane's flag."""
+        return lane * self._width + flag
+
+    def raise_flag(self, slot: int) -> None:
+        """Raise a flag of this rank to the number of the current start."""
+        if NEEDS_FENCE:
+            self.window.Sync()  # what was written and read before is done before the flag is seen
+        self.flags[slot] = self.epoch
+
+    def all_raised(self, slots: list[int], back: int) -> bool:
+        """Whether flags have been raised in the current start, or ``back`` starts before."""
+        flags, goal = self.flags, self.epoch - back
+        for slot in slots:
+            if flags[slot] < goal:
+                self._make_progress()  # as in `wait`
+                return False
+        if NEEDS_FENCE:
+            self.window.Sync()  # what is read next is read after the flags
+        return True
+
+    def wait(self, slots: list[int], back: int) -> None:
+        """Until `all_raised`."""
+        flags, goal, looks = self.flags, self.epoch - back, 0
+        for slot in slots:
+            while flags[slot] < goal:
+                looks += 1
+                if looks % PROGRESS_EVERY == 0:
+                    # What others wait for may still be in the MPI library's queues: a send that
+                    # has completed need not have left, and a large one needs its receiver.
+                    self._make_progress()
+                os.sched_yield()
+        if NEEDS_FENCE:
+            self.window.Sync()  # what is read next is read after the flags
+
+    def put_elsewhere(self, address: int, owner: object) -> None:
+        """The buffer lies at ``address`` here, not in the window; the flags do."""
+        self.address, self._elsewhere = address, owner
+
+    def share_with(self, memory: Memory, nbytes: int) -> None:
+        """Make ``nbytes`` of the buffer known to the memory that is copied from and to."""
+        if self._elsewhere is None and id(memory) not in self._known:
+            self._known[id(memory)] = memory.share(self.address, nbytes)
+
+    def free(self) -> None:
+        """Free the window (collective over the node)."""
+        self._known.clear()
+        if self.lane:
+            self._elsewhere = None  # a mapping of what lane 0 has
+        self.flags.release()
+        self.window.Unlock_all()
+        self.window.Free()
+        self._elsewhere = None

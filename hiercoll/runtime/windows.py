@@ -1,0 +1,101 @@
+"""The shared windows of a communicator: whose they are, and when they are freed.
+
+Windows are made and freed by all ranks of a node together, so the order in which that happens must be the same on all
+of them: those of blocking calls are kept by what is equal on all ranks, and used last goes last; a window of a plan
+that its program has freed waits until all ranks have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hiercoll.runtime.cache import Cache
+
+
+class Windows:
+    """Windows by what they are for. ``dropped`` is called with the keys that are still kept, when some have gone;
+    ``gather`` gives every rank's value on the node, and is collective there."""
+
+    def __init__(
+        self,
+        entries: int,
+        nbytes: int,
+        dropped: Callable[[Cache], None],
+        gather: Callable[[object], list[Any]],
+    ) -> None:
+        self.kept = Cache(entries, nbytes)
+        self._dropped, self._gather = dropped, gather
+        self._owned: dict[Any, Any] = {}  # by plan that a program holds; None for one without
+        self._room: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # in bytes
+        self._retired: list[Any] = []  # of freed plans, until all ranks have freed theirs
+        self.made = 0
+
+    def next_number(self) -> int:
+        """What names the next window on all ranks."""
+        self.made += 1
+        return self.made
+
+    def keep(self, key: Hashable, nbytes: int, make: Callable[[int], Any]) -> Any:
+        """The window for ``key``, of at least ``nbytes``; made, collectively, where there is none, or none so large:
+        then of twice the size that it had, at least."""
+        window = self.kept.get(key)
+        if window is not None and self._room[window] >= nbytes:
+            self.kept.move_to_end(key)
+            return window
+        if window is not None:
+            nbytes = max(nbytes, 2 * self._room[window])
+            self.kept.drop(key)
+            self._dropped(self.kept)
+        window = make(nbytes)
+        self._room[window] = nbytes
+        self.kept.keep(key, window)
+        self._dropped(self.kept)
+        return window
+
+    def touch(self, key: Hashable) -> None:
+        """It is used again."""
+        self.kept.move_to_end(key)
+
+    def own(self, plan: Any, window: Any) -> None:
+        """A program holds ``plan``, with its window or None."""
+        self._owned[plan] = window
+
+    def release(self, plan: Any) -> None:
+        """The program has freed its plan on this rank; the window must wait for the others."""
+        self.retire(self._owned.pop(plan, None))
+
+    def retire(self, window: Any) -> None:
+        """A window that this rank does not need any more, if it is one."""
+        if window is not None:
+            self._retired.append(window)
+
+    @property
+    def retired(self) -> int:
+        """How many wait to be freed."""
+        return len(self._retired)
+
+    def free_retired(self) -> None:
+        """Free those that no rank of the node needs any more. Collective over the node."""
+        retired = {window.number: window for window in self._retired}
+        everywhere = set.intersection(*map(set, self._gather(list(retired))))
+        for number in sorted(everywhere):
+            retired[number].free()
+        self._retired = [window for window in self._retired if window.number not in everywhere]
+
+    def free_all(self) -> None:
+        """Free everything, the programs' plans too; what active plans use is left to them. Collective over the node."""
+        own, self._owned = self._owned, {}
+        active = {window.number for plan, window in own.items() if window is not None and plan.active}
+        busy = set().union(*self._gather(active))
+        for plan in own:
+            plan.on_free = None
+            if not plan.active:
+                plan.free()
+        self.kept.drop_all()
+        left = [window for window in (*self._retired, *own.values()) if window is not None]
+        for window in sorted(left, key=lambda window: window.number):
+            if window.number not in busy:
+                window.free()
+        self._retired = []

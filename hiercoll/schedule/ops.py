@@ -1,0 +1,356 @@
+"""The one description of communication: regions, operations, schedules, the builder.
+
+A schedule is ONE rank's part of a collective: operations on regions of named
+buffers, each with the operations it waits for. It counts in blocks; a block may
+be cut into ``segments`` equal parts for pipelining. It knows no communicator,
+pointer, byte or environment, so the same schedule can be proved (`verify`), costed
+(`cost`), drawn (`timeline`) and run (`executor`, `loopback`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from hiercoll.errors import ScheduleError
+from hiercoll.topology import Topology
+
+BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared", "host", "sizes", "shared_sizes"]
+Blocks: TypeAlias = "range | tuple[int, ...]"
+
+
+class Region(NamedTuple):
+    """An ordered set of blocks of one buffer, e.g. seven blocks, sixteen apart.
+
+    ``blocks`` is a ``range`` where the blocks are evenly spaced (so that it binds
+    to one strided copy or datatype), else a tuple. ``part`` selects one segment
+    of every block; None means whole blocks.
+    """
+
+    buffer: BufferName
+    blocks: Blocks
+    part: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of blocks (or of block parts)."""
+        return len(self.blocks)
+
+    def segment(self, part: int) -> Region:
+        """The given segment of each block of this region."""
+        return Region(self.buffer, self.blocks, part)
+
+    def __str__(self) -> str:
+        blocks = self.blocks
+        if isinstance(blocks, range):
+            step = "" if blocks.step == 1 else f":{blocks.step}"
+            text = str(blocks[0]) if len(blocks) == 1 else f"{blocks.start}:{blocks.stop}{step}"
+        else:
+            text = ",".join(map(str, blocks[:6])) + (f",.. {len(blocks)} blocks" if len(blocks) > 6 else "")
+        return f"{self.buffer}[{text}]" + ("" if self.part is None else f"/{self.part}")
+
+
+NOTHING = Region("recv", range(0))
+
+
+def as_blocks(blocks: Iterable[int]) -> Blocks:
+    """``blocks`` as a range where evenly and upwards spaced, else as a tuple."""
+    if isinstance(blocks, range) and blocks.step > 0:
+        return blocks
+    listed = tuple(blocks)
+    if not listed:
+        return range(0)
+    step = listed[1] - listed[0] if len(listed) > 1 else 1
+    if step > 0:
+        regular = range(listed[0], listed[-1] + 1, step)
+        if len(regular) == len(listed) and tuple(regular) == listed:
+            return regular
+    return listed
+
+
+class Buffer:
+    """A named buffer, indexed to give regions: ``RECV[3]``, ``RECV[0:8:2]``, ``RECV[ranks]``.
+
+    ``offset`` shifts all indices: one buffer can be handed out in pieces.
+    """
+
+    def __init__(self, name: BufferName, offset: int = 0) -> None:
+        self.name = name
+        self.offset = offset
+
+    def __getitem__(self, index: int | slice | Iterable[int]) -> Region:
+        offset = self.offset
+        if isinstance(index, int):
+            return Region(self.name, range(index + offset, index + offset + 1))
+        if isinstance(index, slice):
+            if index.stop is None:
+                raise ScheduleError("a region needs an explicit end")
+            step = 1 if index.step is None else index.step
+            if step < 1:
+                raise ScheduleError(f"a region's step is at least 1, not {step}")
+            index = range(index.start or 0, index.stop, step)
+        if offset:
+            index = [block + offset for block in index]
+        return Region(self.name, as_blocks(index))
+
+
+SEND = Buffer("send")
+RECV = Buffer("recv")
+SCRATCH = Buffer("scratch")
+SHARED = Buffer("shared")
+HOST = Buffer("host")
+SIZES = Buffer("sizes")
+SHARED_SIZES = Buffer("shared_sizes")
+SIZE_BUFFERS = ("sizes", "shared_sizes")  # of rows of sizes instead of blocks
+OF_NODE = ("shared", "shared_sizes")  # one for the ranks of a node together
+
+Deps: TypeAlias = "tuple[int, ...]"
+
+
+class Send(NamedTuple):
+    """Send ``region`` to rank ``peer``; (source, destination, tag) is unique in a schedule."""
+
+    peer: int
+    tag: int
+    region: Region
+    deps: Deps
+
+
+class Recv(NamedTuple):
+    """Receive into ``region`` from rank ``peer``."""
+
+    peer: int
+    tag: int
+    region: Region
+    deps: Deps
+
+
+class Offer(NamedTuple):
+    """Tell rank ``peer``, of the same node, where this rank's ``buffer`` lies: it may `Get` from there."""
+
+    peer: int
+    tag: int
+    buffer: BufferName
+    deps: Deps
+
+
+class AcceptOffer(NamedTuple):
+    """Receive from rank ``peer`` where its ``buffer`` lies."""
+
+    peer: int
+    tag: int
+    buffer: BufferName
+    deps: Deps
+
+
+class Notify(NamedTuple):
+    """A message to rank ``peer`` that says no more than that this rank has come so far."""
+
+    peer: int
+    tag: int
+    deps: Deps
+
+
+class AwaitNotice(NamedTuple):
+    """Wait for the `Notify` of rank ``peer``."""
+
+    peer: int
+    tag: int
+    deps: Deps
+
+
+class Copy(NamedTuple):
+    """Copy ``source`` to ``target``, block by block in order."""
+
+    source: Region
+    target: Region
+    deps: Deps
+
+
+class Reduce(NamedTuple):
+    """``target = left (+) right``, block by block; the order matters."""
+
+    left: Region
+    right: Region
+    target: Region
+    deps: Deps
+
+
+class Get(NamedTuple):
+    """Copy ``source`` of rank ``peer``, of the same node, to ``target``.
+
+    That rank's offer of the source's buffer, with ``tag``, has been accepted before (`AcceptOffer`).
+    """
+
+    peer: int
+    tag: int
+    source: Region
+    target: Region
+    deps: Deps
+
+
+class Signal(NamedTuple):
+    """Raise this rank's flag ``flag`` to the number of the current start."""
+
+    flag: int
+    deps: Deps
+
+
+class Wait(NamedTuple):
+    """Wait until flag ``flag`` of every rank in ``peers`` has reached the number of the
+    current start, or of the start before it if ``previous``."""
+
+    peers: tuple[int, ...]
+    flag: int
+    previous: bool
+    deps: Deps
+
+
+class Join(NamedTuple):
+    """Nothing but a point that waits for others: the end of a round."""
+
+    deps: Deps
+
+
+Outgoing: TypeAlias = "Send | Offer | Notify"
+Incoming: TypeAlias = "Recv | AcceptOffer | AwaitNotice"
+Op: TypeAlias = "Outgoing | Incoming | Copy | Reduce | Get | Signal | Wait | Join"
+
+OUTGOING = (Send, Offer, Notify)  # the two ends of messages, in pairs
+INCOMING = (Recv, AcceptOffer, AwaitNotice)
+MESSAGES = OUTGOING + INCOMING
+LOCAL = (Copy, Reduce, Get, Signal, Wait, Join)  # all other operations
+
+
+def are_two_ends(out: Op, into: Op) -> bool:
+    """Whether the operations can be the ends of one message: of one kind, an offer of one buffer.
+
+    Peers, tags and sizes are not looked at.
+    """
+    if isinstance(out, Offer) and isinstance(into, AcceptOffer):
+        return out.buffer == into.buffer
+    return (type(out), type(into)) in ((Send, Recv), (Notify, AwaitNotice))
+
+
+def reads(op: Op) -> tuple[Region, ...]:
+    """Regions of this rank's that the operation reads."""
+    if isinstance(op, Send):
+        return (op.region,)
+    if isinstance(op, Copy):
+        return (op.source,)
+    return (op.left, op.right) if isinstance(op, Reduce) else ()
+
+
+def writes(op: Op) -> tuple[Region, ...]:
+    """Regions that the operation writes."""
+    if isinstance(op, Recv):
+        return (op.region,)
+    return (op.target,) if isinstance(op, (Copy, Reduce, Get)) else ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One rank's operations, in an order in which every operation follows its ``deps``.
+
+    ``scratch``, ``shared`` and ``host`` are the sizes of those buffers in blocks (``host`` is
+    private memory of the host where the others are a device's), ``flags`` the number of flags
+    that this rank raises, ``tags`` one more than the largest tag. ``holds``: for each block of
+    ``shared`` the (source, block) that it is for, where the algorithm says so; blocks of uneven
+    sizes need it. ``blocks``: into how many a collective's vector is cut.
+
+    ``sizes`` is the number of rows of the buffers ``sizes`` (private) and ``shared_sizes`` (of the
+    node), one per lane: how many bytes the lane sends to, and receives from, each rank. 0 where no
+    sizes are exchanged. A rank's own row of ``sizes`` is there from the beginning; an operation on
+    blocks of ``shared`` reads the rows that give their lengths, too (`sizes_read`).
+    """
+
+    rank: int
+    ops: tuple[Op, ...]
+    scratch: int = 0
+    shared: int = 0
+    flags: int = 0
+    segments: int = 1
+    host: int = 0
+    holds: tuple[tuple[int, int], ...] = ()
+    blocks: int = 1
+    sizes: int = 0
+
+    @property
+    def tags(self) -> int:
+        """Number of tags that a plan must reserve."""
+        return 1 + max((op.tag for op in self.ops if isinstance(op, MESSAGES)), default=0)
+
+    @cached_property
+    def offered(self) -> frozenset[BufferName]:
+        """Buffers that other ranks of the node get from."""
+        return frozenset(op.buffer for op in self.ops if isinstance(op, Offer))
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[int, ...], ...] | None:
+        """Operation indices by round, or None where operations overlap freely.
+
+        The dependencies are rounds if each operation waits for exactly the whole
+        round before it; running round by round is then no stricter than the schedule.
+        """
+        rounds: list[tuple[int, ...]] = []
+        current: list[int] = []
+        gate: Deps = ()
+        for index, op in enumerate(self.ops):
+            if isinstance(op, Join):
+                if op.deps != tuple(current):
+                    return None
+                rounds.append(tuple(current))
+                current, gate = [], (index,)
+            elif op.deps != gate or isinstance(op, Wait):
+                return None
+            else:
+                current.append(index)
+        return (*rounds, tuple(current)) if current else tuple(rounds)
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether each operation begins when all local ones before it are done, as `in_order` makes it.
+
+        Local are copies, reductions, flags, and joins that complete messages; a message
+        goes on in the background until a join names it.
+        """
+        last: Deps = ()
+        outstanding: set[int] = set()
+        for index, op in enumerate(self.ops):
+            if isinstance(op, Join):
+                completed = op.deps[len(last) :]
+                if op.deps[: len(last)] != last or not outstanding.issuperset(completed):
+                    return False
+                outstanding.difference_update(completed)
+            elif op.deps != last:
+                return False
+            if isinstance(op, MESSAGES):
+                outstanding.add(index)
+            else:
+                last = (index,)
+        return True
+
+
+def size_rows(schedule: Schedule, topology: Topology) -> tuple[int, ...]:
+    """For each block of ``shared`` the row of ``sizes`` that gives its length: of its source's lane,
+    or, for a block from another node, of its destination's. Empty where no sizes are exchanged."""
+    if not schedule.sizes:
+        return ()
+    node_of, lane_of = topology.node_of, topology.lane_of
+    own = node_of[schedule.rank]
+    return tuple(lane_of[source if node_of[source] == own else target] for source, target in schedule.holds)
+
+
+def sizes_read(op: Op, rows: Sequence[int]) -> Region | None:
+    """What an operation on ``shared`` reads besides its blocks: the ``rows`` (`size_rows`) that give their lengths."""
+    if not rows:
+        return None
+    blocks = [region.blocks for region in (*reads(op), *writes(op)) if region.buffer == "shared"]
+    return SIZES[sorted({rows[block] for listed in blocks for block in listed})] if any(blocks) else None
+
+
+def most_tags(size: int, segments: int) -> int:
+    """As many tags as no algorithm exceeds on any of ``size`` ranks."""
+    return 2 * size * segments + 2

@@ -1,0 +1,1 @@
+"""Benchmarks, reports, proofs of many cases, pictures: what stands beside the calls."""
