@@ -269,7 +269,7 @@ def test_timeline_files_that_cannot_be_written(run: Run, option: str) -> None:
         ("timeline alltoall bruck -s -1", "got '-1'"),
         ("timeline alltoall bruck --svg .", "is a directory"),
         ("timeline alltoall pairwise:exchange=xor -l 3", "expected a power-of-two number of ranks"),
-        ("timeline bcast binomial --measured", "--measured serves alltoall and allgather"),
+        ("timeline bcast binomial --measured", "--measured serves alltoall, allgather"),
         ("bench gather", "gather"),
         ("bench alltoall -s 8:4:1", "FACTOR >= 2"),
         ("bench alltoall -s 0:8", "FROM >= 1"),
