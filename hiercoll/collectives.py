@@ -178,6 +178,12 @@ class Contract:
         """The buffers of ``rank``."""
         return self.record.contract(self, rank)
 
+    def moves(self, rank: int) -> tuple[bool, bool]:
+        """Whether anything that ``rank`` holds is due somewhere, and whether anything is due on it that it does not
+        hold in that place already; of one buffer that says whether it is read, and whether it is written."""
+        shape = self.shape(rank)
+        return bool(shape.held), shape.due != shape.held[: len(shape.due)]
+
     def sizes(self, rank: int) -> dict[BufferName, int]:
         """Size of the rank's send and recv buffer in blocks."""
         shape = self.shape(rank)
