@@ -7,12 +7,13 @@ local; what is collective (duplicates, tags, windows) comes from `communicator`.
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -79,6 +80,107 @@ def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
     first = steps.first_sized
     rest = None if first == len(steps.steps) else SizedSteps(steps, first, binding, parts)
     return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
+
+
+class Once:
+    """What runs once, with the ``owners`` of the memory that it needs; ``watch`` is for plans."""
+
+    def __init__(self, run: Callable[[], None], name: str, owners: object = None) -> None:
+        self.name, self._run, self._owners = name, run, owners
+        self.watch: object = None
+
+    def __call__(self) -> None:
+        """Run it."""
+        self._run()
+
+
+def run_once(steps: Steps, binding: Binding) -> None:
+    """Run steps in sequence, which are bound as they come."""
+    ops, window, sizes = steps.schedule.ops, binding.window, binding.sizes
+    begun: dict[int, MPI.Request] = {}
+    messages: list[Message] = []
+    if window is not None:
+        window.epoch += 1
+    for step in steps.steps:
+        if step.sized and sizes is not None:  # learned by now
+            sizes.place()
+            sizes = None
+        if step.kind is Kind.START:
+            made = _bind_messages([ops[op] for op in step.ops], binding, {}, True)
+            for index, part in zip(step.ops, made, strict=True):
+                if isinstance(part, Message):
+                    part.begin()
+                    begun[index] = part.request
+                    messages.append(part)
+        elif step.kind is Kind.WAIT:
+            MPI.Request.Waitall([begun.pop(op) for op in step.ops if op in begun])
+        else:
+            for op in step.ops:
+                part = _bind_local(ops[op], binding)
+                if isinstance(part, Flags):
+                    part.window.wait(part.slots, part.back)
+                elif part is not None:
+                    part()  # type: ignore[operator]
+    for message in messages:
+        message.free()
+
+
+class Piece(NamedTuple):
+    """Bytes that lie together: a message of the operation, or a copy to ``target``."""
+
+    op: Send | Recv | Copy
+    buffer: BufferName
+    offset: int
+    length: int
+    target: BufferName = "recv"
+    target_offset: int = 0
+
+
+class Relocatable(NamedTuple):
+    """Rounds of messages and copies between the program's own buffers, wherever these lie, for calls with new ones all
+    the time: what binding finds out is the same for all."""
+
+    groups: list[tuple[Kind, list[Piece]]]
+
+    @classmethod
+    def of(cls, steps: Steps, layout: Layout) -> Relocatable | None:
+        """None for steps with anything else, with pieces apart, or in which a message outlasts its round."""
+        ops, groups, begun = steps.schedule.ops, list[tuple[Kind, list[Piece]]](), set[int]()
+        for step in steps.steps if steps.in_sequence else ():
+            pieces = [_piece(ops[op], layout) for op in step.ops] if step.kind in (Kind.START, Kind.COPY) else []
+            begun = begun | set(step.ops) if step.kind is Kind.START else begun - set(step.ops)
+            if None in pieces or not (pieces or step.kind is Kind.WAIT) or (step.kind is Kind.WAIT and begun):
+                return None
+            groups.append((step.kind, [piece for piece in pieces if piece is not None]))
+        return cls(groups) if steps.in_sequence else None
+
+    def run(self, comm: MPI.Intracomm, tag: int, addresses: Mapping[BufferName, int]) -> None:
+        """Run them once."""
+        requests: list[MPI.Request] = []
+        for kind, pieces in self.groups:
+            if kind is Kind.WAIT:
+                MPI.Request.Waitall(requests)
+                requests = []
+            for op, buffer, offset, length, target, target_offset in pieces:
+                address = addresses[buffer] + offset
+                if isinstance(op, Copy):
+                    ctypes.memmove(addresses[target] + target_offset, address, length)
+                else:
+                    begin = comm.Isend if isinstance(op, Send) else comm.Irecv
+                    spec: Any = [MPI.buffer.fromaddress(address, length), length, MPI.BYTE]
+                    requests.append(begin(spec, op.peer, op.tag + tag))
+
+
+def _piece(op: Op, layout: Layout) -> Piece | None:
+    """The one piece of an operation on the program's buffers; None for anything else."""
+    if not isinstance(op, (Send, Recv, Copy)):
+        return None
+    regions = (op.source, op.target) if isinstance(op, Copy) else (op.region,)
+    runs = [(region.buffer, *run) for region in regions for run in layout.runs(region)]
+    if len(runs) != len(regions) or any(buffer not in ("send", "recv") or n > INT_MAX for buffer, _, n in runs):
+        return None
+    to, at, _ = runs[-1]
+    return Piece(op, *runs[0], to, at)
 
 
 class SizedSteps:

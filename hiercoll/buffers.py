@@ -218,6 +218,11 @@ class HostMemory:
         if isinstance(layout, UnevenLayout):
             (here, regions), (there, targets) = source, target
             return _copy_pieces([(here + at, there + to, n) for at, to, n in layout.pairs(regions, targets)])
+        ends = layout.runs(source[1]), layout.runs(target[1])
+        if len(ends[0]) == len(ends[1]) == 1 and ends[0][0][1]:  # at less cost
+            [(at, length)], [(to, _)] = ends
+            views = _memory(source[0] + at, length), _memory(target[0] + to, length)
+            return partial(setitem, views[1], _ALL, views[0])
         chunk = common_chunk(source[1], target[1]) if layout.segments == 1 else 1
         (src_view, src), (dst_view, dst) = blocks_view(layout, *source, chunk), blocks_view(layout, *target, chunk)
         if isinstance(src, slice):
@@ -260,6 +265,14 @@ class HostMemory:
 
     def before_messages(self, handle: int, direct: bool) -> None:
         """Nothing to do."""
+
+
+_ALL = slice(None)
+
+
+def _memory(address: int, nbytes: int) -> memoryview:
+    """Bytes at an address, to be set or read at little cost."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
 def _copy_pieces(pieces: list[tuple[int, int, int]]) -> Action | None:

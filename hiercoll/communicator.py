@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from hiercoll import checking, progress, settings
+from hiercoll import checking, native, progress, settings
 from hiercoll.agreement import Agreement
+from hiercoll.binding import Once
 from hiercoll.cache import Cache
 from hiercoll.checking import Later, Said, Saying, wait_for
 from hiercoll.collectives import called
@@ -32,6 +33,7 @@ from hiercoll.executor import Plan
 from hiercoll.memories import Memories, takes_device_memory
 from hiercoll.plans import Lifetime, PlanFactory
 from hiercoll.policy import Policy
+from hiercoll.request import Key as RequestKey
 from hiercoll.request import Request
 from hiercoll.schedule import Schedule
 from hiercoll.shared_windows import Windows
@@ -45,6 +47,7 @@ Alias: TypeAlias = "tuple[object, ...]"
 
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 MAX_PLANS = 128  # cached plans per communicator
+MAX_SEEN = 1024  # requests that are remembered without a plan
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
 MAX_WINDOWS = 32  # shared windows per communicator
 MAX_SHARED = 256 << 20  # bytes of shared windows of cached plans per communicator and node
@@ -139,6 +142,7 @@ class State:
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, self._forget_plans_without_window, self._gather_on_node)
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
         self.recent: dict[Alias | None, Plan] = {}  # by arguments as they were given
+        self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
         self.background_comm = split(self.comm, 0) if self.check else self.comm
@@ -244,19 +248,43 @@ class State:
 
     # ---- plans
 
-    def plan(self, request: Request) -> Plan:
-        """The plan of a blocking call: one that is kept, or a new one; kept where that may be."""
-        if not request.is_plain:
-            return self.factory.make(request, Lifetime.ONCE)
+    def plan(self, request: Request) -> Plan | None:
+        """The plan that is kept for a blocking call. None where none is worth it: for calls on the host that have not
+        come before, or whose data are copied from or to other places first."""
         key = request.key
         plan: Plan | None = self.plans.get(key)
-        if plan is None:
-            plan = self.factory.make(request, Lifetime.KEPT)
+        if plan is not None:
+            self.touch(plan)
+            return plan
+        if request.memory == "host" and request.note is None and (not request.is_plain or self._is_new(key)):
+            return None
+        plan = self.factory.make(request, Lifetime.KEPT if request.is_plain else Lifetime.ONCE)
+        if request.is_plain:
             self.plans.keep(key, plan)
             plan.key = key
-        else:
-            self.touch(plan)
         return plan
+
+    def _is_new(self, key: RequestKey) -> bool:
+        """Whether a request has not come before, as far as that is remembered."""
+        if self._seen.pop(key, False):
+            return False
+        self._seen[key] = True
+        if len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def run_once(self, request: Request) -> str:
+        """Serve a blocking call on the host for which no plan is kept. Returns what ran, in words."""
+        if request.variant.is_native and request.is_plain and self.watch is None:
+            progress.before_blocking()
+            self.last = name = request.name
+            native.call(self.user, request, self.rank)
+            return name
+        made = self.factory.make(request, Lifetime.ONCE) if request.is_native else self.factory.once(request)
+        self.run(made)
+        if isinstance(made, Plan):
+            made.free()
+        return made.name
 
     def remember(self, alias: Alias | None, plan: Plan) -> None:
         """Find a kept plan by the arguments of its call, as they were given."""
@@ -321,7 +349,7 @@ class State:
             self._node = split(self.comm, self.topology.node_of[self.rank])
         return self._node
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: Plan | Once) -> None:
         """Run a cached plan. If it is interrupted, its messages may be under way and be taken
         for those of later calls: the communicator is broken."""
         self.last, plan.watch = plan.name, self.watch
@@ -332,7 +360,7 @@ class State:
             self._votes += [*self.plans.values(), plan]  # MPI may still use what they hold
             self.plans.clear()
             self.recent.clear()
-            if self.watch is not None and isinstance(error, MPI.Exception):
+            if self.watch is not None and isinstance(error, MPI.Exception) and isinstance(plan, Plan):
                 raise self.watch.failed(plan, error) from error
             raise
 

@@ -21,12 +21,13 @@ from hiercoll.schedule import RECV, SEND, BufferName, Schedule
 
 class Room(NamedTuple):
     """Where a plan's buffers lie, what keeps those that are not the user's, and the copies to and
-    from those that take the place of the user's."""
+    from those that take the place of the user's; ``nbytes`` of them are scratch."""
 
     places: dict[BufferName, int]
     owners: list[object]
     before: list[Transfer]
     after: list[Transfer]
+    nbytes: int = 0
 
 
 class Memories:

@@ -32,6 +32,14 @@ def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received
     return Native(blocking, nonblocking, args, datatypes, held or form == "nonblocking")
 
 
+def call(comm: MPI.Intracomm, request: Request, rank: int) -> None:
+    """The library's blocking call."""
+    sent = 0 if request.sent is None else request.sent.address
+    made = engine(comm, request, rank, sent, request.received.address, held=False)
+    made.run()
+    made.free()
+
+
 Parts = tuple[tuple[Any, ...], list[MPI.Datatype]]
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll import native
+from hiercoll import native, progress
 from hiercoll.algorithms import get_algorithm
 from hiercoll.algorithms.alltoallv import TOGETHER
-from hiercoll.binding import Binding
+from hiercoll.binding import Binding, Once, Relocatable, run_once
 from hiercoll.buffers import CARD, BlockLayout, Layout, Memory, Transfer
 from hiercoll.collectives import Sizes
 from hiercoll.cuda import DeviceMemory
@@ -82,6 +82,7 @@ class PlanFactory:
         self._lowered: dict[object, Lowered] = {}
         self._areas: dict[object, Areas] = {}
         self._scratch: weakref.WeakValueDictionary[tuple[str, int], _Scratch] = weakref.WeakValueDictionary()
+        self._moved: dict[tuple[int, int], Relocatable | None] = {}
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
         self._most_together = MOST_SHARED // (2 * max(state.topology.node_sizes) * state.size)
 
@@ -102,6 +103,23 @@ class PlanFactory:
             plan.recvbuf, plan.stream = request.result, request.stream
             self._state.hold(plan, window)
         return plan
+
+    def once(self, request: Request) -> Once | Plan:
+        """What serves one blocking call on the host: a plan only where it must be."""
+        schedule = self.schedule(request)
+        # Others may wait for what is under way here before they come to this call: a plan lets that go on.
+        waits = self._state.watch is not None or progress.active
+        if waits or not request.is_plain or not lower(schedule).in_sequence:
+            return self.make(request, Lifetime.ONCE)
+        if request.collective.is_even and schedule.blocks == 1:
+            key = (id(schedule), request.received.block)  # schedules are kept as long as this is
+            if key not in self._moved:
+                self._moved[key] = Relocatable.of(lower(schedule), self._laid(request, schedule, False).layout)
+            if (rounds := self._moved[key]) is not None:
+                run = partial(rounds.run, *self._where(request, schedule, Lifetime.ONCE), addresses(request))
+                return Once(run, request.name)
+        steps, binding, room = self._bound(request, schedule, Lifetime.ONCE)
+        return Once(partial(run_once, steps, binding), request.name, room)
 
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
@@ -145,36 +163,42 @@ class PlanFactory:
 
     def _scheduled(self, request: Request, lifetime: Lifetime, traced: bool) -> tuple[Plan, Window | None]:
         """The plan, and the window that it alone uses."""
-        state, schedule = self._state, self.schedule(request)
+        schedule, held = self.schedule(request), lifetime is Lifetime.HELD
+        steps, binding, room = self._bound(request, schedule, lifetime, traced)
+        try:
+            plan = plan_of(steps, binding, request.name)
+        except BaseException:
+            if held:
+                self._state.windows.retire(binding.window)
+            raise
+        plan.surround(room.before, room.after)
+        plan.keep_alive(*room.owners, nbytes=room.nbytes)
+        if binding.window is not None and not held:
+            plan.window_key = request.common
+        return plan, binding.window if held else None
+
+    def _bound(
+        self, request: Request, schedule: Schedule, lifetime: Lifetime, traced: bool = False
+    ) -> tuple[Steps, Binding, Room]:
+        """Steps, everything that turns them into calls, and what keeps their buffers."""
+        state, lane_of = self._state, self._state.topology.lane_of
         memory, laid = state.memories[request.received.place], self._laid(request, schedule, traced)
         room = self._room(request, schedule, laid, lifetime)
         comm, tag = self._where(request, schedule, lifetime)
-        window, table, key = None, None, request.common
+        window, table = None, None
         if schedule.shared:
             make = partial(self._window, request, schedule, memory)
-            held = lifetime is Lifetime.HELD
-            window = make(laid.shared) if held else state.windows.keep(key, laid.shared, make)
+            kept = lifetime is not Lifetime.HELD
+            window = state.windows.keep(request.common, laid.shared, make) if kept else make(laid.shared)
             room.places["shared"] = window.address
         if laid.areas is not None and window is not None:
             shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
-            blocks = request.blocks(state.rank)
             layout: Any = laid.layout
+            blocks = request.blocks(state.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
-        once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and not request.collective.is_even
-        binding = Binding(
-            comm, state.topology.lane_of, memory, laid.layout, room.places, tag, window, once=once, sizes=table
-        )
-        try:
-            plan = plan_of(laid.steps, binding, request.name)
-        except BaseException:
-            if lifetime is Lifetime.HELD:
-                state.windows.retire(window)
-            raise
-        plan.surround(room.before, room.after)
-        plan.keep_alive(*room.owners, nbytes=(schedule.scratch + schedule.host) * laid.block)
-        if lifetime in SHARING and window is not None:
-            plan.window_key = key
-        return plan, window if lifetime is Lifetime.HELD else None
+        once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
+        binding = Binding(comm, lane_of, memory, laid.layout, room.places, tag, window, once=once, sizes=table)
+        return laid.steps, binding, room
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
@@ -203,6 +227,9 @@ class PlanFactory:
         """Where the plan's buffers lie, and what keeps them."""
         state, place, memory = self._state, request.received.place, self._state.memories[request.received.place]
         nbytes = schedule.scratch * laid.block
+        places = addresses(request)
+        if memory.kind == "host" and not nbytes and not schedule.host:
+            return Room(places, [], [], [])
 
         def pooled() -> tuple[int, object]:
             size_class = 1 << max(nbytes - 1, 0).bit_length()
@@ -220,7 +247,7 @@ class PlanFactory:
         room = state.memories.reserve(schedule, laid.block, place, scratch, user, together=together)
         if first:
             self._fitted.add(request.common)
-        return room
+        return room._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
         """The communicator of a plan's messages, and their first tag."""
@@ -317,6 +344,14 @@ class PlanFactory:
         plan = Plan(Between([before], make(host + apart * block, host), [after]), request.name, None, memory)
         plan.keep_alive(owner)
         return plan
+
+
+def addresses(request: Request) -> dict[BufferName, int]:
+    """Where the program's buffers lie."""
+    found: dict[BufferName, int] = {"recv": request.received.address}
+    if request.sent is not None:
+        found["send"] = request.sent.address
+    return found
 
 
 __all__ = ["REQUEST_BYTES", "Lifetime", "PlanFactory"]

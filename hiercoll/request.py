@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
 NO_PARAMS: dict[str, Any] = {}
+NUMBERS = "biufc"  # kinds of NumPy's types of numbers
 
 
 class Mode(Enum):
@@ -265,7 +266,7 @@ def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: 
     stream = _stream(state, given.stream, sent or received)
     policy, wanted = state.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
     is_auto = policy.is_auto(collective, given.algorithm)
-    trial = policy.trial(wanted) if is_auto and mode is Mode.BLOCKING else None
+    trial = policy.trial(wanted) if is_auto and policy.online and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
     able = variant.transport != AUTO and not (variant.transport == "direct" and state.stages)
     if able and given.transport == AUTO and memory != "host":
@@ -332,6 +333,11 @@ def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool, *,
 
 def _array(state: State, array: Any, argument: str, blocks: int, writable: bool) -> Data:
     """All of an array, on the host or on a device, in equal blocks."""
+    if type(array) is np.ndarray and array.dtype.kind in NUMBERS and array.nbytes:  # the usual ones, at less cost
+        flags, dtype, items = array.flags, array.dtype, array.size
+        fits = not items % blocks and (flags.writeable or not writable)
+        if fits and (flags.c_contiguous or flags.f_contiguous):
+            return Data(MPI.Get_address(array), blocks, array.nbytes // blocks, dtype, array)
     place, stream = _device(state, array, argument, writable)
     if is_device_array(array):
         found = device_array(array, argument, state.rank, writable=writable)
@@ -412,6 +418,8 @@ def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
 def _transport(state: State, given: Any, place: str) -> Transport:
     """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
     ParameterError, or ConstraintError for direct messages that MPI may not be given."""
+    if given == AUTO and place == "host":
+        return DIRECT
     try:
         name, parts = parse_transport(given)
     except ParameterError as error:

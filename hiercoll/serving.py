@@ -115,15 +115,15 @@ def serve(state: State, request: Request, given: Arguments) -> str:
     if request.is_empty:
         return request.name
     plan = state.plan(request)
+    if plan is None:
+        return state.run_once(request)
     plan.stream = request.stream
     begin = perf_counter()
     state.run(plan)
     if request.note is not None:
         request.note(perf_counter() - begin)
-    elif request.is_plain:
+    else:
         state.remember((equal_alias if request.collective.is_even else uneven_alias)(request.collective, given), plan)
-    if not request.is_plain:
-        plan.free()
     return plan.name
 
 

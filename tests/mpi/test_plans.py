@@ -166,7 +166,8 @@ def test_known_buffers_reuse_the_plan(comm: MPI.Intracomm) -> None:
     state = get_state(comm)
     assert len(state.plans) == 1
     other = np.empty(SIZE, dtype=int)
-    hiercoll.alltoall(comm, send, other, algorithm="pairwise")
+    for _ in range(2):  # a plan is made when a call comes again
+        hiercoll.alltoall(comm, send, other, algorithm="pairwise")
     first, second = state.plans.values()
     assert first is not second and first.schedule is second.schedule
     alive = weakref.ref(other)
@@ -252,12 +253,12 @@ def test_one_plan_for_all_calls_with_parameters(
 
     number = []
     other = {"window": {"window": 2}, "segments": {"segments": 1}}[next(iter(params))]
-    for chosen in (params, params, params, other, params):
+    for chosen in (params, params, params, other, other, params):
         made[0] = 0
         call(**chosen)
         number.append(made[0])
     served = SIZE > 1 or form != "drop-in"  # calls of one rank are MPI's
-    assert number == [served, 0, 0, served, 0]
+    assert number[1:3] == number[4:] == [served, 0]  # the first of its kind may do without one
 
 
 def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,8 +370,9 @@ def test_an_interrupted_call_breaks_the_communicator(where: str) -> None:
     """Later calls say so at once; a duplicate works; freeing neither raises nor hangs."""
     comm = WORLD.Dup()
     send, recv = np.arange(SIZE), np.empty(SIZE, int)
-    hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
-    hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    for _ in range(2):  # a plan is made when a call comes again
+        hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
     if where == "everywhere" or RANK == 0:
         list(get_state(comm).plans.values())[-1]._run = interrupt
         with pytest.raises(Interrupt):
