@@ -111,7 +111,8 @@ class PlanFactory:
         waits = self._state.watch is not None or progress.active
         if waits or not request.is_plain or not lower(schedule).in_sequence:
             return self.make(request, Lifetime.ONCE)
-        if request.collective.is_even and schedule.blocks == 1:
+        # A window is made by all ranks, even if this one has nothing to do with it.
+        if request.collective.is_even and schedule.blocks == 1 and not schedule.shared:
             key = (id(schedule), request.received.block)  # schedules are kept as long as this is
             if key not in self._moved:
                 self._moved[key] = Relocatable.of(lower(schedule), self._laid(request, schedule, False).layout)
