@@ -178,6 +178,12 @@ class Contract:
         """The buffers of ``rank``."""
         return self.record.contract(self, rank)
 
+    def moves(self, rank: int) -> tuple[bool, bool]:
+        """Whether anything that ``rank`` holds is due somewhere, and whether anything is due on it that it does not
+        hold in that place already; of one buffer that says whether it is read, and whether it is written."""
+        shape = self.shape(rank)
+        return bool(shape.held), shape.due != shape.held[: len(shape.due)]
+
     def sizes(self, rank: int) -> dict[End, int]:
         """Size of the rank's send and recv buffer in blocks."""
         shape = self.shape(rank)
@@ -322,7 +328,18 @@ ALLGATHERV = Collective(
 )
 GATHER = Collective("gather", _gather, send=Holds.ONE, recv=Holds.EACH, root=True, section="6.5")
 SCATTER = Collective("scatter", _scatter, send=Holds.EACH, recv=Holds.ONE, root=True, section="6.6")
-BCAST = Collective("bcast", _bcast, send=Holds.VECTOR, recv=Holds.VECTOR, root=True, section="6.4")
+BCAST = Collective(
+    "bcast",
+    _bcast,
+    send=Holds.VECTOR,
+    recv=Holds.VECTOR,
+    in_place=InPlace.ALWAYS,
+    root=True,
+    native="Bcast",
+    tuned="8:1M:4,192,12K,96K,1536K",
+    size_of="bytes per rank",
+    section="6.4",
+)
 REDUCE = Collective("reduce", _reduce, Holds.VECTOR, Holds.VECTOR, root=True, operation=True, section="6.9.1")
 ALLREDUCE = Collective("allreduce", _allreduce, Holds.VECTOR, Holds.VECTOR, operation=True, section="6.9.6")
 REDUCE_SCATTER = Collective("reduce_scatter", _reduce_scatter, Holds.EACH, Holds.ONE, operation=True, section="6.10.1")

@@ -6,14 +6,14 @@ model's help: what the model says of an algorithm here is corrected by how wrong
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from hiercoll.algorithms import REGISTRY, Params, get_algorithm
+from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
 from hiercoll.collectives import COLLECTIVES, Sizes
 from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
@@ -47,8 +47,11 @@ MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; c
 
 
 @lru_cache(maxsize=1024)
-def _counted(collective: str, topology: Topology, inplace: bool, name: str, given: Given) -> list[RankCounts] | None:
-    """The counts of the ranks of a largest node; None if the variant cannot run there.
+def _counted(
+    collective: str, topology: Topology, inplace: bool, name: str, given: Given
+) -> list[list[RankCounts]] | None:
+    """The counts of the ranks of a largest node and, where there is a root, of that of root 0; None if the variant
+    cannot run there.
 
     Of a node with many lanes, some are counted and stand for those that follow them;
     lane 0, the leader, stands for itself.
@@ -57,13 +60,22 @@ def _counted(collective: str, topology: Topology, inplace: bool, name: str, give
     entry = REGISTRY[collective][name]
     if (inplace and not entry.in_place) or entry.refusal(topology, params) is not None:
         return None
-    busiest = max(topology.nodes, key=len)
-    others = len(busiest) - 1
+    nodes = [max(topology.nodes, key=len)]
+    if COLLECTIVES[collective].root and topology.node(0) not in nodes:
+        nodes.append(topology.node(0))
+    return [_sampled(entry, topology, ranks, params, inplace) for ranks in nodes]
+
+
+def _sampled(
+    entry: Algorithm, topology: Topology, ranks: Sequence[int], params: Params, inplace: bool
+) -> list[RankCounts]:
+    """The counts of the ``ranks`` of a node."""
+    others = len(ranks) - 1
     sample = sorted({1 + i * others // SAMPLE for i in range(SAMPLE)}) if others else []
     weights = [b - a for a, b in pairwise([*sample, others + 1])]
     counts: list[RankCounts] = []
     for lane, weight in [(0, 1), *zip(sample, weights, strict=True)]:
-        counts += [count_rank(entry.schedule(topology, busiest[lane], params, inplace=inplace), topology)] * weight
+        counts += [count_rank(entry.schedule(topology, ranks[lane], params, inplace=inplace), topology)] * weight
     return counts
 
 
@@ -77,16 +89,18 @@ def rank_by_model(
     variants: Iterable[tuple[str, Params]] | None = None,
     most_shared: int = MOST_SHARED,
 ) -> list[Candidate]:
-    """The ``variants`` (default: `automatic` ones) for blocks of ``block`` bytes, fastest first by the cost model.
+    """The ``variants`` (default: `automatic` ones), fastest first by the cost model, for blocks of ``block`` bytes, or
+    a vector of so many.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     ranked = []
     for name, params in automatic(collective) if variants is None else variants:
-        counts = _counted(collective, topology, inplace, name, tuple(params.items()))
-        if counts and counts[0].shared * block <= most_shared:
-            flows = max(count.network_messages / max(count.network_chain, 1) for count in counts)
-            ranked.append(Candidate(name, params, predict(counts, block, links), flows))
+        nodes = _counted(collective, topology, inplace, name, tuple(params.items()))
+        if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
+            flows = max(each.network_messages / max(each.network_chain, 1) for counts in nodes for each in counts)
+            seconds = max(predict(counts, block, links) for counts in nodes)
+            ranked.append(Candidate(name, params, seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 
 

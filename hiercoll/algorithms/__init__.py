@@ -1,6 +1,6 @@
 """The algorithms, each a pure function from (topology, rank, parameters) to a schedule."""
 
-from hiercoll.algorithms import allgather, allgather_nodes, alltoall, alltoall_nodes, alltoallv, reductions
+from hiercoll.algorithms import allgather, allgather_nodes, alltoall, alltoall_nodes, alltoallv, bcast, reductions
 from hiercoll.algorithms.registry import REGISTRY, Algorithm, Parameter, Params, get_algorithm, register
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "alltoall",
     "alltoall_nodes",
     "alltoallv",
+    "bcast",
     "get_algorithm",
     "reductions",
     "register",

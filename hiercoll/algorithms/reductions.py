@@ -1,9 +1,9 @@
-"""Collectives with reductions and roots, written against the same model and contracts."""
+"""Collectives with reductions, written against the same model and contracts."""
 
 from __future__ import annotations
 
-from hiercoll.algorithms.registry import Parameter, register
-from hiercoll.collectives import ALLREDUCE, BCAST
+from hiercoll.algorithms.registry import register
+from hiercoll.collectives import ALLREDUCE
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
 from hiercoll.topology import Topology
 
@@ -41,36 +41,4 @@ def ring_allreduce(topology: Topology, rank: int) -> Schedule:
         with b.round():
             b.recv(before, RECV[into], tag=p + step)
             b.send(behind, RECV[out], tag=p + step)
-    return b.build()
-
-
-@register(BCAST, Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1))
-def binomial(topology: Topology, rank: int, *, segments: int, root: int = 0) -> Schedule:
-    """The ranks that have the block double in each round; one block.
-
-    Contract: bcast.
-
-        node 0: 0 1 2   | 0 -> 4;  0 -> 2, 4 -> (6);  0 -> 1, 2 -> 3, 4 -> 5
-        node 1: 3 4 5   | (ranks counted from the root)
-
-    A segment is passed on as soon as it is there.
-    Counts (root; p a power of two): messages = log2(p)*segments; blocks = log2(p); scratch = 0
-    Constraints: none. Not in place.
-    Reference: Thakur, Rabenseifner, Gropp 2005, section 5.
-    """
-    p, b = topology.size, Builder(rank, segments)
-    me = (rank - root) % p
-    lowest = me & -me if me else 1 << (p - 1).bit_length()
-    parts = [None] if segments == 1 else list(range(segments))
-    if me == 0:
-        b.copy(SEND[0], RECV[0])
-    source = SEND[0] if me == 0 else RECV[0]
-    for tag, part in enumerate(parts):
-        region = source._replace(part=part)
-        after = [b.recv((me - lowest + root) % p, region, tag=tag)] if me else []
-        bit = lowest >> 1
-        while bit:
-            if me + bit < p:
-                b.send((me + bit + root) % p, region, tag=tag, after=after)
-            bit >>= 1
     return b.build()

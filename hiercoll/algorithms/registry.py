@@ -53,7 +53,8 @@ class Algorithm:
     """A registry entry.
 
     ``in_place`` says whether the schedule is still right when its input lies in the
-    receive buffer; ``constraint`` names what a topology lacks, or returns None;
+    receive buffer, as it always does in collectives with one buffer; ``constraint`` names what
+    a topology lacks, or returns None;
     ``together`` lists parameters that mean something only in company.
 
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
@@ -71,6 +72,13 @@ class Algorithm:
     auto: tuple[Params, ...] = ()
     search: Callable[[Topology], Choices] = lambda topology: ()
     trial: Params | None = None
+
+    @property
+    def in_places(self) -> tuple[bool, ...]:
+        """In place or not: the ways in which it can be called."""
+        if COLLECTIVES[self.collective].one_buffer:
+            return (True,)
+        return (False, True) if self.in_place else (False,)
 
     def resolve(self, given: Mapping[str, object]) -> Params:
         """All parameters with their values. Raises ParameterError."""
@@ -159,8 +167,9 @@ def register(
     def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
         name = function.__name__.removesuffix(f"_{collective.name}")
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
+        able = in_place or collective.one_buffer
         entry = Algorithm(
-            collective.name, name, function, parameters, always, in_place, together, auto, search or nothing, trial
+            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trial
         )
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function

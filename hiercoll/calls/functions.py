@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall, waitall
 from hiercoll.calls.serving import begin, hold, known_plan, repeat, serve, serve_unknown_sizes, sizes_are_unknown
-from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, Collective
+from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import by_handle, get_state, get_topology
@@ -31,12 +31,15 @@ __all__ = [
     "alltoall_init",
     "alltoallv",
     "alltoallv_init",
+    "bcast",
+    "bcast_init",
     "configure",
     "get_topology",
     "iallgather",
     "iallgatherv",
     "ialltoall",
     "ialltoallv",
+    "ibcast",
     "waitall",
 ]
 
@@ -145,6 +148,33 @@ def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: st
     return _uneven_call(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+def bcast(
+    comm: MPI.Intracomm,
+    buf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Send what ``buf`` holds on rank ``root`` to ``buf`` on every rank.
+
+    ``buf``: a contiguous array of any fixed-size dtype, or whatever ``comm.Bcast`` takes (``[buffer, count, MPI
+    datatype]`` and the like); a device array on all ranks alike. It has as many bytes on all ranks. On ``root`` it is
+    only read, and may be read-only. ``root``: an int, the same on all ranks. All else as for `alltoall`.
+
+    Returns the array. Raises an ArgumentError before any data moves: BufferSizeError, BufferTypeError,
+    CommunicatorError, UnknownAlgorithmError, ParameterError (``root`` too), ConstraintError. Collective (MPI 4.1, 6.4).
+    """
+    if type(buf) is np.ndarray and stream is None:
+        state, plan = known_plan(comm, BCAST, None, buf, algorithm, transport, params, root)
+        if state is not None and plan is not None:
+            state.run(plan)
+            return buf
+    return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
+
+
 def alltoall_init(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -199,6 +229,20 @@ def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorith
     return _init(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+def bcast_init(
+    comm: MPI.Intracomm,
+    buf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `bcast` of this buffer from ``root``; see `alltoall_init`."""
+    return _init(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
+
+
 def ialltoall(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -231,6 +275,11 @@ def iallgatherv(
 ) -> BackgroundCall:
     """`allgatherv` that returns at once; see `ialltoall`."""
     return _begin(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def ibcast(comm: MPI.Intracomm, buf: Any, *, root: int = 0, algorithm: str = "auto", **params: Any) -> BackgroundCall:
+    """`bcast` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.2)."""
+    return _begin(comm, BCAST, Arguments(None, buf, root, algorithm, params))
 
 
 def configure(

@@ -44,8 +44,11 @@ def known_plan(
     None for collectives with one buffer.
 
     Equal addresses, sizes and types need no second check; contiguity is checked by
-    `MPI.Get_address`, and that recv is writable below. The slow path says what is wrong.
+    `MPI.Get_address`, and that recv is writable below; True equals 1, but is no root. The slow path says what is
+    wrong.
     """
+    if type(root) is not int:
+        return None, None
     try:
         state = by_handle[comm.handle]
         key = (collective, algorithm, transport, root, _address(recv), recv.nbytes, recv.dtype)

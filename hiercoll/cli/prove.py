@@ -239,7 +239,8 @@ def timeline(
         topology, events = traced
     else:
         topology = parse_layout(layout)
-        events = simulate(generate(collective, entry.name, params, topology), topology, size)
+        schedules = generate(collective, entry.name, params, topology)
+        events = simulate(schedules, topology, -(-size // schedules[0].blocks))  # a vector is cut
     schedules = generate(collective, entry.name, params, topology)
     name = f"{collective} {entry.spelled(params)} on {topology}, {format_size(size)} per block"
     title = f"{name}, {'measured' if measured else 'simulated'}"
@@ -255,7 +256,7 @@ def _trace_run(collective: str, entry: Algorithm, params: Params, size: int) -> 
     """Topology and events of a traced run under MPI, on rank 0."""
     able = [name for name, record in CALLED.items() if record.is_even]
     if collective not in able or size < 1:
-        raise click.UsageError(f"--measured serves {' and '.join(able)} of at least one byte")
+        raise click.UsageError(f"--measured serves {', '.join(able)}, of at least one byte")
     comm = world()
     with Together(comm):
         from hiercoll.tools.bench import measured_events

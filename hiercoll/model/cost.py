@@ -78,9 +78,15 @@ class RankCounts:
     network_chain: int = 0
     scratch: int = 0  # blocks
     shared: int = 0  # blocks per node
+    pieces: int = 1  # blocks into which a collective's vector is cut
 
-    def seconds(self, block: int, links: Links) -> float:
-        """Latency, overhead and copies of this rank."""
+    def nbytes(self, blocks: float, size: int) -> float:
+        """Bytes of so many blocks, where ``size`` is the bytes of a block as callers have it: of a whole vector, which
+        the schedule cuts."""
+        return blocks * size / self.pieces
+
+    def seconds(self, size: int, links: Links) -> float:
+        """Latency, overhead and copies of this rank, for blocks or a vector of ``size`` bytes."""
         near_chain = self.chain - self.network_chain
         operations = self.copies + self.synchronisations
         return (
@@ -89,7 +95,7 @@ class RankCounts:
             + (self.messages + self.received) * links.overhead
             + operations * links.operation
             + self.dispatched * links.dispatch
-            + self.copied_blocks * block * links.gap
+            + self.nbytes(self.copied_blocks, size) * links.gap
         )
 
 
@@ -126,7 +132,8 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
     n["dispatched"] = 0 if schedule.rounds is not None or schedule.flags else len(schedule.ops)
     n["chain"], n["network_chain"] = max(depth, default=(0, 0))
     whole = {name: value if name.endswith("blocks") else int(value) for name, value in n.items()}
-    return RankCounts(scratch=schedule.scratch, shared=schedule.shared, **whole)  # type: ignore[arg-type]
+    sizes = {"scratch": schedule.scratch, "shared": schedule.shared, "pieces": schedule.blocks}
+    return RankCounts(**sizes, **whole)  # type: ignore[arg-type]
 
 
 def _blocks(region: Region, schedule: Schedule) -> float:
@@ -136,9 +143,10 @@ def _blocks(region: Region, schedule: Schedule) -> float:
     return region.size / (1 if region.part is None else schedule.segments)
 
 
-def predict(counts: Sequence[RankCounts], block: int, links: Links = DEFAULT_LINKS) -> float:
-    """Seconds for blocks of ``block`` bytes, from the counts of all ranks of the busiest node."""
+def predict(counts: Sequence[RankCounts], size: int, links: Links = DEFAULT_LINKS) -> float:
+    """Seconds for blocks of ``size`` bytes, or a vector of so many, which the schedules cut into their blocks; from the
+    counts of all ranks of the busiest node."""
     far = max(sum(c.network_blocks for c in counts), sum(c.network_received_blocks for c in counts))
     near = max(max(c.blocks - c.network_blocks, c.received_blocks - c.network_received_blocks) for c in counts)
-    transfer = max(far * block * links.network.beta, near * block * links.node.beta)
-    return max(c.seconds(block, links) for c in counts) + transfer
+    far, near = (counts[0].nbytes(blocks, size) for blocks in (far, near))
+    return max(c.seconds(size, links) for c in counts) + max(far * links.network.beta, near * links.node.beta)

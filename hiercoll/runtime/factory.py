@@ -111,7 +111,8 @@ class PlanFactory:
         waits = self._state.watch is not None or progress.active
         if waits or not request.is_plain or not lower(schedule).in_sequence:
             return self.make(request, Lifetime.ONCE)
-        if request.collective.is_even and schedule.blocks == 1:
+        # A window is made by all ranks, even if this one has nothing to do with it.
+        if request.collective.is_even and schedule.blocks == 1 and not schedule.shared:
             key = (id(schedule), request.received.block)  # schedules are kept as long as this is
             if key not in self._moved:
                 self._moved[key] = Relocatable.of(lower(schedule), self._laid(request, schedule, False).layout)
@@ -238,9 +239,9 @@ class PlanFactory:
                 known = self._scratch[place, size_class] = _Scratch(memory, size_class)
             return known.address, known
 
-        user: dict[BufferName, tuple[int, int]] = {"recv": (request.received.address, request.received.blocks)}
+        user: dict[BufferName, tuple[int, int]] = {"recv": (request.received.address, request.received.nbytes)}
         if request.sent is not None:
-            user["send"] = (request.sent.address, request.sent.blocks)
+            user["send"] = (request.sent.address, request.sent.nbytes)
         first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
         scratch = pooled if lifetime in SHARING else partial(memory.allocate, nbytes)
         together = first or lifetime is Lifetime.HELD
@@ -255,7 +256,7 @@ class PlanFactory:
         if lifetime in SHARING:
             return state.comm, state.tags.of_blocking(state.numbers[request.collective])
         if lifetime is Lifetime.BACKGROUND:  # local: MPI lets no such call wait for others
-            return state.comm, state.tags.in_background(most_tags(state.size, schedule.segments * schedule.blocks))
+            return state.comm, state.tags.in_background(most_tags(state.size, schedule.segments))
         return state.reserve_tags(request, schedule)
 
     def _window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:

@@ -10,7 +10,7 @@ from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
 from hiercoll.errors import ConstraintError
 from hiercoll.memory import BlockLayout, Layout, UnevenLayout
 from hiercoll.runtime.sizes import Blocks, Sizes
-from hiercoll.schedule import BufferName, Schedule, reads, writes
+from hiercoll.schedule import BufferName, Copy, Schedule, reads, writes
 from hiercoll.schedule.lowering import Steps, lower, without
 
 
@@ -58,14 +58,28 @@ def vector_layout(schedule: Schedule, nbytes: int) -> tuple[Layout, int, int]:
     if nbytes % count == 0:
         block = nbytes // count
         return BlockLayout(block, 1, schedule.segments), block, schedule.shared * block
-    if schedule.scratch or schedule.host:
+    if schedule.scratch:
         raise ConstraintError("buf", f"a multiple of {count} bytes, with this algorithm", nbytes, schedule.rank)
     ends = np.arange(count + 1, dtype=np.int64) * nbytes // count
     sizes, layout = np.diff(ends), UnevenLayout(schedule.segments)
     _place(layout, "recv", ends[:-1], sizes)
     held = sizes[[block for _, block in schedule.holds]]
     _place(layout, "shared", np.cumsum(held) - held, held)
+    on_host = _sizes_on_host(schedule, {"recv": sizes, "shared": held})
+    _place(layout, "host", np.cumsum(on_host) - on_host, on_host)
     return layout, int(sizes.max()), int(held.sum())
+
+
+def _sizes_on_host(schedule: Schedule, sizes: dict[BufferName, Sizes]) -> Sizes:
+    """Bytes of the blocks of the buffer ``host``, by those of the blocks that are copied there, or from there: each
+    is for one block of a message (see `transports.staged`)."""
+    found = np.zeros(schedule.host, np.int64)
+    for op in schedule.ops:
+        if isinstance(op, Copy):
+            for here, there in ((op.source, op.target), (op.target, op.source)):
+                if here.buffer == "host":
+                    found[list(here.blocks)] = sizes[there.buffer][list(there.blocks)]
+    return found
 
 
 class Lowered(NamedTuple):

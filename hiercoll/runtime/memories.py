@@ -107,8 +107,8 @@ class Memories:
         *,
         together: bool,
     ) -> Room:
-        """Where a plan's buffers lie: those of the ``user`` (addresses and numbers of blocks of
-        ``block`` bytes), or what takes their place, and what is allocated for it.
+        """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
+        place, and what is allocated for it; ``block``: the bytes of a block of the host's.
 
         ``together``: too little of a device's memory on one rank is an error on all; collective
         then, where there are devices. Raises DeviceMemoryError.
@@ -121,7 +121,7 @@ class Memories:
             if schedule.host:
                 room.places["host"], owner = memory.allocate_host(schedule.host * block)
                 room.owners.append(owner)
-            _mirror(schedule, block, memory, user, room)
+            _mirror(schedule, memory, user, room)
         except DeviceMemoryError as error:
             problem = error
         if together and memory.kind != "host":
@@ -140,16 +140,14 @@ class Memories:
             raise DeviceMemoryError("device memory", "enough on every rank", got, self._rank)
 
 
-def _mirror(
-    schedule: Schedule, block: int, memory: Memory, user: dict[BufferName, tuple[int, int]], room: Room
-) -> None:
+def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int, int]], room: Room) -> None:
     """Put buffers in place of those of the user's that mates are to get from and cannot map."""
     for buffer in (SEND, RECV):
         if buffer.name not in schedule.offered or _can_be_mapped(memory, user[buffer.name][0]):
             continue
-        (address, blocks), layout = user[buffer.name], BlockLayout(block)
-        region = buffer[0:blocks]
-        mirror, owner = memory.allocate(blocks * block)
+        address, nbytes = user[buffer.name]
+        region, layout = buffer[0], BlockLayout(nbytes)
+        mirror, owner = memory.allocate(nbytes)
         there = memory.copy(layout, (address, region), (mirror, region))
         back = memory.copy(layout, (mirror, region), (address, region))
         assert isinstance(there, Transfer) and isinstance(back, Transfer)

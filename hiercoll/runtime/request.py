@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.collectives import Collective, Holds, Sizes
+from hiercoll.collectives import Collective, Contract, Holds, Sizes
 from hiercoll.cuda import device_at, is_device_array
 from hiercoll.cuda.arrays import LEGACY, device_array, new_like
 from hiercoll.errors import (
@@ -254,11 +254,13 @@ def make_request(
 
 def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
     rank = state.rank
-    root = _root(state, given.root) if collective.root else 0
-    sent, received = _equal_data(state, collective, given, strict)
+    root = _root(state, given.root, strict) if collective.root else 0
+    is_read, is_written = _use(collective, state.size, rank, root)
+    sent, received = _equal_data(state, collective, given, strict, is_written)
     block, memory = received.block, state.memories[received.place].kind
     if memory != "host" and mode is Mode.BACKGROUND:
-        raise BufferTypeError("recvbuf", "memory of the host, for calls in the background", received.place, rank)
+        name = "buf" if collective.one_buffer else "recvbuf"
+        raise BufferTypeError(name, "memory of the host, for calls in the background", received.place, rank)
     place = received.place if block or not is_device_array(received.owner) else ""
     transport = _transport(state, given.transport, place)
     stream = _stream(state, given.stream, sent or received)
@@ -269,22 +271,30 @@ def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: 
     able = variant.transport != AUTO and not (variant.transport == "direct" and state.stages)
     if able and given.transport == AUTO and memory != "host":
         transport = _transport(state, variant.transport, received.place)
-    before = received.copies(True) if sent is None else sent.copies(True)
+    before = (received if sent is None else sent).copies(True) if is_read else ()
     return Request(
         collective, sent, received, root, block, variant, transport, mode, stream, memory=memory,
-        result=received.owner if given.recv is None or strict else None, before=before, after=received.copies(False),
-        is_auto=is_auto, note=trial.note if trial else None,
+        result=received.owner if given.recv is None or strict else None, before=before,
+        after=received.copies(False) if is_written else (), is_auto=is_auto, note=trial.note if trial else None,
     )  # fmt: skip
 
 
-def _equal_data(state: State, collective: Collective, given: Arguments, strict: bool) -> tuple[Data | None, Data]:
+@lru_cache(maxsize=1024)
+def _use(collective: Collective, size: int, rank: int, root: int) -> tuple[bool, bool]:
+    """Whether ``rank`` is to read the one buffer of a collective that has one, and to write it; of others: both."""
+    return Contract(collective.name, size, root=root).moves(rank) if collective.one_buffer else (True, True)
+
+
+def _equal_data(
+    state: State, collective: Collective, given: Arguments, strict: bool, is_written: bool
+) -> tuple[Data | None, Data]:
     """What is sent, None in place, and where it is received."""
     size, sent = state.size, None
     count = collective.blocks(collective.recv, size)
     if collective.one_buffer:
-        return None, _equal(state, given.recv, "buf", count, strict)
+        return None, _equal(state, given.recv, "buf", count, strict, writable=is_written)
     if not is_in_place(given.send):
-        sent = _equal(state, given.send, "sendbuf", collective.blocks(collective.send, size), strict)
+        sent = _equal(state, given.send, "sendbuf", collective.blocks(collective.send, size), strict, writable=False)
     if given.recv is not None:
         received = _equal(state, given.recv, "recvbuf", count, strict)
     elif sent is not None and strict:
@@ -296,18 +306,19 @@ def _equal_data(state: State, collective: Collective, given: Arguments, strict: 
     return sent, received
 
 
-def _root(state: State, root: Any) -> int:
-    """Raises ParameterError."""
-    if isinstance(root, bool) or not isinstance(root, int | np.integer) or not 0 <= root < state.size:
+def _root(state: State, root: Any, strict: bool) -> int:
+    """The root as a number; True is none for functions (``strict``), but one for mpi4py. Raises ParameterError."""
+    is_number = isinstance(root, int | np.integer) and not (strict and isinstance(root, bool))
+    if not is_number or not 0 <= root < state.size:
         raise ParameterError("root", f"a rank below {state.size}", repr(root), state.rank)
     return int(root)
 
 
-def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool) -> Data:
+def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool, *, writable: bool = True) -> Data:
     """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type."""
     if strict and not isinstance(spec, list | tuple):
-        return _array(state, spec, argument, blocks)
-    message = _read(state, block_message, spec, argument, blocks)
+        return _array(state, spec, argument, blocks, writable)
+    message = _read(state, block_message, spec, argument, blocks, writable=writable)
     element, start = message.element, message.displs * message.element.extent
     block = message.counts * element.size
     if strict and element.plain and start + block * blocks > message.nbytes:
@@ -316,19 +327,18 @@ def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool) ->
         raise BufferSizeError(argument, "counts that fit the buffer", got, state.rank)
     if block and not (element.plain and message.address):
         return _copied(state, message, blocks, block)
-    place, stream = _device(state, message.buffer, argument)
+    place, stream = _device(state, message.buffer, argument, writable)
     return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place, stream=stream)
 
 
-def _array(state: State, array: Any, argument: str, blocks: int) -> Data:
+def _array(state: State, array: Any, argument: str, blocks: int, writable: bool) -> Data:
     """All of an array, on the host or on a device, in equal blocks."""
-    writable = argument != "sendbuf"
     if type(array) is np.ndarray and array.dtype.kind in NUMBERS and array.nbytes:  # the usual ones, at less cost
         flags, dtype, items = array.flags, array.dtype, array.size
         fits = not items % blocks and (flags.writeable or not writable)
         if fits and (flags.c_contiguous or flags.f_contiguous):
             return Data(MPI.Get_address(array), blocks, array.nbytes // blocks, dtype, array)
-    place, stream = _device(state, array, argument)
+    place, stream = _device(state, array, argument, writable)
     if is_device_array(array):
         found = device_array(array, argument, state.rank, writable=writable)
         address, nbytes, dtype, owner = found.address, found.nbytes, found.dtype, array
@@ -341,11 +351,11 @@ def _array(state: State, array: Any, argument: str, blocks: int) -> Data:
     return Data(address, blocks, nbytes // blocks, dtype, owner, place=place, stream=stream)
 
 
-def _device(state: State, array: Any, argument: str) -> tuple[str, int]:
+def _device(state: State, array: Any, argument: str, writable: bool) -> tuple[str, int]:
     """Where an array lies, and the handle of the stream that produces it on a device. Raises DeviceError."""
     if not is_device_array(array):
         return "host", 0
-    return place_of(state, array), device_array(array, argument, state.rank, writable=argument != "sendbuf").stream
+    return place_of(state, array), device_array(array, argument, state.rank, writable=writable).stream
 
 
 def place_of(state: State, array: Any) -> str:
@@ -446,11 +456,12 @@ def _uneven_blocks(state: State, collective: Collective, given: Arguments, mode:
     rank, size, limit = state.rank, state.size, given.limit
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), rank)
-    into = _read(state, vector_message, given.recv, "recvbuf", size)
+    into = _read(state, vector_message, given.recv, "recvbuf", size, writable=True)
     received, sent = _uneven(state, into, size, "recvbuf"), None
     if not is_in_place(given.send):
         one = collective.send is Holds.ONE
-        out = _read(state, block_message if one else vector_message, given.send, "sendbuf", 0 if one else size)
+        reader = block_message if one else vector_message
+        out = _read(state, reader, given.send, "sendbuf", 0 if one else size, writable=False)
         sent = _uneven(state, out, 1 if one else size, "sendbuf")
         assert sent.sizes is not None and received.sizes is not None
         own = int(sent.sizes[0 if one else rank])
@@ -506,10 +517,12 @@ def own_spread(state: State, collective: Collective, given: Arguments) -> Spread
 # ---- buffers
 
 
-def _read(state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int) -> Message:
+def _read(
+    state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int, *, writable: bool
+) -> Message:
     """The message. Raises BufferTypeError."""
     try:
-        message = reader(spec, blocks, readonly=argument == "sendbuf")
+        message = reader(spec, blocks, readonly=not writable)
         if reader is vector_message and is_device_array(message.buffer):
             raise TypeError(f"{type(message.buffer).__name__}, in the memory of a device")
         return message

@@ -64,9 +64,10 @@ def system_of(
     transport: Transport = DIRECT,
     root: int = 0,
 ) -> System:
-    """An algorithm's schedules, and the contract that they are to fulfil. Each schedule raises, when
-    it is asked for, as `Algorithm.schedule` and `transports.cut` do."""
+    """An algorithm's schedules, and the contract that they are to fulfil: in place, too, where there is only one
+    buffer. Each schedule raises, when it is asked for, as `Algorithm.schedule` and `transports.cut` do."""
     entry = get_algorithm(collective, name)
+    inplace = inplace or entry.in_places == (True,)
     contract = Contract(collective, topology.size, root=root, in_place=inplace)
     plain = System(topology, contract, lambda rank: entry.schedule(topology, rank, params, inplace=inplace, root=root))
     return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
@@ -132,7 +133,7 @@ def cases(
             for topology, layout in distinct.items():
                 p = topology.size
                 for root in sorted({0, p // 2, p - 1}) if COLLECTIVES[collective].root else (0,):
-                    for inplace in (False, True) if entry.in_place else (False,):
+                    for inplace in entry.in_places:
                         yield Case(collective, name, variant, layout, inplace, transport, root)
 
 

@@ -171,16 +171,19 @@ def native_seconds(state: State, record: Collective, nbytes: int) -> float | Non
 
 
 def received(record: Collective, size: int, rank: int, args: Sequence[Any]) -> int:
-    """Bytes that a call with these arguments, of a method of mpi4py, is to leave in the receive buffer of ``rank``."""
+    """Bytes that a call with these arguments, of a method of mpi4py, is to leave in the receive buffer of ``rank``.
+
+    What is wrong with a root is mpi4py's to say."""
     names = ["buf"] if record.one_buffer else ["sendbuf", "recvbuf"]
     given = dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False))
-    if record.root and not Contract(record.name, size, root=given.get("root", 0)).shape(rank).due:
+    root = given.get("root", 0)
+    if record.root and not (root in range(size) and Contract(record.name, size, root=root).shape(rank).due):
         return 0
     blocks = record.blocks(record.recv, size)
     if record.is_even:
-        message = block_message(given[names[-1]], blocks, readonly=False)
+        message = block_message(given[names[-1]], blocks, readonly=True)
         return int(message.counts) * message.element.size * blocks
-    message = vector_message(given[names[-1]], blocks, readonly=False)
+    message = vector_message(given[names[-1]], blocks, readonly=True)
     return int(np.sum(message.counts)) * message.element.size
 
 

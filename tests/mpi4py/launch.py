@@ -23,8 +23,9 @@ from launch import mpiexec, vendor
 
 KINDS = "buf vec nb_buf nb_vec pr_buf pr_vec ngh_buf obj obj_inter buf_inter vec_inter"
 MODULES = tuple(f"test_cco_{kind}" for kind in KINDS.split())
-SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv")
+SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv", "bcast")
 REQUESTS = ("ialltoall", "iallgather", "iallgatherv", "alltoall_init", "allgather_init", "allgatherv_init")
+REQUESTS += ("ibcast", "bcast_init")
 
 
 def sources() -> Path:

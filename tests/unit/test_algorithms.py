@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY, Algorithm
+from hiercoll.collectives import COLLECTIVES, Contract
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import RankCounts, count_rank
 from hiercoll.model.simulate import count_rounds
-from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags
+from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags, writes
 from hiercoll.tools.proving import generate, prove
 from hiercoll.topology import Topology, parse_layout
 
@@ -113,8 +114,24 @@ def test_proved_on_random_placements(entry: Algorithm, nodes: list[int], data: s
     """Any parameters, any placement on up to four nodes of up to four ranks."""
     topology = Topology(tuple(nodes))
     params = data.draw(st.sampled_from(list(entry.all_combinations())))
+    root = data.draw(st.integers(0, topology.size - 1)) if COLLECTIVES[entry.collective].root else 0
     if entry.refusal(topology, params) is None:
-        prove(entry.collective, entry.name, params, topology).require()
+        prove(entry.collective, entry.name, params, topology, root=root).require()
+
+
+@each_entry
+@pytest.mark.parametrize("layout", ["1x1", "2x3", "3+1"])
+def test_what_is_only_read_is_not_written(entry: Algorithm, layout: str) -> None:
+    """One buffer that holds what is due already may be read-only."""
+    record, topology = COLLECTIVES[entry.collective], parse_layout(layout)
+    assert entry.in_places == ((True,) if record.one_buffer else (False, True) if entry.in_place else (False,))
+    for params in entry.all_combinations() if record.one_buffer else ():
+        for root in range(topology.size):
+            contract = Contract(entry.collective, topology.size, root=root)
+            schedules = generate(entry.collective, entry.name, params, topology, root=root)
+            for rank, schedule in enumerate(schedules):
+                is_written = any(region.buffer == "recv" for op in schedule.ops for region in writes(op))
+                assert is_written == contract.moves(rank)[1], (params, root, rank)
 
 
 @entries_of("alltoall", "allgather")

@@ -123,6 +123,16 @@ def test_in_place(collective: str, where: tuple[list[int], ...], segments: int) 
         assert contract.expected(rank).tolist() == plain.expected(rank).tolist()
 
 
+@each
+def test_moves(contract: Contract) -> None:
+    """Whether a rank's one buffer is read, and whether it is written."""
+    for rank in range(contract.size):
+        is_root = rank == contract.root
+        expected = {"bcast": (is_root, not is_root), "alltoall": (True, contract.size > 1), "reduce": (True, is_root)}
+        if contract.collective in expected:
+            assert contract.moves(rank) == expected[contract.collective]
+
+
 def test_in_words() -> None:
     """Tokens read as what they stand for."""
     contract = Contract("alltoall", 4)

@@ -190,6 +190,16 @@ def test_messages_are_conserved() -> None:
                 assert out == pytest.approx(into) and out > 0, (name, sent)
 
 
+def test_a_vector_is_cut_into_blocks() -> None:
+    """Of a vector, a block is as many bytes less as it has blocks; of a whole one, all."""
+    b = Builder(0, blocks=4)
+    b.recv(2, RECV[0:3])
+    counts = count_rank(b.build(), PAIRS)
+    assert counts.pieces == 4 and counts.nbytes(counts.received_blocks, 100) == 75
+    assert predict([counts], 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(75.0)
+    assert predict([replace(COUNTS, pieces=2)], 100, replace(NO_LINKS, gap=1.0)) == pytest.approx(350.0)
+
+
 def test_defaults_make_sense() -> None:
     """Memory is nearer than the network, and nothing is free."""
     assert 0 < DEFAULT_LINKS.node.alpha < DEFAULT_LINKS.network.alpha

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
-from hiercoll.collectives import Contract
+from hiercoll.collectives import COLLECTIVES, Contract, InPlace
 from hiercoll.errors import ArgumentError, BufferTypeError, ScheduleError
 from hiercoll.memory import Array, BlockLayout
 from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Region, Schedule
@@ -31,22 +31,24 @@ def cases(in_place: bool = False) -> list[object]:
     return [
         pytest.param(a, params, t, id=f"{a.collective}-{a.spelled(params)}-{t}".replace(" ", "-"))
         for a, params, t in everything
-        if a.in_place >= in_place and a.refusal(t, params) is None
+        if in_place in a.in_places and a.refusal(t, params) is None
     ]
 
 
-def schedules_of(algorithm: Algorithm, params: Params, topology: Topology, inplace: bool = False) -> list[Schedule]:
-    return [algorithm.schedule(topology, rank, params, inplace=inplace) for rank in range(topology.size)]
+def schedules_of(
+    algorithm: Algorithm, params: Params, topology: Topology, inplace: bool = False, root: int = 0
+) -> list[Schedule]:
+    return [algorithm.schedule(topology, rank, params, inplace=inplace, root=root) for rank in range(topology.size)]
 
 
-def inputs(collective: str, p: int, items: int) -> list[Array]:
-    """Send arrays [block, item] of all ranks, no two items alike."""
-    contract = Contract(collective, p, blocks=p if collective == "allreduce" else 1)
+def inputs(collective: str, p: int, items: int, blocks: int, root: int = 0) -> list[Array]:
+    """Send arrays [block, item] of all ranks, no two items alike; vectors of so many ``blocks``."""
+    contract = Contract(collective, p, blocks=blocks, root=root)
     lengths = [contract.sizes(rank)["send"] for rank in range(p)]
     return [1_000_000 * rank + np.arange(n * items, dtype=np.int64).reshape(n, items) for rank, n in enumerate(lengths)]
 
 
-def outcome(collective: str, sends: list[Array]) -> list[Array]:
+def outcome(collective: str, sends: list[Array], root: int = 0) -> list[Array]:
     """What NumPy says the receive arrays must be."""
     p = len(sends)
     if collective in ("alltoall", "alltoallv"):
@@ -56,13 +58,13 @@ def outcome(collective: str, sends: list[Array]) -> list[Array]:
     if collective == "allreduce":
         return [np.sum(sends, axis=0)] * p
     assert collective == "bcast", f"no expected result for {collective}"
-    return [sends[0]] * p
+    return [sends[root]] * p
 
 
 @pytest.mark.parametrize(("algorithm", "params", "topology"), cases())
 def test_every_algorithm_does_what_numpy_does(algorithm: Algorithm, params: Params, topology: Topology) -> None:
     schedules = schedules_of(algorithm, params, topology)
-    sends = inputs(algorithm.collective, topology.size, ITEMS)
+    sends = inputs(algorithm.collective, topology.size, ITEMS, schedules[0].blocks)
     before = [send.copy() for send in sends]
     due = outcome(algorithm.collective, sends)
     layout = BlockLayout(ITEMS * 8, 8, schedules[0].segments)
@@ -76,16 +78,19 @@ def test_every_algorithm_does_what_numpy_does(algorithm: Algorithm, params: Para
 
 @pytest.mark.parametrize(("algorithm", "params", "topology"), cases(in_place=True))
 def test_in_place(algorithm: Algorithm, params: Params, topology: Topology) -> None:
-    sends = inputs(algorithm.collective, topology.size, ITEMS)
-    due = outcome(algorithm.collective, sends)
-    schedules = schedules_of(algorithm, params, topology, inplace=True)
-    recvs = [np.full_like(array, -1) for array in due]
-    for rank, (send, recv) in enumerate(zip(sends, recvs, strict=True)):
-        recv[rank if algorithm.collective == "allgather" else slice(None)] = send
-    layout = BlockLayout(ITEMS * 8, 8, schedules[0].segments)
-    loopback.run(schedules, topology, [], recvs, layout=layout, in_place=True, combine=np.add)
-    for rank in range(topology.size):
-        np.testing.assert_array_equal(recvs[rank], due[rank])
+    record = COLLECTIVES[algorithm.collective]
+    for root in {0, topology.size // 2, topology.size - 1} if record.root else {0}:
+        schedules = schedules_of(algorithm, params, topology, inplace=True, root=root)
+        sends = inputs(algorithm.collective, topology.size, ITEMS, schedules[0].blocks, root)
+        due = outcome(algorithm.collective, sends, root)
+        recvs = [np.full_like(array, -1) for array in due]
+        for rank, (send, recv) in enumerate(zip(sends, recvs, strict=True)):
+            if len(send):
+                recv[rank if record.in_place is InPlace.OWN else slice(None)] = send
+        layout = BlockLayout(ITEMS * 8, 8, schedules[0].segments)
+        loopback.run(schedules, topology, [], recvs, layout=layout, in_place=True, combine=np.add, seed=root)
+        for rank in range(topology.size):
+            np.testing.assert_array_equal(recvs[rank], due[rank])
 
 
 @pytest.mark.parametrize("collective", REGISTRY)

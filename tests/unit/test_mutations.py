@@ -11,7 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -148,6 +148,11 @@ class Case(NamedTuple):
     layout: str
     in_place: bool
 
+    @property
+    def root(self) -> int:
+        """The last rank, where there is one: not lane 0 of its node, if that has others."""
+        return self.topology.size - 1
+
     def __str__(self) -> str:
         name = f"{self.algorithm.collective} {self.algorithm.spelled(self.params)} on {self.layout}"
         return name + (" in place" if self.in_place else "")
@@ -159,13 +164,13 @@ class Case(NamedTuple):
     def schedules(self) -> list[Schedule]:
         """All ranks' schedules."""
         t = self.topology
-        return [self.algorithm.schedule(t, rank, self.params, inplace=self.in_place) for rank in range(t.size)]
+        emit = partial(self.algorithm.schedule, t, params=self.params, inplace=self.in_place, root=self.root)
+        return [emit(rank) for rank in range(t.size)]
 
-    def contract(self, segments: int) -> Contract:
-        """What the schedules must do."""
+    def contract(self, one: Schedule) -> Contract:
+        """What the schedules must do, of which this is ``one``."""
         size, collective = self.topology.size, self.algorithm.collective
-        blocks = size if collective == "allreduce" else 1
-        return Contract(collective, size, segments, blocks=blocks, in_place=self.in_place)
+        return Contract(collective, size, one.segments, self.root, one.blocks, self.in_place)
 
 
 def cases(algorithm: Algorithm) -> Iterator[Case]:
@@ -173,8 +178,9 @@ def cases(algorithm: Algorithm) -> Iterator[Case]:
     for number, params in enumerate(algorithm.variants()):
         for layout in ("2x2", "3+1") if number else ("1x2", "3x1", "2+1", "2x2", "3+1"):
             if algorithm.refusal(parse_layout(layout), params) is None:
-                yield Case(algorithm, params, layout, False)
-                if algorithm.in_place and number == 0 and layout == "2x2":
+                first, *others = algorithm.in_places
+                yield Case(algorithm, params, layout, first)
+                if others and number == 0 and layout == "2x2":
                     yield Case(algorithm, params, layout, True)
 
 
@@ -197,7 +203,7 @@ def mutants(collective: str, name: str) -> list[Mutant]:
     result = []
     for case in cases(get_algorithm(collective, name)):
         schedules, topology = case.schedules(), case.topology
-        contract = case.contract(schedules[0].segments)
+        contract = case.contract(schedules[0])
         for edits in EDITS:
             candidates = list(edits(schedules))
             chosen = random.Random(f"{case} {edits.__name__}").sample(candidates, min(SAMPLE, len(candidates)))
@@ -216,7 +222,7 @@ ENTRIES = [(collective, name) for collective, entries in REGISTRY.items() for na
 def test_oracle_and_verify_accept_what_is_right(collective: str, name: str) -> None:
     for case in cases(get_algorithm(collective, name)):
         schedules = case.schedules()
-        contract = case.contract(schedules[0].segments)
+        contract = case.contract(schedules[0])
         assert verify(schedules, contract, case.topology).ok, str(case)
         verdict = judge(schedules, contract, case.topology)
         assert verdict.kind == "same", f"{case}: {verdict.why}"

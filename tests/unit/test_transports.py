@@ -155,12 +155,16 @@ def test_peer(collective: str, name: str, params: object, layout: str, inplace: 
 
 
 @pytest.mark.parametrize("layout", ["1x7", "5+3:cyclic", "7x1"])
-@pytest.mark.parametrize(("collective", "name"), [("bcast", "binomial"), ("allreduce", "ring")])
-def test_peer_of_what_is_not_executed_yet(collective: str, name: str, layout: str) -> None:
-    """Ranks that only send have rounds even then; their offers do not pass through the host."""
+@pytest.mark.parametrize(
+    ("collective", "name"), [*(("bcast", name) for name in REGISTRY["bcast"]), ("allreduce", "ring")]
+)
+def test_vectors(collective: str, name: str, layout: str) -> None:
+    """Ranks that only send have rounds even by peer; their offers do not pass through the host."""
+    topology = parse_layout(layout)
     for params in REGISTRY[collective][name].variants():
-        for transport in (Transport(True, 0), Transport(True, 1)):
-            assert prove(collective, name, params, parse_layout(layout), transport=transport).require().ok
+        for transport in (Transport(True, 0), Transport(True, 1), Transport(False, 1)):
+            for root in (0, topology.size // 2):
+                assert prove(collective, name, params, topology, transport=transport, root=root).require().ok
 
 
 @pytest.mark.parametrize(("collective", "name", "params"), CASES)
