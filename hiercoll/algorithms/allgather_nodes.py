@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hiercoll.algorithms.allgather import doubling_steps, node_order
-from hiercoll.algorithms.grouping import ARRIVED, DONE, FORM, LEADERS, WRITTEN, Grouping, mates_before
+from hiercoll.algorithms.grouping import ARRIVED, DONE, FORM, LEADERS, WRITTEN, Grouping, ranks_before
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import ALLGATHER
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
@@ -35,7 +35,7 @@ def hierarchical(topology: Topology, rank: int, *, leaders: int, segments: int) 
 
         node 0: [0] 1 2   | gather 1 -> 0, 2 -> 0      0 <=> 3: own block
                  |        | 0 => 3 each gathered block as it arrives, and 3 => 0
-        node 1: [3] 4 5   | each block that a leader has goes to its mates at once
+        node 1: [3] 4 5   | each block that a leader has goes to its node at once
 
     With l leaders a node has l groups; leader g handles the blocks of group g in every
     node. The paper has 2^k equal nodes; here, with q the largest power of two <= nodes,
@@ -73,16 +73,16 @@ def _parts(b: Builder, block: int) -> list[tuple[int, Region]]:
 
 def _lead(b: Builder, topology: Topology, leaders: list[int], blocks: list[tuple[int, ...]]) -> None:
     """A leader's part: gather ``blocks`` of its node, exchange with the ``leaders`` of the
-    other nodes, and hand each block on to the mates as soon as it is there."""
-    mates, node = topology.node(b.rank), topology.node_of[b.rank]
+    other nodes, and hand each block on within the node as soon as it is there."""
+    node_ranks, node = topology.node(b.rank), topology.node_of[b.rank]
     held: dict[int, list[int]] = {}
 
     def obtain(block: int, source: int) -> None:
         for tag, region in _parts(b, block):
             held[tag] = [] if source == b.rank else [b.recv(source, region, tag=tag)]
-            for mate in mates:
-                if mate not in (b.rank, block):
-                    b.send(mate, region, tag=tag, after=held[tag])
+            for node_rank in node_ranks:
+                if node_rank not in (b.rank, block):
+                    b.send(node_rank, region, tag=tag, after=held[tag])
 
     for block in blocks[node]:
         obtain(block, block)
@@ -131,8 +131,8 @@ def node_aware(topology: Topology, rank: int, *, inner: str, outer: str, flows: 
     Constraints: outer=ring and recursive_doubling need equal nodes.
     Reference: Bienz et al., arXiv 2206.03564 (locality-aware Bruck allgather's lane form).
     """
-    b, mates, lane = Builder(rank), topology.node(rank), topology.lane_of[rank]
-    window = max(1, flows // len(mates)) if flows else 0
+    b, node_ranks, lane = Builder(rank), topology.node(rank), topology.lane_of[rank]
+    window = max(1, flows // len(node_ranks)) if flows else 0
     held: dict[int, list[int]] = {rank: [b.copy(SEND[0], RECV[rank])]}
     sent: list[int] = []
     for step in lane_steps(topology, rank, outer):
@@ -144,8 +144,8 @@ def node_aware(topology: Topology, rank: int, *, inner: str, outer: str, flows: 
             region, after = _holding(rank, step.sends, held)
             sent.append(b.send(step.peer, region, tag=step.tag, after=[*bound, *after]))
     last: list[int] = []
-    for i in range(1, len(mates)):
-        source, target = mates[lane - i], mates[(lane + i) % len(mates)]
+    for i in range(1, len(node_ranks)):
+        source, target = node_ranks[lane - i], node_ranks[(lane + i) % len(node_ranks)]
         now = []
         for tag, blocks in enumerate(_passed_on(topology, rank, outer, inner), len(topology.nodes)):
             region, after = _holding(rank, blocks, held)
@@ -188,7 +188,7 @@ def lane_steps(topology: Topology, rank: int, outer: str) -> list[LaneStep]:
 
 
 def _passed_on(topology: Topology, rank: int, outer: str, inner: str) -> list[list[int]]:
-    """The messages that ``rank`` sends to each of its mates, as lists of blocks."""
+    """The messages that ``rank`` sends to each rank of its node, as lists of blocks."""
     arrivals = [step.receives for step in lane_steps(topology, rank, outer) if step.receives]
     if inner == "overlap":
         return [[rank], *arrivals]
@@ -239,32 +239,33 @@ def shared(topology: Topology, rank: int, *, form: str, leaders: int, inner: str
     Constraints: none.
     Reference: hiercoll's own; flags in shared memory as in MPICH's release-gather.
     """
-    b, order, others = Builder(rank), node_order(topology), mates_before(topology, rank)
-    place, board = {block: i for i, block in enumerate(order)}, b.shared(topology.size, [(block, 0) for block in order])
+    b, order, others = Builder(rank), node_order(topology), ranks_before(topology, rank)
+    place = {block: i for i, block in enumerate(order)}
+    buffer = b.shared(topology.size, [(block, 0) for block in order])
     grouping = Grouping(topology, form, leaders)
-    steps = _board_steps(grouping, rank, inner == "overlap")
-    relaying = {mate for mate in topology.node(rank) if _relays(grouping, mate)}
+    steps = _shared_steps(grouping, rank, inner == "overlap")
+    relaying = {node_rank for node_rank in topology.node(rank) if _relays(grouping, node_rank)}
     b.gate([b.wait(others, DONE, previous=True)])
-    b.gate([b.copy(SEND[0], board[place[rank]])])
+    b.gate([b.copy(SEND[0], buffer[place[rank]])])
     b.signal(WRITTEN)
     if rank in relaying or not any(step.relays for step in steps):
         b.gate([b.wait(others, WRITTEN)])
     written = b.gated
     arrivals = [
-        [b.recv(peer, board[[place[x] for x in blocks]]) for peer, blocks in step.incoming.items()] for step in steps
+        [b.recv(peer, buffer[[place[x] for x in blocks]]) for peer, blocks in step.incoming.items()] for step in steps
     ]
     window = max(1, flows // _carriers(grouping, topology.node_of[rank])) if flows else topology.size
     sent: list[int] = []
     for number, (step, received) in enumerate(zip(steps, arrivals, strict=True)):
         for peer, blocks in step.outgoing.items():
             bound = [sent[-window]] if len(sent) >= window else []
-            sent.append(b.send(peer, board[[place[x] for x in blocks]], after=[*bound, *written]))
+            sent.append(b.send(peer, buffer[[place[x] for x in blocks]], after=[*bound, *written]))
         if received:
             b.signal(ARRIVED + number, after=received if inner == "overlap" else [*received, *sent])
-        here = [b.wait([mate for mate in others if mate in step.relays], ARRIVED + number), *received]
+        here = [b.wait([node_rank for node_rank in others if node_rank in step.relays], ARRIVED + number), *received]
         if number == 0 and not relaying & {rank, *step.relays}:  # else one of these has waited for that
             here.append(b.wait(others, WRITTEN))
-        b.copy(board[[place[x] for x in step.blocks]], RECV[step.blocks], after=here)
+        b.copy(buffer[[place[x] for x in step.blocks]], RECV[step.blocks], after=here)
     b.signal(DONE, after=[*b.gated, *sent])
     return in_order(b.build())
 
@@ -278,7 +279,7 @@ class BoardStep(NamedTuple):
     blocks: list[int]
 
 
-def _board_steps(grouping: Grouping, rank: int, overlap: bool) -> list[BoardStep]:
+def _shared_steps(grouping: Grouping, rank: int, overlap: bool) -> list[BoardStep]:
     """What goes out and comes in, node by node at growing distance, or (not ``overlap``) all at once.
 
     When a step's blocks are read, the messages of the next one are under way.
@@ -287,9 +288,9 @@ def _board_steps(grouping: Grouping, rank: int, overlap: bool) -> list[BoardStep
     node, count = topology.node_of[rank], len(nodes)
     outgoing, incoming = _board_messages(grouping, rank)
     relays = [set[int]() for _ in nodes]  # by distance
-    for mate in nodes[node]:
-        for peer in _board_messages(grouping, mate)[1]:
-            relays[(node - topology.node_of[peer]) % count].add(mate)
+    for node_rank in nodes[node]:
+        for peer in _board_messages(grouping, node_rank)[1]:
+            relays[(node - topology.node_of[peer]) % count].add(node_rank)
     if not overlap:
         return [BoardStep(outgoing, incoming, set().union(*relays), node_order(topology))]
     return [
@@ -310,7 +311,7 @@ def _relays(grouping: Grouping, rank: int) -> bool:
 
 def _carriers(grouping: Grouping, node: int) -> int:
     """How many ranks of a node send to other nodes, at least 1."""
-    return max(1, sum(bool(_board_messages(grouping, mate)[0]) for mate in grouping.topology.nodes[node]))
+    return max(1, sum(bool(_board_messages(grouping, node_rank)[0]) for node_rank in grouping.topology.nodes[node]))
 
 
 @lru_cache(maxsize=1024)

@@ -233,7 +233,7 @@ class _Holdings:
         self._given: list[int] = []
 
     def take(self, blocks: list[tuple[int, int]]) -> Region:
-        """Room for ``blocks``, in free places first."""
+        """Places for ``blocks``, in free places first."""
         missing = len(blocks) - len(self._free)
         if missing > 0:
             start = self._b.scratch(missing).offset

@@ -18,8 +18,8 @@ from hiercoll.algorithms.grouping import (
     Messages,
     Pair,
     far_ranks,
-    mates_before,
     node_traffic,
+    ranks_before,
     steps,
 )
 from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
@@ -30,11 +30,11 @@ from hiercoll.topology import Topology
 NEAR, OUTER, CHUNK = 0, 1, 2  # tags: within the node, between nodes, first of the gathers and scatters
 
 
-def near_exchange(b: Builder, mates: Sequence[int], lane: int) -> None:
+def near_exchange(b: Builder, node_ranks: Sequence[int], lane: int) -> None:
     """Every rank's blocks for its own node, straight to their destinations, all at once."""
-    b.copy(SEND[mates[lane]], RECV[mates[lane]])
-    for i in range(1, len(mates)):
-        source, target = mates[lane - i], mates[(lane + i) % len(mates)]
+    b.copy(SEND[node_ranks[lane]], RECV[node_ranks[lane]])
+    for i in range(1, len(node_ranks)):
+        source, target = node_ranks[lane - i], node_ranks[(lane + i) % len(node_ranks)]
         b.recv(source, RECV[source])
         b.send(target, SEND[target])
 
@@ -59,9 +59,9 @@ def hierarchical_alltoall(topology: Topology, rank: int, *, window: int) -> Sche
     Constraints: none. Not in place.
     Reference: Khorassani et al. 2021, section III-C, Algorithm 3.
     """
-    b, mates, nodes = Builder(rank), topology.node(rank), topology.nodes
-    node, lane, leader = topology.node_of[rank], topology.lane_of[rank], mates[0]
-    near_exchange(b, mates, lane)
+    b, node_ranks, nodes = Builder(rank), topology.node(rank), topology.nodes
+    node, lane, leader = topology.node_of[rank], topology.lane_of[rank], node_ranks[0]
+    near_exchange(b, node_ranks, lane)
     around = [(i, nodes[(node + i) % len(nodes)], nodes[(node - i) % len(nodes)]) for i in range(1, len(nodes))]
     if rank != leader:
         for i, targets, _ in around:
@@ -75,16 +75,16 @@ def hierarchical_alltoall(topology: Topology, rank: int, *, window: int) -> Sche
         after = distances[i - 1 - window] if window and i > window else []
         sent = []
         for j, source in enumerate(sources):
-            chunk = b.scratch(len(mates))
-            arrived = b.recv(sources[0], chunk[0 : len(mates)], tag=j)
+            chunk = b.scratch(len(node_ranks))
+            arrived = b.recv(sources[0], chunk[0 : len(node_ranks)], tag=j)
             b.copy(chunk[0], RECV[source], after=[arrived])
-            for k, mate in enumerate(mates[1:], 1):
-                b.send(mate, chunk[k], tag=scatter_tag[source], after=[arrived])
-        for j, mate in enumerate(mates):
+            for k, node_rank in enumerate(node_ranks[1:], 1):
+                b.send(node_rank, chunk[k], tag=scatter_tag[source], after=[arrived])
+        for j, node_rank in enumerate(node_ranks):
             ready, region = list(after), SEND[targets]
-            if mate != rank:
+            if node_rank != rank:
                 region = b.scratch(len(targets))[0 : len(targets)]
-                ready.append(b.recv(mate, region, tag=i))
+                ready.append(b.recv(node_rank, region, tag=i))
             sent.append(b.send(targets[0], region, tag=j, after=ready))
         distances.append(sent)
     return b.build()
@@ -145,7 +145,7 @@ def grouped(
 
         node 0: 0 1 2   | gather: 0 -> 1: what goes to lane 1 anywhere, 0 -> 2: .. lane 2
                 | | |   | outer:  0 <=> 3, 1 <=> 4, 2 <=> 5, three blocks each
-        node 1: 3 4 5   | scatter: none (lane), leader -> mates (leader), carrier -> mates (share)
+        node 1: 3 4 5   | scatter: none (lane), leader -> node_ranks (leader), carrier -> node_ranks (share)
 
     inner: all at once, pairwise, or `overlap` (a gather and a scatter for each outer
     message). outer: all sends at once, pairwise, or Bruck. memory=shared: one copy into
@@ -193,7 +193,7 @@ class Relay:
     def __init__(self, topology: Topology, rank: int, grouping: Grouping, flows: int, segments: int = 1) -> None:
         self.b = Builder(rank, segments)
         self.rank, self.topology, self.grouping = rank, topology, grouping
-        self.mates, self.lane = topology.node(rank), topology.lane_of[rank]
+        self.node_ranks, self.lane = topology.node(rank), topology.lane_of[rank]
         self.traffic = node_traffic(grouping, topology.node_of[rank])
         self.outgoing: Messages = self.traffic.outgoing.get(rank, {})
         self.incoming: Messages = self.traffic.incoming.get(rank, {})
@@ -238,20 +238,20 @@ class Relay:
 
         ``uneven``: sizes are published with the data and learned before others' blocks are touched.
         """
-        b, mates, me, others = self.b, self.mates, self.rank, mates_before(self.topology, self.rank)
+        b, node_ranks, me, others = self.b, self.node_ranks, self.rank, ranks_before(self.topology, self.rank)
         outbox, inbox = self._boxes()
         b.gate([b.wait(others, DONE, previous=True)])
-        put = [b.copy(SEND[mates], inbox.region([(me, target) for target in mates]))]
+        put = [b.copy(SEND[node_ranks], inbox.region([(me, target) for target in node_ranks]))]
         if mine := [pair for pair in outbox.at if pair[0] == me]:
             put.append(b.copy(SEND[[target for _, target in mine]], outbox.region(mine)))
         learned, exchanges_sizes = list[int](), uneven and bool(others)
         if uneven:
-            b.sizes(len(mates))
+            b.sizes(len(node_ranks))
         if exchanges_sizes:
             put.append(b.publish_sizes(self.lane))
         b.signal(WRITTEN, after=put)
         due = [pair for pair in inbox.at if pair[1] == me]
-        carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in mates}
+        carriers = {self.grouping.into(*pair) for pair in due if pair[0] not in node_ranks}
         if self.outgoing or self.incoming or not carriers:  # else: a carrier's ARRIVED says that all have written
             b.gate([b.wait(others, WRITTEN), *put])
             if exchanges_sizes:
@@ -261,7 +261,7 @@ class Relay:
         exchanged = [*sent, *(op for ops in arrived.values() for op in ops)]
         if self.traffic.collected(me):
             b.signal(ARRIVED, after=exchanged)
-        there = [b.wait([mate for mate in others if mate in carriers], ARRIVED), *exchanged, *learned]
+        there = [b.wait([node_rank for node_rank in others if node_rank in carriers], ARRIVED), *exchanged, *learned]
         if exchanges_sizes and not learned:
             there = [b.learn_sizes(self.lane, after=there)]
         b.signal(DONE, after=[b.copy(inbox.region(due), RECV[[source for source, _ in due]], after=there)])
@@ -270,9 +270,9 @@ class Relay:
         """Where in the node's buffer outgoing and incoming blocks lie: message by message, by
         node, so that what one rank writes or reads is evenly spaced. The node's own blocks, a
         row per source, lie among those that come in."""
-        incoming: list[list[Pair]] = [[(source, target) for target in self.mates] for source in self.mates]
+        incoming: list[list[Pair]] = [[(source, target) for target in self.node_ranks] for source in self.node_ranks]
         outgoing: list[list[Pair]] = []
-        for carrier in self.mates:
+        for carrier in self.node_ranks:
             incoming += self.traffic.collected(carrier).values()
             outgoing += self.traffic.relayed(carrier).values()
         node_of, outbox, inbox = self.topology.node_of, _Places("shared"), _Places("shared")
@@ -291,11 +291,11 @@ class Relay:
 
         Returns for each outgoing message the operations that complete it.
         """
-        b, me, m = self.b, self.rank, len(self.mates)
+        b, me, m = self.b, self.rank, len(self.node_ranks)
         ready: dict[int, list[int]] = {peer: [] for peer in self.outgoing}
         last: list[int] = []
         for i in range(m):
-            source, target = self.mates[self.lane - i], self.mates[(self.lane + i) % m]
+            source, target = self.node_ranks[self.lane - i], self.node_ranks[(self.lane + i) % m]
             step = [] if i else [b.copy(SEND[me], RECV[me])]
             if i:
                 step += [b.recv(source, RECV[source], after=last), b.send(target, SEND[target], after=last)]
@@ -350,11 +350,11 @@ class Relay:
         return sent, arrived
 
     def scatter(self, inner: str, inbox: _Places, collected: Messages, arrived: dict[int, list[int]]) -> None:
-        """What this rank received for its mates to them, and what others received for it."""
-        b, me, m = self.b, self.rank, len(self.mates)
+        """What this rank received for ranks of its node to them, and what others received for it."""
+        b, me, m = self.b, self.rank, len(self.node_ranks)
         last: list[int] = []
         for i in range(m):
-            source, target = self.mates[self.lane - i], self.mates[(self.lane + i) % m]
+            source, target = self.node_ranks[self.lane - i], self.node_ranks[(self.lane + i) % m]
             for part in _parts(collected, inner, 1, target):
                 after = [op for peer in part.peers for op in arrived[peer]]
                 if target == me:

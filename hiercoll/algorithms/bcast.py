@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from hiercoll.algorithms.allgather import doubling_steps
-from hiercoll.algorithms.grouping import ARRIVED, DONE, mates_before
+from hiercoll.algorithms.grouping import ARRIVED, DONE, ranks_before
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import BCAST
 from hiercoll.schedule import RECV, Buffer, Builder, Schedule, in_order
@@ -187,7 +187,7 @@ def hierarchical(topology: Topology, rank: int, *, root: int, outer: str, memory
 
 def _through_shared(b: Builder, topology: Topology, leaders: list[int], own: int, between: Part) -> Schedule:
     """As `hierarchical`, by way of a buffer in which the node's leader, ``own``, receives."""
-    root, others, whole = leaders[0], mates_before(topology, b.rank), range(b.blocks)
+    root, others, whole = leaders[0], ranks_before(topology, b.rank), range(b.blocks)
     shared = b.shared(b.blocks, [(root, block) for block in whole])
     if b.rank != own:
         copies = []

@@ -46,9 +46,9 @@ class Grouping:
         t = self.topology
         if self.form == "leader":
             return self.leader(source)
-        mates = t.node(source)
+        node_ranks = t.node(source)
         lane = t.lane_of[target] if self.form == "lane" else self._distance(source, target) - 1
-        return mates[lane % len(mates)]
+        return node_ranks[lane % len(node_ranks)]
 
     def into(self, source: int, target: int) -> int:
         """The rank of the destination's node that receives the block."""
@@ -56,8 +56,8 @@ class Grouping:
             return self.leader(target)
         if self.form == "lane":
             return target
-        mates = self.topology.node(target)
-        return mates[(self._distance(source, target) - 1) % len(mates)]
+        node_ranks = self.topology.node(target)
+        return node_ranks[(self._distance(source, target) - 1) % len(node_ranks)]
 
     def _distance(self, source: int, target: int) -> int:
         t = self.topology
@@ -74,14 +74,14 @@ def _leaders(topology: Topology, count: int) -> tuple[int, ...]:
     return tuple(leader)
 
 
-def mates_before(topology: Topology, rank: int) -> list[int]:
+def ranks_before(topology: Topology, rank: int) -> list[int]:
     """The other ranks of the node, from the lane before this one backwards.
 
     Whoever looks at their flags in this order is held up by the first, which on shared
     cores mostly runs just before it, and then finds the others done.
     """
-    mates, lane = topology.node(rank), topology.lane_of[rank]
-    return [mates[lane - i] for i in range(1, len(mates))]
+    node_ranks, lane = topology.node(rank), topology.lane_of[rank]
+    return [node_ranks[lane - i] for i in range(1, len(node_ranks))]
 
 
 def far_ranks(topology: Topology, rank: int) -> list[int]:
@@ -115,16 +115,16 @@ class Traffic:
 @lru_cache(maxsize=256)
 def node_traffic(grouping: Grouping, node: int) -> Traffic:
     """The messages between ``node`` and the others."""
-    mates = grouping.topology.nodes[node]
-    far = far_ranks(grouping.topology, mates[0])
+    node_ranks = grouping.topology.nodes[node]
+    far = far_ranks(grouping.topology, node_ranks[0])
     outgoing: dict[int, dict[int, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     incoming: dict[int, dict[int, list[Pair]]] = defaultdict(lambda: defaultdict(list))
-    for mate in mates:
+    for node_rank in node_ranks:
         for peer in far:
-            outgoing[grouping.out(mate, peer)][grouping.into(mate, peer)].append((mate, peer))
+            outgoing[grouping.out(node_rank, peer)][grouping.into(node_rank, peer)].append((node_rank, peer))
     for peer in far:
-        for mate in mates:
-            incoming[grouping.into(peer, mate)][grouping.out(peer, mate)].append((peer, mate))
+        for node_rank in node_ranks:
+            incoming[grouping.into(peer, node_rank)][grouping.out(peer, node_rank)].append((peer, node_rank))
     return Traffic(outgoing, incoming)
 
 

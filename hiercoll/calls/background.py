@@ -11,10 +11,10 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.errors import ThreadError
 from hiercoll.runtime import progress
-from hiercoll.runtime.checking import Saying
+from hiercoll.runtime.checking import Describe
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.session import State
+from hiercoll.runtime.session import Session
 from hiercoll.runtime.watch import BEGAN, SECONDS
 
 
@@ -24,22 +24,28 @@ class BackgroundCall:
     and MPI gives MPI_THREAD_MULTIPLE; not while the program computes or waits elsewhere."""
 
     def __init__(
-        self, state: State, plan: Plan, result: Any = None, *, in_thread: bool = False, described: Saying | None = None
+        self,
+        session: Session,
+        plan: Plan,
+        result: Any = None,
+        *,
+        in_thread: bool = False,
+        described: Describe | None = None,
     ) -> None:
         in_thread = in_thread or settings.wants_thread()
         if in_thread and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise ThreadError("HIERCOLL_PROGRESS=thread needs MPI_THREAD_MULTIPLE (mpi4py.rc.thread_level)")
         self.name = plan.name
-        self._state, self._plan, self._result = state, plan, result
+        self._session, self._plan, self._result = session, plan, result
         self.error: BaseException | None = None
         self.done = False
-        self.entry = state.watch.begin(self) if state.watch is not None else None
+        self.entry = session.watch.begin(self) if session.watch is not None else None
         with progress.lock:
-            self._check = state.compare_later(described)
+            self._check = session.compare_later(described)
             if self._check is None:
                 plan.start()
             progress.active.append(self)
-            state.background += 1
+            session.background += 1
         if in_thread:
             progress.want_thread()
         elif progress.are_shortcuts():
@@ -57,7 +63,7 @@ class BackgroundCall:
         except BaseException as error:
             # After a mismatch, too: ranks may have taken other tags from then on.
             self._plan.interrupt()
-            self.error, self._state.broken = error, self.name
+            self.error, self._session.broken = error, self.name
         if self.done or self.error is not None:
             if self.entry is not None:
                 self.entry[SECONDS] = time() - self.entry[BEGAN]
@@ -69,7 +75,7 @@ class BackgroundCall:
 
     def _leave(self) -> None:
         progress.active.remove(self)
-        self._state.background -= 1
+        self._session.background -= 1
 
     def pending(self) -> list[Pending]:
         """What it waits for; it cannot go on after that."""
@@ -87,8 +93,8 @@ class BackgroundCall:
 
     def wait(self) -> Any:
         """Until it is complete. Returns the receive array. Raises what went wrong, CollectiveTimeout too."""
-        if self._state.watch is not None and not self.test():
-            self._state.watch.complete(self)
+        if self._session.watch is not None and not self.test():
+            self._session.watch.complete(self)
         while not self.test():
             progress.wait_politely()
         return self._result

@@ -27,9 +27,9 @@ from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
 from hiercoll.runtime import progress
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import by_handle, get_state, known_state
+from hiercoll.runtime.lifetime import by_handle, get_session, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
-from hiercoll.runtime.session import State
+from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE
 
@@ -192,10 +192,10 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
                     progress.before_blocking()
                 native(self, *given)
                 return NATIVE
-            state, plan = known_plan(self, collective, send, recv, "auto", AUTO, NO_PARAMS, root)
+            session, plan = known_plan(self, collective, send, recv, "auto", AUTO, NO_PARAMS, root)
             # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
-            if state is not None and plan is not None and (plan.schedule is not None or not state.unwatched):
-                state.run(plan)
+            if session is not None and plan is not None and (plan.schedule is not None or not session.unwatched):
+                session.run(plan)
                 return plan.name
         return _serve(self, collective, Arguments(send, recv, root), partial(native, self, *given))
 
@@ -227,36 +227,36 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
 def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable[[], object]) -> str:
     """Serve a blocking call, or leave it to MPI: where hiercoll does not serve the communicator, where mpi4py, or the
     MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
-    state = _state(comm)
+    session = _session(comm)
     on_device = is_on_device(given.recv)
-    if state is None or (on_device and not collective.is_even):
+    if session is None or (on_device and not collective.is_even):
         native()
         return NATIVE
     try:
-        if sizes_are_unknown(state, collective, given):
-            ran = serve_unknown_sizes(state, collective, given, native, strict=False)
+        if sizes_are_unknown(session, collective, given):
+            ran = serve_unknown_sizes(session, collective, given, native, strict=False)
             return ran if ran.partition(" ")[2] != NATIVE else NATIVE
-        request = make_request(state, collective, given, strict=on_device)
+        request = make_request(session, collective, given, strict=on_device)
     except CommunicatorError:
         raise
     except ArgumentError:
         native()
         return NATIVE
-    if request.variant.is_native and not request.is_empty and state.unwatched and request.note is None:
+    if request.variant.is_native and not request.is_empty and session.unwatched and request.note is None:
         if request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
-            state.policy.native_sizes.add((collective, request.received.nbytes))
+            session.policy.native_sizes.add((collective, request.received.nbytes))
         progress.before_blocking()
         native()  # on the user's communicator, on all ranks, however they spell it
         return NATIVE
-    return serve(state, request, given)
+    return serve(session, request, given)
 
 
-def _state(comm: Any) -> State | None:
-    """The state of a communicator that hiercoll serves; None for one that is left to MPI."""
+def _session(comm: Any) -> Session | None:
+    """The session of a communicator that hiercoll serves; None for one that is left to MPI."""
     if comm == MPI.COMM_NULL:
         return None
-    state = get_state(comm)
-    return None if state.is_plain else state
+    session = get_session(comm)
+    return None if session.is_plain else session
 
 
 def is_on_device(spec: Any) -> bool:
@@ -283,42 +283,42 @@ def _come_back(comm: Callable[[], Any], name: str) -> None:
 
 def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> requests.Nonblocking | None:
     """Start a call; None leaves it to MPI, with nothing done."""
-    # MPI lets no nonblocking call wait for other ranks: a state must have been made before.
-    state = None if comm == MPI.COMM_NULL else known_state(comm)
-    if state is None or state.is_plain or state.threadless or is_on_device(given.recv):
+    # MPI lets no nonblocking call wait for other ranks: a session must have been made before.
+    session = None if comm == MPI.COMM_NULL else known_session(comm)
+    if session is None or session.is_plain or session.threadless or is_on_device(given.recv):
         return None
-    if sizes_are_unknown(state, collective, given):
+    if sizes_are_unknown(session, collective, given):
         given = given._replace(algorithm=NATIVE)
-    request = _sound(state, collective, given, Mode.BACKGROUND)
-    if request is None or (request.is_empty and not state.check):
+    request = _sound(session, collective, given, Mode.BACKGROUND)
+    if request is None or (request.is_empty and not session.check):
         return None
-    private = state.factory.private(request)
-    if private.is_native and not state.check:
+    private = session.factory.private(request)
+    if private.is_native and not session.check:
         return None
-    plan = state.factory.make(private, Lifetime.BACKGROUND)
-    return requests.nonblocking(state, plan, partial(request.described, given, state.rank, state.size))
+    plan = session.factory.make(private, Lifetime.BACKGROUND)
+    return requests.nonblocking(session, plan, partial(request.described, given, session.rank, session.size))
 
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
-    state = _state(comm)
-    if state is None or state.threadless or is_on_device(given.recv):
+    session = _session(comm)
+    if session is None or session.threadless or is_on_device(given.recv):
         return None
     try:
-        request = held_request(state, collective, given, strict=False)
+        request = held_request(session, collective, given, strict=False)
     except CommunicatorError:
         raise
     except ArgumentError:
         return None
     if request.is_empty or request.is_native:
         return None
-    return requests.persistent(state, state.factory.make(request, Lifetime.HELD))
+    return requests.persistent(session, session.factory.make(request, Lifetime.HELD))
 
 
-def _sound(state: State, collective: Collective, given: Arguments, mode: Mode) -> Any:
+def _sound(session: Session, collective: Collective, given: Arguments, mode: Mode) -> Any:
     """The request, if it is sound."""
     try:
-        return make_request(state, collective, given, mode, strict=False)
+        return make_request(session, collective, given, mode, strict=False)
     except CommunicatorError:
         raise
     except ArgumentError:

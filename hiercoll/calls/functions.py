@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,10 +14,10 @@ from hiercoll.calls.serving import begin, hold, known_plan, repeat, serve, serve
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.runtime import progress
-from hiercoll.runtime.lifetime import by_handle, get_state, get_topology
+from hiercoll.runtime.lifetime import by_handle, get_session, get_topology
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
-from hiercoll.runtime.session import State
+from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE, Table
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
@@ -76,9 +77,9 @@ def alltoall(
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
     if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
-        state, plan = known_plan(comm, ALLTOALL, sendbuf, recvbuf, algorithm, transport, params)
-        if state is not None and plan is not None:
-            state.run(plan)
+        session, plan = known_plan(comm, ALLTOALL, sendbuf, recvbuf, algorithm, transport, params)
+        if session is not None and plan is not None:
+            session.run(plan)
             return recvbuf
     return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
@@ -101,9 +102,9 @@ def allgather(
     (MPI 4.1, 6.7).
     """
     if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
-        state, plan = known_plan(comm, ALLGATHER, sendbuf, recvbuf, algorithm, transport, params)
-        if state is not None and plan is not None:
-            state.run(plan)
+        session, plan = known_plan(comm, ALLGATHER, sendbuf, recvbuf, algorithm, transport, params)
+        if session is not None and plan is not None:
+            session.run(plan)
             return recvbuf
     return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
@@ -168,9 +169,9 @@ def bcast(
     CommunicatorError, UnknownAlgorithmError, ParameterError (``root`` too), ConstraintError. Collective (MPI 4.1, 6.4).
     """
     if type(buf) is np.ndarray and stream is None:
-        state, plan = known_plan(comm, BCAST, None, buf, algorithm, transport, params, root)
-        if state is not None and plan is not None:
-            state.run(plan)
+        session, plan = known_plan(comm, BCAST, None, buf, algorithm, transport, params, root)
+        if session is not None and plan is not None:
+            session.run(plan)
             return buf
     return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
@@ -302,88 +303,90 @@ def configure(
     Raises TableError (on all ranks) for a table that cannot be used, ParameterError for
     another ``tune`` or ``timeout``.
     """
-    state = get_state(comm)
+    session = get_session(comm)
     if tune not in (None, "online"):
-        raise ParameterError("tune", "'online' or None", repr(tune), state.rank)
+        raise ParameterError("tune", "'online' or None", repr(tune), session.rank)
     if timeout is not None and not 0 <= timeout < float("inf"):
-        raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), state.rank)
-    state.use_table(table)
-    state.policy.online = tune == "online"
+        raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), session.rank)
+    session.use_table(table)
+    session.policy.online = tune == "online"
     if timeout is not None:
-        state.set_timeout(float(timeout))
+        session.set_timeout(float(timeout))
 
 
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
-    state = get_state(comm)
-    request = make_request(state, collective, given, strict=True)
-    serve(state, request, given)
+    session = get_session(comm)
+    request = make_request(session, collective, given, strict=True)
+    serve(session, request, given)
     return request.result
 
 
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with blocks of any sizes."""
-    state = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
-    if state is None or not state.unwatched:
-        state = get_state(comm)
-    unknown = sizes_are_unknown(state, collective, given)
-    if unknown and state.unwatched and (policy := state.policy.uneven(collective)).is_native and _sound(state, given):
+    session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    if session is None or not session.unwatched:
+        session = get_session(comm)
+    unknown = sizes_are_unknown(session, collective, given)
+    policy = session.policy.uneven(collective) if unknown and session.unwatched else None
+    if policy is not None and policy.is_native and _sound(session, given):
         policy.count()
         progress.before_blocking()
-        _native(state, collective, given)
-    elif (plan := repeat(state, collective, given)) is not None:
-        state.run(plan)
+        _native(session, collective, given)
+    elif (plan := repeat(session, collective, given)) is not None:
+        session.run(plan)
     elif unknown:
-        serve_unknown_sizes(state, collective, given, lambda: _checked_native(state, collective, given), strict=True)
+        native = partial(_checked_native, session, collective, given)
+        serve_unknown_sizes(session, collective, given, native, strict=True)
     else:
-        request = make_request(state, collective, given, strict=True)
-        serve(state, request, given)
+        request = make_request(session, collective, given, strict=True)
+        serve(session, request, given)
     return given.recv[0] if isinstance(given.recv, list | tuple) else given.recv
 
 
 def _init(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Plan:
     """A plan for the program to hold."""
-    return hold(get_state(comm), collective, given, strict=True)
+    return hold(get_session(comm), collective, given, strict=True)
 
 
 def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> BackgroundCall:
     """A call in the background."""
-    state = get_state(comm)
-    if sizes_are_unknown(state, collective, given):
+    session = get_session(comm)
+    if sizes_are_unknown(session, collective, given):
         given = given._replace(algorithm=NATIVE)
-    return begin(state, make_request(state, collective, given, Mode.BACKGROUND, strict=True), given)
+    return begin(session, make_request(session, collective, given, Mode.BACKGROUND, strict=True), given)
 
 
-def _native(state: State, collective: Collective, given: Arguments) -> None:
+def _native(session: Session, collective: Collective, given: Arguments) -> None:
     """The MPI library's own, without a look at the arguments. Raises as the function does."""
     try:
-        getattr(state.user, collective.native)(given.send, given.recv)
+        getattr(session.user, collective.native)(given.send, given.recv)
     except (TypeError, ValueError, KeyError, BufferError) as error:
-        _check(state, collective, given)  # says what is wrong
-        raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), state.rank) from None
+        _check(session, collective, given)  # says what is wrong
+        raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), session.rank) from None
 
 
-def _checked_native(state: State, collective: Collective, given: Arguments) -> None:
+def _checked_native(session: Session, collective: Collective, given: Arguments) -> None:
     """`_native`, after a look at the arguments; what else serves a call has its own."""
-    if not _sound(state, given):
-        _check(state, collective, given)
-    _native(state, collective, given)
+    if not _sound(session, given):
+        _check(session, collective, given)
+    _native(session, collective, given)
 
 
-def _check(state: State, collective: Collective, given: Arguments) -> None:
+def _check(session: Session, collective: Collective, given: Arguments) -> None:
     """Raises what is wrong with the arguments, if anything is."""
-    make_request(state, collective, given._replace(algorithm=NATIVE), strict=True)
+    make_request(session, collective, given._replace(algorithm=NATIVE), strict=True)
 
 
-def _sound(state: State, given: Arguments) -> bool:
+def _sound(session: Session, given: Arguments) -> bool:
     """Whether both buffers are of the common kind, an array and one count per rank, hold their blocks,
     and this rank receives from itself what it sends: the checks of `make_request`, at less cost."""
-    sent, received = _counts(state, given.send), _counts(state, given.recv)
-    own = state.rank
+    sent, received = _counts(session, given.send), _counts(session, given.recv)
+    own = session.rank
     return bool(sent and received and sent[own] * given.send[0].itemsize == received[own] * given.recv[0].itemsize)
 
 
-def _counts(state: State, spec: Any) -> list[int] | None:
+def _counts(session: Session, spec: Any) -> list[int] | None:
     """The counts of a buffer of the common kind, if it holds them. In Python: of few numbers NumPy takes
     longer for one question."""
     if type(spec) is not list or len(spec) != 2:
@@ -392,5 +395,5 @@ def _counts(state: State, spec: Any) -> list[int] | None:
     if type(array) is not np.ndarray or type(counts) is not np.ndarray or counts.dtype.kind != "i":
         return None
     found: list[int] = counts.tolist()
-    fit = counts.shape == (state.size,) and min(found) >= 0 and sum(found) <= array.size
+    fit = counts.shape == (session.size,) and min(found) >= 0 and sum(found) <= array.size
     return found if fit else None

@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall
 from hiercoll.runtime import progress
-from hiercoll.runtime.checking import Saying
+from hiercoll.runtime.checking import Describe
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.session import State, split
+from hiercoll.runtime.session import Session, split
 
 PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
 NOTHING = [None, 0, MPI.BYTE]
@@ -37,15 +37,15 @@ class StandIn:
 
     _last_tag = 0
 
-    def __init__(self, state: State, plan: Plan, *, persistent: bool, described: Saying | None = None) -> None:
+    def __init__(self, session: Session, plan: Plan, *, persistent: bool, described: Describe | None = None) -> None:
         self.name = plan.name
-        self._state, self._plan, self._persistent = state, plan, persistent
+        self._session, self._plan, self._persistent = session, plan, persistent
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._failed = float("inf")
         with progress.lock:  # of several threads, each has a tag of its own
             StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
             self.comm = _self()
-            self.call = None if persistent else BackgroundCall(state, plan, in_thread=True, described=described)
+            self.call = None if persistent else BackgroundCall(session, plan, in_thread=True, described=described)
             progress.listening.append(self)
         progress.want_thread()
 
@@ -53,7 +53,7 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
-                self.call = BackgroundCall(self._state, self._plan, in_thread=True)
+                self.call = BackgroundCall(self._session, self._plan, in_thread=True)
         elif self.call.done:
             self.call = None
             if not self._persistent:
@@ -156,19 +156,19 @@ class Persistent(Driven, MPI.Prequest):
         super().Free()
 
 
-def nonblocking(state: State, plan: Plan, described: Saying | None = None) -> Nonblocking:
+def nonblocking(session: Session, plan: Plan, described: Describe | None = None) -> Nonblocking:
     """Start a plan; where calls are checked, when all ranks have ``described`` the same."""
     with progress.lock:
-        stand_in = StandIn(state, plan, persistent=False, described=described)
+        stand_in = StandIn(session, plan, persistent=False, described=described)
         request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request
 
 
-def persistent(state: State, plan: Plan) -> Persistent:
+def persistent(session: Session, plan: Plan) -> Persistent:
     """Let a plan be started as often as wanted."""
     plan.watch = None  # the calls are watched
-    stand_in = StandIn(state, plan, persistent=True)
+    stand_in = StandIn(session, plan, persistent=True)
     request = Persistent(stand_in.comm.Ssend_init(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request

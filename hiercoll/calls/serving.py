@@ -16,12 +16,12 @@ from mpi4py import MPI
 from hiercoll.calls.background import BackgroundCall
 from hiercoll.collectives import Collective, Holds, Sizes
 from hiercoll.runtime import progress
-from hiercoll.runtime.checking import Said
+from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread
-from hiercoll.runtime.session import State
+from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE
 from hiercoll.tuner import Spread
 
@@ -39,9 +39,9 @@ def known_plan(
     transport: str,
     params: dict[str, Any],
     root: Any = 0,
-) -> tuple[State, Plan] | tuple[None, None]:
-    """The state, and the kept plan, of a call with equal blocks seen before with arrays at these addresses; ``send`` is
-    None for collectives with one buffer.
+) -> tuple[Session, Plan] | tuple[None, None]:
+    """The session, and the kept plan, of a call with equal blocks seen before with arrays at these addresses; ``send``
+    is None for collectives with one buffer.
 
     Equal addresses, sizes and types need no second check; contiguity is checked by
     `MPI.Get_address`, and that recv is writable below; True equals 1, but is no root. The slow path says what is
@@ -50,7 +50,7 @@ def known_plan(
     if type(root) is not int:
         return None, None
     try:
-        state = by_handle[comm.handle]
+        session = by_handle[comm.handle]
         key = (collective, algorithm, transport, root, _address(recv), recv.nbytes, recv.dtype)
         if send is not None:
             key += (_address(send), send.nbytes, send.dtype)  # type: ignore[assignment]
@@ -58,13 +58,13 @@ def known_plan(
             if not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
                 return None, None
             key += tuple(params.items())
-        plan = state.recent[key]
+        plan = session.recent[key]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return None, None
-    if plan.is_freed or not recv.flags.writeable or state.check or state.broken is not None:
+    if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
         return None, None
-    state.touch(plan)
-    return state, plan
+    session.touch(plan)
+    return session, plan
 
 
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
@@ -108,99 +108,99 @@ def _counted(array: Any, counts: Any) -> Alias:
     return _address(array), array.nbytes, array.itemsize, *each
 
 
-def serve(state: State, request: Request, given: Arguments) -> str:
+def serve(session: Session, request: Request, given: Arguments) -> str:
     """Serve a blocking call. Returns what ran, in words. Collective."""
-    if state.check:
-        state.same_call(request.described(given, state.rank, state.size))
+    if session.check:
+        session.same_call(request.described(given, session.rank, session.size))
     if request.is_empty:
         return request.name
-    plan = state.plan(request)
+    plan = session.plan(request)
     if plan is None:
-        return state.run_once(request)
+        return session.run_once(request)
     plan.stream = request.stream
     begin = perf_counter()
-    state.run(plan)
+    session.run(plan)
     if request.note is not None:
         request.note(perf_counter() - begin)
     else:
-        state.remember((equal_alias if request.collective.is_even else uneven_alias)(request.collective, given), plan)
+        session.remember((equal_alias if request.collective.is_even else uneven_alias)(request.collective, given), plan)
     return plan.name
 
 
-def sizes_are_unknown(state: State, collective: Collective, given: Arguments) -> bool:
+def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:
     """Whether "auto" is to choose for blocks of which no rank knows all sizes."""
-    unknown = collective.sizes is Sizes.OWN and state.policy.is_auto(collective, given.algorithm)
+    unknown = collective.sizes is Sizes.OWN and session.policy.is_auto(collective, given.algorithm)
     return unknown and not given.params and bool(given.limit == LIMIT)
 
 
-def repeat(state: State, collective: Collective, given: Arguments) -> Plan | None:
+def repeat(session: Session, collective: Collective, given: Arguments) -> Plan | None:
     """The kept plan of a call with blocks of any sizes whose arguments were seen before; the call is counted."""
-    if not state.unwatched:
+    if not session.unwatched:
         return None
-    policy = state.policy.uneven(collective) if sizes_are_unknown(state, collective, given) else None
+    policy = session.policy.uneven(collective) if sizes_are_unknown(session, collective, given) else None
     if policy is not None:
         if not policy.is_fixed:
             return None
         given = given._replace(algorithm=policy.current.algorithm, params=policy.current.params)
-    plan = state.recent.get(uneven_alias(collective, given))
+    plan = session.recent.get(uneven_alias(collective, given))
     if plan is None or plan.is_freed:
         return None
     if policy is not None:
         policy.count()
-    state.touch(plan)
+    session.touch(plan)
     return plan
 
 
 def serve_unknown_sizes(
-    state: State, collective: Collective, given: Arguments, native: Callable[[], object], *, strict: bool
+    session: Session, collective: Collective, given: Arguments, native: Callable[[], object], *, strict: bool
 ) -> str:
     """Serve a blocking call of which no rank knows all sizes, by what the policy says; ``native`` makes the MPI
     library's own. Returns what ran. Collective."""
-    policy = state.policy.uneven(collective)
-    variant = policy.begin(partial(_survey, state, collective, given))
+    policy = session.policy.uneven(collective)
+    variant = policy.begin(partial(_survey, session, collective, given))
     begin = perf_counter()
-    if variant.is_native and state.unwatched:
+    if variant.is_native and session.unwatched:
         progress.before_blocking()
         native()
         ran = f"{collective.name} {NATIVE}"
     else:
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
-        ran = serve(state, make_request(state, collective, given, strict=strict), given)
+        ran = serve(session, make_request(session, collective, given, strict=strict), given)
     if policy.is_trying:
         policy.note(perf_counter() - begin)
     return ran
 
 
-def _survey(state: State, collective: Collective, given: Arguments) -> Spread:
+def _survey(session: Session, collective: Collective, given: Arguments) -> Spread:
     """The blocks that this rank sends, after a look, if calls are checked, whether all ranks are about to say so."""
-    if state.check:
-        state.same_call(Said(f"{collective.name}, agreement on algorithms"))
-    return own_spread(state, collective, given)
+    if session.check:
+        session.same_call(Description(f"{collective.name}, agreement on algorithms"))
+    return own_spread(session, collective, given)
 
 
-def hold(state: State, collective: Collective, given: Arguments, *, strict: bool) -> Plan:
+def hold(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Plan:
     """A plan for the program to hold. Collective."""
-    return state.factory.make(held_request(state, collective, given, strict=strict), Lifetime.HELD)
+    return session.factory.make(held_request(session, collective, given, strict=strict), Lifetime.HELD)
 
 
-def held_request(state: State, collective: Collective, given: Arguments, *, strict: bool) -> Request:
+def held_request(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Request:
     """The request of a plan that a program holds. Collective where nobody knows all sizes."""
     asked = given
-    if sizes_are_unknown(state, collective, given):
-        if state.check:
-            state.same_call(Said(f"persistent {collective.name}, agreement on algorithms"))
-        whole = state.policy.uneven(collective).whole(own_spread(state, collective, given))
-        variant = state.policy.uneven_for_good(collective, whole)
+    if sizes_are_unknown(session, collective, given):
+        if session.check:
+            session.same_call(Description(f"persistent {collective.name}, agreement on algorithms"))
+        whole = session.policy.uneven(collective).whole(own_spread(session, collective, given))
+        variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
-    request = make_request(state, collective, given, Mode.HELD, strict=strict)
-    if state.check and not collective.is_even:
-        state.same_call(request.described(asked, state.rank, state.size))
+    request = make_request(session, collective, given, Mode.HELD, strict=strict)
+    if session.check and not collective.is_even:
+        session.same_call(request.described(asked, session.rank, session.size))
     return request
 
 
-def begin(state: State, request: Request, given: Arguments) -> BackgroundCall:
+def begin(session: Session, request: Request, given: Arguments) -> BackgroundCall:
     """Start a call in the background. Local."""
-    request = state.factory.private(request)
-    plan = state.factory.make(request, Lifetime.BACKGROUND)
-    described = partial(request.described, given, state.rank, state.size)
-    return BackgroundCall(state, plan, request.result, described=described)
+    request = session.factory.private(request)
+    plan = session.factory.make(request, Lifetime.BACKGROUND)
+    described = partial(request.described, given, session.rank, session.size)
+    return BackgroundCall(session, plan, request.result, described=described)

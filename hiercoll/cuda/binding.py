@@ -35,8 +35,8 @@ def bind(comm: MPI.Intracomm, devices: Devices | None = None) -> int:
         without = f"none (rank {everyone.index([])} of this host)"
         raise DeviceError("devices", "at least one for every rank", without, comm.rank)
     assert devices is not None
-    mates = [other for other, visible in enumerate(everyone) if visible == seen]
-    number = mates.index(rank) % len(seen)
+    node_ranks = [other for other, visible in enumerate(everyone) if visible == seen]
+    number = node_ranks.index(rank) % len(seen)
     devices.select(number)
     return number
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from hiercoll.cuda.device import Device, Event, Stream, Task, copy_shape, reduction_shape
 from hiercoll.errors import DeviceError
-from hiercoll.memory import CARD, Array, Layout, Reduction, Transfer
+from hiercoll.memory import HANDLE_BYTES, Array, Layout, Reduction, Transfer
 from hiercoll.schedule import Region
 from hiercoll.schedule.transports import ON_HOST
 
-CARDS = 256  # that are remembered
+MOST_HANDLES = 256  # that are remembered
 MAPPINGS = 64  # allocations of other processes that are kept mapped
-_card = Struct("<H64s6xQQ")  # bytes of the handle, the handle, offset, number
-assert _card.size == CARD
+_packed = Struct("<H64s6xQQ")  # bytes of the handle, the handle, offset, number
+assert _packed.size == HANDLE_BYTES
 
 
 class DeviceMemory:
@@ -33,7 +33,7 @@ class DeviceMemory:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._produced: Event | None = None  # one event for all calls: a stream waits for its last record
-        self._cards: dict[int, tuple[int, Array]] = {}  # by address, with the number of the allocation
+        self._handles: dict[int, tuple[int, Array]] = {}  # by address, with the number of the allocation
         self._mapped: OrderedDict[tuple[bytes, int], Mapping] = OrderedDict()  # used last at the end
         self._out, self._in, self._within = (device.new_stream() for _ in range(3))
 
@@ -49,27 +49,27 @@ class DeviceMemory:
         """Let the device reach the node's buffer on the host."""
         return self.device.register(address, nbytes)
 
-    def card(self, address: int) -> Array:
-        """See `Memory.card`."""
-        number, (known, card) = self.device.number(address), self._cards.get(address, (-1, None))
-        if card is None or known != number:
-            handle, offset = self.device.export(address)
-            card = np.frombuffer(_card.pack(len(handle), handle, offset, number), np.uint8)
-            while len(self._cards) >= CARDS:
-                del self._cards[next(iter(self._cards))]
-            self._cards[address] = (number, card)
-        return card
+    def address_handle(self, address: int) -> Array:
+        """See `Memory.handle`."""
+        number, (known, handle) = self.device.number(address), self._handles.get(address, (-1, None))
+        if handle is None or known != number:
+            exported, offset = self.device.export(address)
+            handle = np.frombuffer(_packed.pack(len(exported), exported, offset, number), np.uint8)
+            while len(self._handles) >= MOST_HANDLES:
+                del self._handles[next(iter(self._handles))]
+            self._handles[address] = (number, handle)
+        return handle
 
-    def get(self, layout: Layout, card: Array, source: Region, target: tuple[int, Region]) -> MateCopy:
+    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> PeerCopy:
         """See `Memory.get`."""
-        return MateCopy(self, layout, card, source, target)
+        return PeerCopy(self, layout, handle, source, target)
 
-    def find(self, card: Array) -> tuple[int, object]:
-        """Where the buffer that a card tells of lies here, and what keeps it mapped. Raises DeviceError."""
-        length, handle, offset, number = _card.unpack(card.tobytes())
+    def find(self, handle: Array) -> tuple[int, object]:
+        """Where the buffer that a handle tells of lies here, and what keeps it mapped. Raises DeviceError."""
+        length, exported, offset, number = _packed.unpack(handle.tobytes())
         if not length:
-            raise DeviceError("transport 'peer'", "memory of a mate", "nothing that could be mapped")
-        mapping = self.mapping(handle[:length], number)
+            raise DeviceError("transport 'peer'", "memory of a rank of the node", "nothing that could be mapped")
+        mapping = self.mapping(exported[:length], number)
         return mapping.address + offset, mapping.owner
 
     def mapping(self, handle: bytes, number: int) -> Mapping:
@@ -145,13 +145,13 @@ class Mapping(NamedTuple):
     owner: object
 
 
-class MateCopy(Transfer):
-    """A copy from the buffer that a card tells of. The card may tell of another one at each start."""
+class PeerCopy(Transfer):
+    """A copy from the buffer that a handle tells of. The handle may tell of another one at each start."""
 
     def __init__(
-        self, memory: DeviceMemory, layout: Layout, card: Array, source: Region, target: tuple[int, Region]
+        self, memory: DeviceMemory, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]
     ) -> None:
-        self._memory, self._layout, self._card = memory, layout, card
+        self._memory, self._layout, self._packed = memory, layout, handle
         self._source, self._target = source, target
         self._address = 0
         self._copy: DeviceCopy | None = None
@@ -159,7 +159,7 @@ class MateCopy(Transfer):
 
     def start(self) -> None:
         """Map the buffer, if it is not, and enqueue the copy."""
-        address, self._owner = self._memory.find(self._card)
+        address, self._owner = self._memory.find(self._packed)
         if self._copy is None or address != self._address:
             self._address = address
             self._copy = self._memory.copy(self._layout, (address, self._source), self._target)

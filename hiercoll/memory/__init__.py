@@ -2,14 +2,14 @@
 
 from hiercoll.memory.arrays import UserBuffer, host_buffer
 from hiercoll.memory.host import HostMemory, blocks_view
-from hiercoll.memory.interface import CARD, OPERATIONS, Action, Array, Combine, Memory, Now, Reduction, Transfer
+from hiercoll.memory.interface import HANDLE_BYTES, OPERATIONS, Action, Array, Combine, Memory, Now, Reduction, Transfer
 from hiercoll.memory.layouts import BlockLayout, Layout, UnevenLayout, common_chunk, common_pieces
 
 __all__ = [
     "Action",
     "Array",
     "BlockLayout",
-    "CARD",
+    "HANDLE_BYTES",
     "Combine",
     "HostMemory",
     "Layout",

@@ -77,12 +77,12 @@ class HostMemory:
         views = [[elements(address, piece[-1]) for address in piece[:-1]] for piece in pieces]
         return partial(_combine, OPERATIONS[how.operation], views)
 
-    def card(self, address: int) -> Array:
+    def address_handle(self, address: int) -> Array:
         """Only the shared buffer is of several processes."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
-    def get(self, layout: Layout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
-        """See `card`."""
+    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+        """See `handle`."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
     def before_messages(self, handle: int, direct: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 Action: TypeAlias = "Callable[[], object]"
 Combine: TypeAlias = "Callable[[Array, Array, Array], object]"
-CARD = 88  # bytes that tell of a buffer of another process
+HANDLE_BYTES = 88  # bytes that tell of a buffer of another process
 
 
 class Reduction(NamedTuple):
@@ -92,12 +92,12 @@ class Memory(Protocol):
         """What puts ``left (+) right``, element by element, into ``target``; None if there is
         nothing to do. ``layout.item`` is the size of an element."""
 
-    def card(self, address: int) -> Array:
-        """`CARD` bytes that tell another process of this host how to `get` from the buffer at
+    def address_handle(self, address: int) -> Array:
+        """`HANDLE_BYTES` bytes that tell another process of this host how to `get` from the buffer at
         ``address``. Raises DeviceError for memory that only its own process can reach."""
 
-    def get(self, layout: Layout, card: Array, source: Region, target: tuple[int, Region]) -> Transfer:
-        """What copies ``source`` of the buffer that ``card`` tells of, at each start, to a region
+    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+        """What copies ``source`` of the buffer that ``handle`` tells of, at each start, to a region
         of the buffer at an address."""
 
     def before_messages(self, handle: int, direct: bool) -> None:

@@ -59,5 +59,5 @@ class Agreement:
             raise ParameterError("algorithm", "the same with the same parameters on all ranks", name, self._rank)
         if most[4]:
             got = f"a window that needs {most[4]} bytes more than there are"
-            raise ConstraintError(name, "room in /dev/shm", got, self._rank)
+            raise ConstraintError(name, "places in /dev/shm", got, self._rank)
         return most[5:]

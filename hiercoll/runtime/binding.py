@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.errors import PlanError
-from hiercoll.memory import CARD, Array, Layout, Memory, Reduction
+from hiercoll.memory import HANDLE_BYTES, Array, Layout, Memory, Reduction
 from hiercoll.runtime.engines import Dataflow, Flags, Message, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.sizes import SizeTable
@@ -264,12 +264,12 @@ def _offer_or_notice(op: Op, binding: Binding) -> Any:
     """What a message without blocks consists of: an address handle, or nothing."""
     if isinstance(op, Offer):
         address = binding.addresses[op.buffer]
-        offer = binding.memory.card(address).copy()
+        offer = binding.memory.address_handle(address).copy()
         binding.offers.append((offer, address))
-        return [offer, CARD, MPI.BYTE]
+        return [offer, HANDLE_BYTES, MPI.BYTE]
     if isinstance(op, AcceptOffer):
-        handle = binding.handles[op.peer, op.tag] = np.empty(CARD, np.uint8)
-        return [handle, CARD, MPI.BYTE]
+        handle = binding.handles[op.peer, op.tag] = np.empty(HANDLE_BYTES, np.uint8)
+        return [handle, HANDLE_BYTES, MPI.BYTE]
     return [None, 0, MPI.BYTE]
 
 

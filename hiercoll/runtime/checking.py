@@ -18,12 +18,12 @@ from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.sizes import Sizes
 from hiercoll.runtime.watch import Entry, Watch, ranks_in_words
 
-SAID = 256  # bytes of a call's description that ranks show each other
+SHOWN = 256  # bytes of a call's description that ranks show each other
 BYTES = ("u1", "uint8")
 ANY = -(2**62)  # less than what stands for any elements
 
 
-class Said(NamedTuple):
+class Description(NamedTuple):
     """A call as ranks compare it: in words, and the elements of its blocks (those of bytes go with
     any). Where blocks differ, the bytes of each that is sent, and of each to be received, and the
     elements of those that are sent, and to be received."""
@@ -37,26 +37,26 @@ class Said(NamedTuple):
         return f"{self.what} of {self.elements}" if self.elements else self.what
 
 
-Saying: TypeAlias = "Callable[[], Said]"
+Describe: TypeAlias = "Callable[[], Description]"
 
 
-def comparison(comm: MPI.Intracomm, said: Said) -> Iterator[MPI.Request]:
+def comparison(comm: MPI.Intracomm, described: Description) -> Iterator[MPI.Request]:
     """Compare what ranks call. Yields requests; each is complete before the next is asked for.
     Collective. Raises CollectiveMismatch on all ranks."""
-    key, kind = (zlib.crc32(text.encode()) for text in (said.what, said.elements))
-    kinds = [kind, -kind] if said.elements not in ("", *BYTES) else [ANY, ANY]
+    key, kind = (zlib.crc32(text.encode()) for text in (described.what, described.elements))
+    kinds = [kind, -kind] if described.elements not in ("", *BYTES) else [ANY, ANY]
     # Kept here: mpi4py 4.1.2's request of a reduction does not keep its buffers.
     mine, most = np.array([key, -key, *kinds]), np.empty(4, np.int64)
     yield comm.Iallreduce(mine, most, op=MPI.MAX)
     if most[0] != -most[1] or most[2] not in (ANY, -most[3]):
-        texts = np.zeros((comm.size, SAID), np.uint8)
-        yield comm.Iallgather(np.frombuffer(str(said).encode()[:SAID].ljust(SAID, b"\0"), np.uint8), texts)
+        texts = np.zeros((comm.size, SHOWN), np.uint8)
+        yield comm.Iallgather(np.frombuffer(str(described).encode()[:SHOWN].ljust(SHOWN, b"\0"), np.uint8), texts)
         raise CollectiveMismatch(f"rank {comm.rank}: ranks make different calls: {_sides(texts)}")
-    if said.sizes is None:
+    if described.sizes is None:
         return
     going, due = (
         np.stack([sizes, np.full(comm.size, _number(kind))], axis=1).astype(np.int64)
-        for sizes, kind in zip(said.sizes, said.kinds, strict=True)
+        for sizes, kind in zip(described.sizes, described.kinds, strict=True)
     )
     coming = np.empty_like(due)
     yield comm.Ialltoall(going, coming)
@@ -66,7 +66,7 @@ def comparison(comm: MPI.Intracomm, said: Said) -> Iterator[MPI.Request]:
     found, everyone = np.array(first, np.int64), np.empty((comm.size, 5), np.int64)
     yield comm.Iallgather(found, everyone)
     if (everyone[:, 0] >= 0).any():
-        raise CollectiveMismatch(f"rank {comm.rank}: {said.what}: blocks differ: {_differences(everyone)}")
+        raise CollectiveMismatch(f"rank {comm.rank}: {described.what}: blocks differ: {_differences(everyone)}")
 
 
 def _number(kind: str) -> int:
@@ -97,12 +97,12 @@ def _differences(found: Sizes) -> str:
     )
 
 
-def same_call(comm: MPI.Intracomm, said: Said, watch: Watch | None) -> None:
+def same_call(comm: MPI.Intracomm, described: Description, watch: Watch | None) -> None:
     """Wait for a `comparison`; not for longer than the ``watch`` allows."""
-    steps, request = comparison(comm, said), None
+    steps, request = comparison(comm, described), None
     try:
         for request in steps:
-            wait_for(request, f"{said.what} (checking)", watch)
+            wait_for(request, f"{described.what} (checking)", watch)
     except CollectiveMismatch:
         raise
     except BaseException:

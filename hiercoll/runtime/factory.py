@@ -22,12 +22,12 @@ from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.collectives import Sizes
 from hiercoll.cuda import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError
-from hiercoll.memory import CARD, BlockLayout, Layout, Memory, Transfer
+from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Transfer
 from hiercoll.runtime import native, progress
 from hiercoll.runtime.binding import Binding, Once, Relocatable, run_once
 from hiercoll.runtime.engines import Between
 from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_layout
-from hiercoll.runtime.memories import Room, shared_memory_room
+from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import REQUEST_BYTES, Plan, plan_of
 from hiercoll.runtime.request import Data, Request
 from hiercoll.runtime.sizes import Areas, SizeTable, rows_at
@@ -38,7 +38,7 @@ from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuning.policy import Wanted
 
 if TYPE_CHECKING:
-    from hiercoll.runtime.session import State
+    from hiercoll.runtime.session import Session
 
 MOST_SHARED = 64 << 20  # bytes of a node's buffer for blocks of uneven sizes that travel together
 
@@ -76,15 +76,15 @@ class _Scratch:
 class PlanFactory:
     """Makes the plans of a communicator."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._schedules: dict[object, Schedule] = {}
         self._lowered: dict[object, Lowered] = {}
         self._areas: dict[object, Areas] = {}
         self._scratch: weakref.WeakValueDictionary[tuple[str, int], _Scratch] = weakref.WeakValueDictionary()
         self._moved: dict[tuple[int, int], Relocatable | None] = {}
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
-        self._most_together = MOST_SHARED // (2 * max(state.topology.node_sizes) * state.size)
+        self._most_together = MOST_SHARED // (2 * max(session.topology.node_sizes) * session.size)
 
     def make(self, request: Request, lifetime: Lifetime, *, traced: bool = False) -> Plan:
         """The plan for a request. Local for plans in the background, and but for the first of some size for blocking
@@ -96,19 +96,19 @@ class PlanFactory:
             plan, window = self._native(request, lifetime), None
         else:
             plan, window = self._scheduled(request, lifetime, traced)
-        plan.surround(request.before, request.after)
+        plan.frame(request.before, request.after)
         if lifetime is not Lifetime.KEPT:
             plan.keep_alive(request.received.owner, request.sent.owner if request.sent else None)
         if lifetime is Lifetime.HELD:
             plan.recvbuf, plan.stream = request.result, request.stream
-            self._state.hold(plan, window)
+            self._session.hold(plan, window)
         return plan
 
     def once(self, request: Request) -> Once | Plan:
         """What serves one blocking call on the host: a plan only where it must be."""
         schedule = self.schedule(request)
         # Others may wait for what is under way here before they come to this call: a plan lets that go on.
-        waits = self._state.watch is not None or progress.active
+        waits = self._session.watch is not None or progress.active
         if waits or not request.is_plain or not lower(schedule).in_sequence:
             return self.make(request, Lifetime.ONCE)
         # A window is made by all ranks, even if this one has nothing to do with it.
@@ -119,8 +119,8 @@ class PlanFactory:
             if (rounds := self._moved[key]) is not None:
                 run = partial(rounds.run, *self._where(request, schedule, Lifetime.ONCE), addresses(request))
                 return Once(run, request.name)
-        steps, binding, room = self._bound(request, schedule, Lifetime.ONCE)
-        return Once(partial(run_once, steps, binding), request.name, room)
+        steps, binding, places = self._bound(request, schedule, Lifetime.ONCE)
+        return Once(partial(run_once, steps, binding), request.name, places)
 
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
@@ -135,7 +135,7 @@ class PlanFactory:
         )
         if key not in self._schedules:
             entry = get_algorithm(family, variant.algorithm)
-            topology, rank = self._state.topology, self._state.rank
+            topology, rank = self._session.topology, self._session.rank
             emit = partial(entry.schedule, topology, params=variant.params, inplace=request.in_place, root=request.root)
             self._schedules[key] = request.transport.schedule(emit, topology, rank)
         return self._schedules[key]
@@ -148,9 +148,9 @@ class PlanFactory:
         if not request.is_auto:
             got = f"{request.name}, which uses shared memory"
             what = f"algorithm {request.variant.algorithm!r}"
-            raise ConstraintError(what, "private memory for calls in the background", got, self._state.rank)
+            raise ConstraintError(what, "private memory for calls in the background", got, self._session.rank)
         wanted = Wanted(request.collective, max(request.size, 1), request.in_place)
-        for candidate in self._state.policy.decide(wanted).ranking:
+        for candidate in self._session.policy.decide(wanted).ranking:
             variant = candidate.variant
             if variant.algorithm == NATIVE_VARIANT.algorithm:
                 break
@@ -165,45 +165,45 @@ class PlanFactory:
     def _scheduled(self, request: Request, lifetime: Lifetime, traced: bool) -> tuple[Plan, Window | None]:
         """The plan, and the window that it alone uses."""
         schedule, held = self.schedule(request), lifetime is Lifetime.HELD
-        steps, binding, room = self._bound(request, schedule, lifetime, traced)
+        steps, binding, places = self._bound(request, schedule, lifetime, traced)
         try:
             plan = plan_of(steps, binding, request.name)
         except BaseException:
             if held:
-                self._state.windows.retire(binding.window)
+                self._session.windows.retire(binding.window)
             raise
-        plan.surround(room.before, room.after)
-        plan.keep_alive(*room.owners, nbytes=room.nbytes)
+        plan.frame(places.before, places.after)
+        plan.keep_alive(*places.owners, nbytes=places.nbytes)
         if binding.window is not None and not held:
             plan.window_key = request.common
         return plan, binding.window if held else None
 
     def _bound(
         self, request: Request, schedule: Schedule, lifetime: Lifetime, traced: bool = False
-    ) -> tuple[Steps, Binding, Room]:
+    ) -> tuple[Steps, Binding, Places]:
         """Steps, everything that turns them into calls, and what keeps their buffers."""
-        state, lane_of = self._state, self._state.topology.lane_of
-        memory, laid = state.memories[request.received.place], self._laid(request, schedule, traced)
-        room = self._room(request, schedule, laid, lifetime)
+        session, lane_of = self._session, self._session.topology.lane_of
+        memory, laid = session.memories[request.received.place], self._laid(request, schedule, traced)
+        places = self._places(request, schedule, laid, lifetime)
         comm, tag = self._where(request, schedule, lifetime)
         window, table = None, None
         if schedule.shared:
             make = partial(self._window, request, schedule, memory)
             kept = lifetime is not Lifetime.HELD
-            window = state.windows.keep(request.common, laid.shared, make) if kept else make(laid.shared)
-            room.places["shared"] = window.address
+            window = session.windows.keep(request.common, laid.shared, make) if kept else make(laid.shared)
+            places.places["shared"] = window.address
         if laid.areas is not None and window is not None:
             shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
             layout: Any = laid.layout
-            blocks = request.blocks(state.rank)
+            blocks = request.blocks(session.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
-        binding = Binding(comm, lane_of, memory, laid.layout, room.places, tag, window, once=once, sizes=table)
-        return laid.steps, binding, room
+        binding = Binding(comm, lane_of, memory, laid.layout, places.places, tag, window, once=once, sizes=table)
+        return laid.steps, binding, places
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
-        received, rank = request.received, self._state.rank
+        received, rank = request.received, self._session.rank
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
             layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved
@@ -219,18 +219,18 @@ class PlanFactory:
         if key not in self._lowered:
             self._lowered[key] = Lowered.of(schedule)
             if schedule.shared:
-                self._areas[key] = Areas(schedule, self._state.topology, limit)
+                self._areas[key] = Areas(schedule, self._session.topology, limit)
         own, large = own_layout(schedule, blocks, limit)
         steps, areas = self._lowered[key].steps if large else self._lowered[key].small, self._areas.get(key)
         return Laid(own, 0, areas.nbytes if areas else 0, steps, areas, limit)
 
-    def _room(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime) -> Room:
+    def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime) -> Places:
         """Where the plan's buffers lie, and what keeps them."""
-        state, place, memory = self._state, request.received.place, self._state.memories[request.received.place]
+        session, place, memory = self._session, request.received.place, self._session.memories[request.received.place]
         nbytes = schedule.scratch * laid.block
         places = addresses(request)
         if memory.kind == "host" and not nbytes and not schedule.host:
-            return Room(places, [], [], [])
+            return Places(places, [], [], [])
 
         def pooled() -> tuple[int, object]:
             size_class = 1 << max(nbytes - 1, 0).bit_length()
@@ -245,19 +245,19 @@ class PlanFactory:
         first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
         scratch = pooled if lifetime in SHARING else partial(memory.allocate, nbytes)
         together = first or lifetime is Lifetime.HELD
-        room = state.memories.reserve(schedule, laid.block, place, scratch, user, together=together)
+        reserved = session.memories.reserve(schedule, laid.block, place, scratch, user, together=together)
         if first:
             self._fitted.add(request.common)
-        return room._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
+        return reserved._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
         """The communicator of a plan's messages, and their first tag."""
-        state = self._state
+        session = self._session
         if lifetime in SHARING:
-            return state.comm, state.tags.of_blocking(state.numbers[request.collective])
+            return session.comm, session.tags.of_blocking(session.numbers[request.collective])
         if lifetime is Lifetime.BACKGROUND:  # local: MPI lets no such call wait for others
-            return state.comm, state.tags.in_background(most_tags(state.size, schedule.segments))
-        return state.reserve_tags(request, schedule)
+            return session.comm, session.tags.in_background(most_tags(session.size, schedule.segments))
+        return session.reserve_tags(request, schedule)
 
     def _window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
         """A new shared window on every node; with transport peer, its buffer lies in the memory
@@ -267,13 +267,13 @@ class PlanFactory:
         does not fit into the shared memory of one host, DeviceMemoryError if the buffer does
         not fit into that of one device: on all ranks alike.
         """
-        state, leads = self._state, self._state.topology.lane_of[self._state.rank] == 0
+        session, leads = self._session, self._session.topology.lane_of[self._session.rank] == 0
         if request.transport.peer:
             return self._device_window(request, schedule, memory, nbytes if leads else 0)
-        free = shared_memory_room() if leads else None
+        free = free_shared_memory() if leads else None
         lacking = 0 if free is None or nbytes < free else nbytes - free
-        flags, most = state.same_request(request, schedule.flags, nbytes, lacking=lacking)
-        window = Window(state.comm, state.node, nbytes, flags, state.windows.next_number(), most)
+        flags, most = session.same_request(request, schedule.flags, nbytes, lacking=lacking)
+        window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), most)
         self._attach(window, memory, partial(window.share_with, memory, nbytes))
         return window
 
@@ -287,7 +287,7 @@ class PlanFactory:
             problem = error
         if memory.kind != "host":
             try:
-                self._state.memories.check(problem)
+                self._session.memories.check(problem)
             except DeviceError:
                 window.free()
                 raise
@@ -295,16 +295,16 @@ class PlanFactory:
     def _device_window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
         """A window whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
         assert isinstance(memory, DeviceMemory)
-        state, problem, address, owner = self._state, None, 0, None
+        session, problem, address, owner = self._session, None, 0, None
         try:
             address, owner = memory.allocate(nbytes) if nbytes else (0, None)
         except DeviceMemoryError as error:
             problem = error
-        state.memories.check(problem)
-        flags, most = state.same_request(request, schedule.flags, nbytes)
-        window = Window(state.comm, state.node, 0, flags, state.windows.next_number(), most)
-        handle = memory.card(address).copy() if nbytes else np.empty(CARD, np.uint8)
-        state.node.Bcast(handle)
+        session.memories.check(problem)
+        flags, most = session.same_request(request, schedule.flags, nbytes)
+        window = Window(session.comm, session.node, 0, flags, session.windows.next_number(), most)
+        handle = memory.address_handle(address).copy() if nbytes else np.empty(HANDLE_BYTES, np.uint8)
+        session.node.Bcast(handle)
 
         def reach() -> None:
             window.put_elsewhere(*((address, owner) if nbytes else memory.find(handle)))
@@ -317,13 +317,13 @@ class PlanFactory:
     def _native(self, request: Request, lifetime: Lifetime) -> Plan:
         """A plan without a schedule: nothing for empty blocks, or the MPI library's collective, on the user's
         communicator if it is blocking there, so that it is what a program without hiercoll would run."""
-        state, held = self._state, lifetime is Lifetime.HELD
-        memory = state.memories[request.received.place]
+        session, held = self._session, lifetime is Lifetime.HELD
+        memory = session.memories[request.received.place]
         if request.is_empty:
-            nothing = Binding(state.comm, (), memory, BlockLayout(0, 1), {}, 0)
-            return plan_of(lower(Schedule(state.rank, ())), nothing, request.name)
-        comm = state.comm if held else state.background_comm if lifetime is Lifetime.BACKGROUND else state.user
-        make = partial(native.engine, comm, request, state.rank, held=held)
+            nothing = Binding(session.comm, (), memory, BlockLayout(0, 1), {}, 0)
+            return plan_of(lower(Schedule(session.rank, ())), nothing, request.name)
+        comm = session.comm if held else session.background_comm if lifetime is Lifetime.BACKGROUND else session.user
+        make = partial(native.engine, comm, request, session.rank, held=held)
         sent = 0 if request.sent is None else request.sent.address
         if not request.transport.segments:
             return Plan(make(sent, request.received.address), request.name, None, memory, direct=True)

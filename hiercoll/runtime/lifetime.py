@@ -1,4 +1,4 @@
-"""Where the state of a communicator is found, and when it is freed.
+"""Where the session of a communicator is found, and when it is freed.
 
 It hangs on the user's communicator as an MPI attribute, so it is found again through
 any alias of the handle, and is freed with the communicator or at the latest at exit,
@@ -20,17 +20,17 @@ from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import progress
 from hiercoll.runtime.plan import abandoned
-from hiercoll.runtime.session import SET_UP, State
+from hiercoll.runtime.session import SET_UP, Session
 from hiercoll.topology import Topology
 from hiercoll.tuning.policy import forced_variants
 
 PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
 
 _lock = threading.Lock()
-_live: dict[str, State] = {}  # by a name that is the same on all ranks
+_live: dict[str, Session] = {}  # by a name that is the same on all ranks
 # For speed: states by handle. A handle is not used again before `_deleted` has run. Empty
 # where threads must be checked on each call.
-by_handle: dict[int, State] = {}
+by_handle: dict[int, Session] = {}
 
 
 @cache
@@ -57,15 +57,15 @@ def _main_thread() -> int | None:
     return threading.get_ident() if MPI.Is_thread_main() else threading.main_thread().ident
 
 
-def _deleted(comm: MPI.Comm, keyval: int, state: State) -> None:
+def _deleted(comm: MPI.Comm, keyval: int, session: Session) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
     by_handle.pop(comm.handle, None)
-    if _live.pop(state.name, None):
-        agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
+    if _live.pop(session.name, None):
+        agreed = session.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
         if agreed:
-            state.free()
-        if not agreed or state.broken:
-            abandoned.append(state)
+            session.free()
+        if not agreed or session.broken:
+            abandoned.append(session)
 
 
 def _free_all(*_: object) -> None:
@@ -75,25 +75,25 @@ def _free_all(*_: object) -> None:
     sound = getattr(sys, "last_value", None) is None
     by_handle.clear()
     states = [_live.pop(name) for name in sorted(_live)]
-    votes = [state.vote(sound) for state in states]
+    votes = [session.vote(sound) for session in states]
     deadline = monotonic() + PATIENCE
-    for state, agreed in zip(states, votes, strict=True):
+    for session, agreed in zip(states, votes, strict=True):
         if agreed(deadline):
-            state.free()
-        abandoned.append(state)
+            session.free()
+        abandoned.append(session)
     progress.stop()
 
 
 class Unmade(NamedTuple):
-    """In place of the state of a communicator whose ranks have not come together to make it."""
+    """In place of the session of a communicator whose ranks have not come together to make it."""
 
     rank: int
     name: str = ""
     broken: str = SET_UP
 
 
-def get_state(comm: MPI.Intracomm) -> State:
-    """The state of ``comm``; collective at the first call for a communicator.
+def get_session(comm: MPI.Intracomm) -> Session:
+    """The session of ``comm``; collective at the first call for a communicator.
 
     Raises CommunicatorError for what is not a live intracommunicator or one on which a
     call was interrupted, ThreadError for calls from a second thread without
@@ -102,37 +102,37 @@ def get_state(comm: MPI.Intracomm) -> State:
     """
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
-    state: Any
+    session: Any
     try:
-        state = comm.Get_attr(_keyval())
+        session = comm.Get_attr(_keyval())
     except (AttributeError, MPI.Exception):
-        state = None
-    if state is None:
+        session = None
+    if session is None:
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
             raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
         try:
-            state = State(comm, forced_variants(settings.forced))
+            session = Session(comm, forced_variants(settings.forced))
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))
             raise
-        comm.Set_attr(_keyval(), state)
-        _live[state.name] = state
+        comm.Set_attr(_keyval(), session)
+        _live[session.name] = session
         if _main_thread() is None:
-            by_handle[comm.handle] = state
+            by_handle[comm.handle] = session
     _check_thread()
-    if state.broken:
-        got = f"one on which {state.broken} was interrupted; go on with a duplicate, comm.Dup()"
-        raise CommunicatorError("comm", "a sound communicator", got, state.rank)
-    if state.name not in _live:
-        raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", state.rank)
-    return cast(State, state)
+    if session.broken:
+        got = f"one on which {session.broken} was interrupted; go on with a duplicate, comm.Dup()"
+        raise CommunicatorError("comm", "a sound communicator", got, session.rank)
+    if session.name not in _live:
+        raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", session.rank)
+    return cast(Session, session)
 
 
-def known_state(comm: MPI.Intracomm) -> State | None:
-    """The state of ``comm`` if a call has made one. Local. Raises as `get_state`."""
-    return None if comm.Get_attr(_keyval()) is None else get_state(comm)
+def known_session(comm: MPI.Intracomm) -> Session | None:
+    """The session of ``comm`` if a call has made one. Local. Raises as `get_session`."""
+    return None if comm.Get_attr(_keyval()) is None else get_session(comm)
 
 
 def _check_thread() -> None:
@@ -151,4 +151,4 @@ def get_topology(comm: MPI.Intracomm) -> Topology:
     Nodes share memory, or are the virtual ones of ``HIERCOLL_NODES``. Raises
     CommunicatorError and LayoutError.
     """
-    return get_state(comm).topology
+    return get_session(comm).topology

@@ -14,12 +14,12 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
-from hiercoll.memory import CARD, BlockLayout, HostMemory, Memory, Transfer
+from hiercoll.memory import HANDLE_BYTES, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.schedule import RECV, SEND, BufferName, Schedule
 
 
-class Room(NamedTuple):
+class Places(NamedTuple):
     """Where a plan's buffers lie, what keeps those that are not the user's, and the copies to and
     from those that take the place of the user's; ``nbytes`` of them are scratch."""
 
@@ -50,15 +50,15 @@ class Memories:
         return device.name
 
     def forget(self) -> None:
-        """Let go of devices, and of what is mapped of mates' memory."""
+        """Let go of devices, and of what is mapped of other ranks' memory."""
         self._known.clear()
 
-    def mates_in_reach(self, place: str) -> bool:
+    def node_in_reach(self, place: str) -> bool:
         """Whether the ranks of every node can map each other's memory at ``place``: tried once.
         Collective at its first use. The first rank that cannot warns; where warnings are
         errors, raises TransportWarning on all ranks."""
         if self._reach is None:
-            problem = self._try_mates(self._known[place])
+            problem = self._try_node(self._known[place])
             first = self._least(self._rank if problem else self._size)
             self._reach = first == self._size
             warned = True
@@ -76,21 +76,21 @@ class Memories:
         """The smallest value of all ranks. Collective."""
         return self._agreement.least(value, "agreement on device memory")
 
-    def _try_mates(self, memory: Memory) -> str:
-        """What keeps this rank from its mates' memory, in words. Collective over the node."""
+    def _try_node(self, memory: Memory) -> str:
+        """What keeps this rank from the other ranks' memory, in words. Collective over the node."""
         assert isinstance(memory, DeviceMemory)
-        node, problem, own, owner = self._node(), "", np.zeros(CARD, np.uint8), None
-        cards = np.empty((node.size, CARD), np.uint8)
+        node, problem, own, owner = self._node(), "", np.zeros(HANDLE_BYTES, np.uint8), None
+        handles = np.empty((node.size, HANDLE_BYTES), np.uint8)
         try:
             address, owner = memory.allocate(1)
-            own = memory.card(address)
+            own = memory.address_handle(address)
         except DeviceError as error:
             problem = str(error)
-        node.Allgather(own, cards)
+        node.Allgather(own, handles)
         try:
-            for mate in range(node.size):
-                if mate != node.rank and not problem:
-                    memory.find(cards[mate])
+            for node_rank in range(node.size):
+                if node_rank != node.rank and not problem:
+                    memory.find(handles[node_rank])
         except DeviceError as error:
             problem = str(error)
         node.Barrier()  # what the others look at stays until they have
@@ -106,7 +106,7 @@ class Memories:
         user: dict[BufferName, tuple[int, int]],
         *,
         together: bool,
-    ) -> Room:
+    ) -> Places:
         """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
         place, and what is allocated for it; ``block``: the bytes of a block of the host's.
 
@@ -114,21 +114,21 @@ class Memories:
         then, where there are devices. Raises DeviceMemoryError.
         """
         memory, problem = self._known[place], None
-        room = Room({name: address for name, (address, _) in user.items()}, [], [], [])
+        places = Places({name: address for name, (address, _) in user.items()}, [], [], [])
         try:
-            room.places["scratch"], owner = scratch()
-            room.owners.append(owner)
+            places.places["scratch"], owner = scratch()
+            places.owners.append(owner)
             if schedule.host:
-                room.places["host"], owner = memory.allocate_host(schedule.host * block)
-                room.owners.append(owner)
-            _mirror(schedule, memory, user, room)
+                places.places["host"], owner = memory.allocate_host(schedule.host * block)
+                places.owners.append(owner)
+            _mirror(schedule, memory, user, places)
         except DeviceMemoryError as error:
             problem = error
         if together and memory.kind != "host":
             self.check(problem)
         elif problem is not None:
             raise problem
-        return room
+        return places
 
     def check(self, problem: DeviceError | None) -> None:
         """Raise this rank's problem, or that another rank has one. Collective."""
@@ -140,8 +140,8 @@ class Memories:
             raise DeviceMemoryError("device memory", "enough on every rank", got, self._rank)
 
 
-def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int, int]], room: Room) -> None:
-    """Put buffers in place of those of the user's that mates are to get from and cannot map."""
+def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int, int]], places: Places) -> None:
+    """Put buffers in place of those of the user's that other ranks of the node are to get from and cannot map."""
     for buffer in (SEND, RECV):
         if buffer.name not in schedule.offered or _can_be_mapped(memory, user[buffer.name][0]):
             continue
@@ -151,16 +151,16 @@ def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int
         there = memory.copy(layout, (address, region), (mirror, region))
         back = memory.copy(layout, (mirror, region), (address, region))
         assert isinstance(there, Transfer) and isinstance(back, Transfer)
-        room.before.extend([there] if buffer is SEND or "send" not in user else [])
-        room.after.extend([back] if buffer is RECV else [])
-        room.places[buffer.name] = mirror
-        room.owners.append(owner)
+        places.before.extend([there] if buffer is SEND or "send" not in user else [])
+        places.after.extend([back] if buffer is RECV else [])
+        places.places[buffer.name] = mirror
+        places.owners.append(owner)
 
 
 def _can_be_mapped(memory: Memory, address: int) -> bool:
     """Whether other processes can map the memory at ``address``."""
     try:
-        memory.card(address)
+        memory.address_handle(address)
     except DeviceError:
         return False
     return True
@@ -192,7 +192,7 @@ def _open_mpi_says_so() -> bool:
         return False
 
 
-def shared_memory_room() -> int | None:
+def free_shared_memory() -> int | None:
     """Free bytes of /dev/shm, where MPI libraries put shared windows; None where there is none."""
     try:
         status = os.statvfs("/dev/shm")

@@ -67,7 +67,7 @@ class Plan:
         self._owners += owners
         self.nbytes += nbytes
 
-    def surround(self, before: Sequence[Transfer], after: Sequence[Transfer]) -> None:
+    def frame(self, before: Sequence[Transfer], after: Sequence[Transfer]) -> None:
         """Let transfers come before, and after, each start."""
         if self._engine is not None and (before or after):
             self._engine = Between(before, self._engine, after)
@@ -183,7 +183,7 @@ class Plan:
         now: between calls, memory may have been freed and given out again at the same address."""
         memory.before_messages(self.stream, self._direct)
         for offer, address in self._offers:
-            offer[:] = memory.card(address)
+            offer[:] = memory.address_handle(address)
 
     def free(self) -> None:
         """Free requests and scratch. Raises PlanError while a start is active."""

@@ -27,7 +27,7 @@ from hiercoll.errors import (
     ParameterError,
 )
 from hiercoll.memory import Now, Transfer, host_buffer
-from hiercoll.runtime.checking import Said
+from hiercoll.runtime.checking import Description
 from hiercoll.runtime.sizes import Blocks
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import (
@@ -46,7 +46,7 @@ from hiercoll.tuner import Spread
 from hiercoll.tuning.policy import Wanted
 
 if TYPE_CHECKING:
-    from hiercoll.runtime.session import State
+    from hiercoll.runtime.session import Session
 
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
 NO_PARAMS: dict[str, Any] = {}
@@ -218,17 +218,17 @@ class Request:
         assert sent.sizes is not None and sent.at is not None
         return Blocks(sent.sizes, sent.at, received.sizes, received.at)
 
-    def described(self, given: Arguments, rank: int, size: int) -> Said:
+    def described(self, given: Arguments, rank: int, size: int) -> Description:
         """As ranks compare it, of which there are ``size``."""
         name = self.mode.value + spelled(self.collective, given.algorithm, given.params)
         out, received = self.sent or self.received, self.received
         if self.collective.is_even:
             root = f", root {self.root}" if self.collective.root else ""
             place = "" if self.collective.one_buffer else ", in place" if self.in_place else ", not in place"
-            return Said(f"{name}{root}{place}, {received.block} bytes per block", received.elements)
+            return Description(f"{name}{root}{place}, {received.block} bytes per block", received.elements)
         blocks = self.blocks(rank)
         sent = np.repeat(blocks.sent, size) if len(blocks.sent) < size else blocks.sent.copy()
-        return Said(name, "", (sent, blocks.received.copy()), (out.elements, received.elements))
+        return Description(name, "", (sent, blocks.received.copy()), (out.elements, received.elements))
 
 
 def spelled(collective: Collective, algorithm: Any, params: dict[str, Any]) -> str:
@@ -237,7 +237,7 @@ def spelled(collective: Collective, algorithm: Any, params: dict[str, Any]) -> s
 
 
 def make_request(
-    state: State, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
+    session: Session, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
 ) -> Request:
     """The request that a program's arguments make, if they are sound; ``strict`` as for functions, which take no
     buffers that overlap, differ in the type of elements, or hold less than they are said to.
@@ -246,31 +246,31 @@ def make_request(
     ConstraintError, DeviceError. Collective where the choice is.
     """
     make = _equal_blocks if collective.is_even else _uneven_blocks
-    return make(state, collective, given, mode, strict)
+    return make(session, collective, given, mode, strict)
 
 
 # ---- equal blocks
 
 
-def _equal_blocks(state: State, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
-    rank = state.rank
-    root = _root(state, given.root, strict) if collective.root else 0
-    is_read, is_written = _use(collective, state.size, rank, root)
-    sent, received = _equal_data(state, collective, given, strict, is_written)
-    block, memory = received.block, state.memories[received.place].kind
+def _equal_blocks(session: Session, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
+    rank = session.rank
+    root = _root(session, given.root, strict) if collective.root else 0
+    is_read, is_written = _use(collective, session.size, rank, root)
+    sent, received = _equal_data(session, collective, given, strict, is_written)
+    block, memory = received.block, session.memories[received.place].kind
     if memory != "host" and mode is Mode.BACKGROUND:
         name = "buf" if collective.one_buffer else "recvbuf"
         raise BufferTypeError(name, "memory of the host, for calls in the background", received.place, rank)
     place = received.place if block or not is_device_array(received.owner) else ""
-    transport = _transport(state, given.transport, place)
-    stream = _stream(state, given.stream, sent or received)
-    policy, wanted = state.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
+    transport = _transport(session, given.transport, place)
+    stream = _stream(session, given.stream, sent or received)
+    policy, wanted = session.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
     is_auto = policy.is_auto(collective, given.algorithm)
     trial = policy.trial(wanted) if is_auto and policy.online and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
-    able = variant.transport != AUTO and not (variant.transport == "direct" and state.stages)
+    able = variant.transport != AUTO and not (variant.transport == "direct" and session.stages)
     if able and given.transport == AUTO and memory != "host":
-        transport = _transport(state, variant.transport, received.place)
+        transport = _transport(session, variant.transport, received.place)
     before = (received if sent is None else sent).copies(True) if is_read else ()
     return Request(
         collective, sent, received, root, block, variant, transport, mode, stream, memory=memory,
@@ -286,89 +286,89 @@ def _use(collective: Collective, size: int, rank: int, root: int) -> tuple[bool,
 
 
 def _equal_data(
-    state: State, collective: Collective, given: Arguments, strict: bool, is_written: bool
+    session: Session, collective: Collective, given: Arguments, strict: bool, is_written: bool
 ) -> tuple[Data | None, Data]:
     """What is sent, None in place, and where it is received."""
-    size, sent = state.size, None
+    size, sent = session.size, None
     count = collective.blocks(collective.recv, size)
     if collective.one_buffer:
-        return None, _equal(state, given.recv, "buf", count, strict, writable=is_written)
+        return None, _equal(session, given.recv, "buf", count, strict, writable=is_written)
     if not is_in_place(given.send):
-        sent = _equal(state, given.send, "sendbuf", collective.blocks(collective.send, size), strict, writable=False)
+        sent = _equal(session, given.send, "sendbuf", collective.blocks(collective.send, size), strict, writable=False)
     if given.recv is not None:
-        received = _equal(state, given.recv, "recvbuf", count, strict)
+        received = _equal(session, given.recv, "recvbuf", count, strict)
     elif sent is not None and strict:
-        received = _new_like(sent, count, collective.send is not collective.recv, state.rank)
+        received = _new_like(sent, count, collective.send is not collective.recv, session.rank)
     else:
-        raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", state.rank)
+        raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", session.rank)
     if sent is not None:
-        _check_pair(state, sent, received, strict)
+        _check_pair(session, sent, received, strict)
     return sent, received
 
 
-def _root(state: State, root: Any, strict: bool) -> int:
+def _root(session: Session, root: Any, strict: bool) -> int:
     """The root as a number; True is none for functions (``strict``), but one for mpi4py. Raises ParameterError."""
     is_number = isinstance(root, int | np.integer) and not (strict and isinstance(root, bool))
-    if not is_number or not 0 <= root < state.size:
-        raise ParameterError("root", f"a rank below {state.size}", repr(root), state.rank)
+    if not is_number or not 0 <= root < session.size:
+        raise ParameterError("root", f"a rank below {session.size}", repr(root), session.rank)
     return int(root)
 
 
-def _equal(state: State, spec: Any, argument: str, blocks: int, strict: bool, *, writable: bool = True) -> Data:
+def _equal(session: Session, spec: Any, argument: str, blocks: int, strict: bool, *, writable: bool = True) -> Data:
     """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type."""
     if strict and not isinstance(spec, list | tuple):
-        return _array(state, spec, argument, blocks, writable)
-    message = _read(state, block_message, spec, argument, blocks, writable=writable)
+        return _array(session, spec, argument, blocks, writable)
+    message = _read(session, block_message, spec, argument, blocks, writable=writable)
     element, start = message.element, message.displs * message.element.extent
     block = message.counts * element.size
     if strict and element.plain and start + block * blocks > message.nbytes:
         got = f"{message.counts} items of {element.size} bytes in each of {blocks} blocks"
         got += f" from byte {start} on, with a buffer of {message.nbytes} bytes"
-        raise BufferSizeError(argument, "counts that fit the buffer", got, state.rank)
+        raise BufferSizeError(argument, "counts that fit the buffer", got, session.rank)
     if block and not (element.plain and message.address):
-        return _copied(state, message, blocks, block)
-    place, stream = _device(state, message.buffer, argument, writable)
+        return _copied(session, message, blocks, block)
+    place, stream = _device(session, message.buffer, argument, writable)
     return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place, stream=stream)
 
 
-def _array(state: State, array: Any, argument: str, blocks: int, writable: bool) -> Data:
+def _array(session: Session, array: Any, argument: str, blocks: int, writable: bool) -> Data:
     """All of an array, on the host or on a device, in equal blocks."""
     if type(array) is np.ndarray and array.dtype.kind in NUMBERS and array.nbytes:  # the usual ones, at less cost
         flags, dtype, items = array.flags, array.dtype, array.size
         fits = not items % blocks and (flags.writeable or not writable)
         if fits and (flags.c_contiguous or flags.f_contiguous):
             return Data(MPI.Get_address(array), blocks, array.nbytes // blocks, dtype, array)
-    place, stream = _device(state, array, argument, writable)
+    place, stream = _device(session, array, argument, writable)
     if is_device_array(array):
-        found = device_array(array, argument, state.rank, writable=writable)
+        found = device_array(array, argument, session.rank, writable=writable)
         address, nbytes, dtype, owner = found.address, found.nbytes, found.dtype, array
     else:
-        buffer = host_buffer(array, argument, state.rank, writable=writable)
+        buffer = host_buffer(array, argument, session.rank, writable=writable)
         address, nbytes, dtype, owner = buffer.address, buffer.nbytes, buffer.dtype, buffer.array
     items = nbytes // dtype.itemsize if dtype.itemsize else 0
     if items % blocks:
-        raise BufferSizeError(argument, f"a number of elements that {blocks} ranks divide", items, state.rank)
+        raise BufferSizeError(argument, f"a number of elements that {blocks} ranks divide", items, session.rank)
     return Data(address, blocks, nbytes // blocks, dtype, owner, place=place, stream=stream)
 
 
-def _device(state: State, array: Any, argument: str, writable: bool) -> tuple[str, int]:
+def _device(session: Session, array: Any, argument: str, writable: bool) -> tuple[str, int]:
     """Where an array lies, and the handle of the stream that produces it on a device. Raises DeviceError."""
     if not is_device_array(array):
         return "host", 0
-    return place_of(state, array), device_array(array, argument, state.rank, writable=writable).stream
+    return place_of(session, array), device_array(array, argument, session.rank, writable=writable).stream
 
 
-def place_of(state: State, array: Any) -> str:
+def place_of(session: Session, array: Any) -> str:
     """Where an array lies: "host", which goes for empty arrays too, or the name of a device. Raises DeviceError."""
     if not is_device_array(array):
         return "host"
-    found = device_array(array, "array", state.rank, writable=False)
-    return state.memories.place(device_at(found.address)) if found.nbytes else "host"
+    found = device_array(array, "array", session.rank, writable=False)
+    return session.memories.place(device_at(found.address)) if found.nbytes else "host"
 
 
-def _check_pair(state: State, sent: Data, received: Data, strict: bool) -> None:
+def _check_pair(session: Session, sent: Data, received: Data, strict: bool) -> None:
     """Sizes of a send and a receive buffer and, ``strict``, their places, types and overlap."""
-    rank = state.rank
+    rank = session.rank
     if sent.block != received.block:
         factor = received.blocks // sent.blocks
         what = f" ({factor} x sendbuf)" if factor > 1 else ", as sendbuf"
@@ -415,7 +415,7 @@ def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
     return Data(MPI.Get_address(new), blocks, sent.block, sent.type, view)
 
 
-def _transport(state: State, given: Any, place: str) -> Transport:
+def _transport(session: Session, given: Any, place: str) -> Transport:
     """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
     ParameterError, or ConstraintError for direct messages that MPI may not be given."""
     if given == AUTO and place == "host":
@@ -423,21 +423,21 @@ def _transport(state: State, given: Any, place: str) -> Transport:
     try:
         name, parts = parse_transport(given)
     except ParameterError as error:
-        raise ParameterError(error.argument, error.expected, error.got, state.rank) from None
+        raise ParameterError(error.argument, error.expected, error.got, session.rank) from None
     if not place:  # an empty array of a device: nothing is moved
         return DIRECT
     if place == "host":
         if name in ("staged", "peer"):
-            raise ParameterError("transport", "'auto' or 'direct' for arrays on the host", repr(given), state.rank)
+            raise ParameterError("transport", "'auto' or 'direct' for arrays on the host", repr(given), session.rank)
         return DIRECT
-    if name == "direct" and state.stages:
+    if name == "direct" and session.stages:
         expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
-        raise ConstraintError("transport 'direct'", expected, state.library, state.rank)
-    segments = 1 if name == "staged" else int(state.stages)
-    return Transport(name == "peer" and state.memories.mates_in_reach(place), parts or segments)
+        raise ConstraintError("transport 'direct'", expected, session.library, session.rank)
+    segments = 1 if name == "staged" else int(session.stages)
+    return Transport(name == "peer" and session.memories.node_in_reach(place), parts or segments)
 
 
-def _stream(state: State, given: Any, data: Data) -> int:
+def _stream(session: Session, given: Any, data: Data) -> int:
     """The handle of the stream that comes first: as given, else that of the input. Raises ParameterError."""
     if given is None:
         return data.stream
@@ -446,55 +446,55 @@ def _stream(state: State, given: Any, data: Data) -> int:
             return int(getattr(given, name)) or LEGACY
     if isinstance(given, int) and not isinstance(given, bool):
         return given or LEGACY
-    raise ParameterError("stream", "a CUDA stream, or its handle", repr(given), state.rank)
+    raise ParameterError("stream", "a CUDA stream, or its handle", repr(given), session.rank)
 
 
 # ---- blocks of any sizes
 
 
-def _uneven_blocks(state: State, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
-    rank, size, limit = state.rank, state.size, given.limit
+def _uneven_blocks(session: Session, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
+    rank, size, limit = session.rank, session.size, given.limit
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), rank)
-    into = _read(state, vector_message, given.recv, "recvbuf", size, writable=True)
-    received, sent = _uneven(state, into, size, "recvbuf"), None
+    into = _read(session, vector_message, given.recv, "recvbuf", size, writable=True)
+    received, sent = _uneven(session, into, size, "recvbuf"), None
     if not is_in_place(given.send):
         one = collective.send is Holds.ONE
         reader = block_message if one else vector_message
-        out = _read(state, reader, given.send, "sendbuf", 0 if one else size, writable=False)
-        sent = _uneven(state, out, 1 if one else size, "sendbuf")
+        out = _read(session, reader, given.send, "sendbuf", 0 if one else size, writable=False)
+        sent = _uneven(session, out, 1 if one else size, "sendbuf")
         assert sent.sizes is not None and received.sizes is not None
         own = int(sent.sizes[0 if one else rank])
         if own != received.sizes[rank]:
             expected = f"{own} bytes from rank {rank} itself, as sendbuf has"
             raise BufferSizeError("recvbuf", expected, received.sizes[rank], rank)
     elif collective.send is Holds.EACH:  # what is overwritten is copied before
-        sent = _copied(state, into, size)
+        sent = _copied(session, into, size)
     mean = -(-received.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
     wanted = Wanted(collective, mean, sent is None, held=mode is Mode.HELD)
     return Request(
-        collective, sent, received, 0, mean, state.policy.select(wanted, given.algorithm, given.params), mode=mode,
+        collective, sent, received, 0, mean, session.policy.select(wanted, given.algorithm, given.params), mode=mode,
         limit=limit, result=into.buffer, before=(received if sent is None else sent).copies(True),
-        after=received.copies(False), is_auto=state.policy.is_auto(collective, given.algorithm),
+        after=received.copies(False), is_auto=session.policy.is_auto(collective, given.algorithm),
     )  # fmt: skip
 
 
-def _uneven(state: State, message: Message, blocks: int, argument: str) -> Data:
+def _uneven(session: Session, message: Message, blocks: int, argument: str) -> Data:
     """Blocks of the sizes that a message gives: where they lie, or in a copy where elements are not just bytes in
     order. Raises BufferSizeError if they do not fit the buffer."""
     if not (message.element.plain and message.address):
-        return _copied(state, message, blocks)
+        return _copied(session, message, blocks)
     sizes, at = each_block(message, blocks)
     if message.element.size != 1:
         sizes, at = sizes * message.element.size, at * message.element.size
     if sizes.min() < 0:
-        raise BufferSizeError(argument, "counts of at least 0", sizes.min(), state.rank)
+        raise BufferSizeError(argument, "counts of at least 0", sizes.min(), session.rank)
     if at.min() < 0 or (at + sizes).max() > message.nbytes:  # in which empty blocks do not count
         outside = (sizes > 0) & ((at < 0) | (at + sizes > message.nbytes))
         if outside.any():
             first = int(np.flatnonzero(outside)[0])
             got = f"{sizes[first]} bytes at {at[first]} for block {first}, with a buffer of {message.nbytes} bytes"
-            raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, state.rank)
+            raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, session.rank)
         at = at * (sizes > 0)
     return Data(message.address, blocks, 0, message.datatype, message.buffer, sizes, at)
 
@@ -505,20 +505,20 @@ def spread_of(sizes: Bytes) -> Spread:
     return Spread(int(np.count_nonzero(sizes)), int(small), int(sizes.sum()), int(sizes.max()))
 
 
-def own_spread(state: State, collective: Collective, given: Arguments) -> Spread:
+def own_spread(session: Session, collective: Collective, given: Arguments) -> Spread:
     """The blocks that this rank sends. Whatever its arguments, every rank takes part in a survey."""
     try:
-        request = make_request(state, collective, given._replace(algorithm=NATIVE), strict=False)
+        request = make_request(session, collective, given._replace(algorithm=NATIVE), strict=False)
     except ArgumentError:
         return Spread(unfit=1)
-    return spread_of(request.blocks(state.rank).sent)
+    return spread_of(request.blocks(session.rank).sent)
 
 
 # ---- buffers
 
 
 def _read(
-    state: State, reader: Callable[..., Message], spec: Any, argument: str, blocks: int, *, writable: bool
+    session: Session, reader: Callable[..., Message], spec: Any, argument: str, blocks: int, *, writable: bool
 ) -> Message:
     """The message. Raises BufferTypeError."""
     try:
@@ -528,19 +528,19 @@ def _read(
         return message
     except UNREADABLE as error:
         expected = "a buffer on the host with mpi4py's counts, displacements and datatype"
-        raise BufferTypeError(argument, expected, str(error), state.rank) from None
+        raise BufferTypeError(argument, expected, str(error), session.rank) from None
 
 
-def _copied(state: State, message: Message, blocks: int, block: int | None = None) -> Data:
+def _copied(session: Session, message: Message, blocks: int, block: int | None = None) -> Data:
     """Where the blocks of a message are copied to, of whatever elements they consist, one after the other; of
     ``block`` bytes each if given. Raises BufferSizeError."""
     sizes = each_block(message, blocks)[0] * message.element.size
     if sizes.min() < 0:
-        raise BufferSizeError("counts", "at least 0", sizes.min(), state.rank)
+        raise BufferSizeError("counts", "at least 0", sizes.min(), session.rank)
     data = np.empty(int(sizes.sum()), np.uint8)
 
     def copying(outward: bool) -> Transfer:
-        return Now(partial(copy_data, state.comm, message, blocks, data, outward=outward))
+        return Now(partial(copy_data, session.comm, message, blocks, data, outward=outward))
 
     at = np.cumsum(sizes) - sizes
     copied = Data(MPI.Get_address(data), blocks, block or 0, message.datatype, data, copying=copying)

@@ -29,7 +29,7 @@ from hiercoll.runtime import checking, native, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache
-from hiercoll.runtime.checking import Later, Said, Saying, wait_for
+from hiercoll.runtime.checking import Describe, Description, Later, wait_for
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories, takes_device_memory
 from hiercoll.runtime.plan import Plan
@@ -106,7 +106,7 @@ def from_root(comm: MPI.Intracomm, read: Callable[[], Table]) -> Table:
     return found
 
 
-class State:
+class Session:
     """hiercoll's side of one communicator. Made and freed collectively.
 
     Its parts: what ranks agree on, the memories that plans work on, windows, tags, the policy that chooses, and the
@@ -231,21 +231,21 @@ class State:
         if self.watch is not None:
             meet(self.comm, what, self.watch)
 
-    def same_call(self, said: Said) -> None:
+    def same_call(self, described: Description) -> None:
         """See `checking.same_call`."""
-        checking.same_call(self.comm, said, self.watch)
+        checking.same_call(self.comm, described, self.watch)
 
     def same_request(self, request: Request, *values: int, lacking: int = 0) -> list[int]:
         """See `Agreement.same`."""
         common = replace(request.common, size=None)
         return self.agreement.same(request.name, common, request.common.size or 0, *values, lacking=lacking)
 
-    def compare_later(self, said: Saying | None) -> Later | None:
+    def compare_later(self, described: Describe | None) -> Later | None:
         """What is over, and then has raised CollectiveMismatch if need be, before a call in the
         background starts; None if calls are not checked, or nothing is said of it. Local."""
-        if not self.check or said is None:
+        if not self.check or described is None:
             return None
-        return Later(self._comparisons, checking.comparison(self.background_comm, said()))
+        return Later(self._comparisons, checking.comparison(self.background_comm, described()))
 
     # ---- plans
 

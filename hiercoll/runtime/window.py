@@ -21,7 +21,7 @@ class Window:
 
     Each rank has a line of flags of its own. A flag holds the number of the last start
     that raised it; ``epoch`` counts this rank's starts. ``number`` names the window on all
-    ranks of the node; ``counted`` is the size that all nodes take it for when they make room for
+    ranks of the node; ``counted`` is the size that all nodes take it for when they make places for
     others. ``comm`` is of all ranks. Collective over the node.
     """
 

@@ -28,7 +28,7 @@ class Windows:
         self.kept = Cache(entries, nbytes)
         self._dropped, self._gather = dropped, gather
         self._owned: dict[Any, Any] = {}  # by plan that a program holds; None for one without
-        self._room: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # in bytes
+        self._places: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # in bytes
         self._retired: list[Any] = []  # of freed plans, until all ranks have freed theirs
         self.made = 0
 
@@ -41,15 +41,15 @@ class Windows:
         """The window for ``key``, of at least ``nbytes``; made, collectively, where there is none, or none so large:
         then of twice the size that it had, at least."""
         window = self.kept.get(key)
-        if window is not None and self._room[window] >= nbytes:
+        if window is not None and self._places[window] >= nbytes:
             self.kept.move_to_end(key)
             return window
         if window is not None:
-            nbytes = max(nbytes, 2 * self._room[window])
+            nbytes = max(nbytes, 2 * self._places[window])
             self.kept.drop(key)
             self._dropped(self.kept)
         window = make(nbytes)
-        self._room[window] = nbytes
+        self._places[window] = nbytes
         self.kept.keep(key, window)
         self._dropped(self.kept)
         return window

@@ -83,9 +83,9 @@ def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Sche
     ``emit`` gives any rank's schedule: where a message's blocks lie, only its sender knows.
     """
     sources = {
-        (mate, op.tag): op.region
-        for mate in topology.node(rank)
-        for op in (emit(mate).ops if mate != rank else ())
+        (node_rank, op.tag): op.region
+        for node_rank in topology.node(rank)
+        for op in (emit(node_rank).ops if node_rank != rank else ())
         if isinstance(op, Send) and op.peer == rank and op.region.buffer not in ON_HOST
     }
     schedule, ops = emit(rank), list[Op]()

@@ -27,7 +27,7 @@ from hiercoll.errors import HiercollError
 from hiercoll.model.cost import Link, Links
 from hiercoll.model.simulate import Event
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.request import Arguments, Mode, make_request, place_of, spread_of
 from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule.transports import AUTO
@@ -121,10 +121,10 @@ class Bench:
         self.comm = comm
         self.arrays = arrays or HostArrays()
         self.seconds, self.samples, self.timings, self.rate, self.top = seconds, samples, timings, rate, top
-        self.state = get_state(comm)
-        if self.state.disabled:
+        self.session = get_session(comm)
+        if self.session.disabled:
             raise HiercollError("HIERCOLL_DISABLE is set: every algorithm would be the MPI library's own")
-        self.topology: Topology = self.state.topology
+        self.topology: Topology = self.session.topology
 
     def run(
         self,
@@ -176,7 +176,7 @@ class Bench:
 
     def _chosen(self, collective: str, size: int, held: bool) -> Variant:
         """What "auto" is."""
-        policy, record = self.state.policy, get_collective(collective)
+        policy, record = self.session.policy, get_collective(collective)
         if record.sizes is not Sizes.OWN:
             return policy.decide(self._wanted(record, size, held)).variant
         if not held:
@@ -189,7 +189,7 @@ class Bench:
     def _best(self, collective: str, size: int, given: Sequence[Variant]) -> list[Variant]:
         """The ``top`` of what "auto" compares at this size that are not among the given."""
         known = {subject.spelled(collective) for subject in given}
-        ranking = self.state.policy.decide(self._wanted(get_collective(collective), size)).ranking[: self.top]
+        ranking = self.session.policy.decide(self._wanted(get_collective(collective), size)).ranking[: self.top]
         return [each.variant for each in ranking if each.variant.spelled(collective) not in known]
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
@@ -202,11 +202,11 @@ class Bench:
             return (AUTO,)
         near = max(self.topology.node_sizes) > 1
         array = self.arrays.put(np.zeros(1, np.uint8))  # lies where the ranks of its node must be able to reach it
-        reach = near and self.state.memories.mates_in_reach(place_of(self.state, array))
+        reach = near and self.session.memories.node_in_reach(place_of(self.session, array))
         return (
             AUTO,
             "staged:4",
-            *(["staged"] if not self.state.stages else []),
+            *(["staged"] if not self.session.stages else []),
             *(["peer", "peer:4"] if reach else []),
         )
 
@@ -289,14 +289,14 @@ def measured_events(
     Times count from the first event of any rank where all ranks share a host's clock,
     else from each rank's leaving of a barrier.
     """
-    state, record = get_state(comm), get_collective(collective)
+    session, record = get_session(comm), get_collective(collective)
     load = Workload(record, size, comm.size)
     send, recv = load.before(comm.rank), np.empty_like(load.due(comm.rank))
     arguments = Arguments(
         None if record.one_buffer else send, send if record.one_buffer else recv, 0, algorithm, params
     )
-    request = make_request(state, record, arguments, Mode.HELD, strict=True)
-    plan = state.factory.make(request, Lifetime.HELD, traced=True)
+    request = make_request(session, record, arguments, Mode.HELD, strict=True)
+    plan = session.factory.make(request, Lifetime.HELD, traced=True)
     plan()
     comm.Barrier()
     origin = perf_counter()

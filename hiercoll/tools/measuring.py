@@ -30,7 +30,7 @@ from hiercoll.calls.dropin import Collectives
 from hiercoll.calls.functions import Plan
 from hiercoll.collectives import Sizes, get_collective
 from hiercoll.errors import ConstraintError, HiercollError, NativeWarning
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
 from hiercoll.tools.workload import POISON, Bytes, Workload
@@ -157,7 +157,7 @@ class Contest:
     ) -> None:
         self.comm, self.collective, self.variants, self.size = comm, collective, variants, size
         self._plain = comm.plain if isinstance(comm, Collectives) else comm
-        self._state = get_state(comm)
+        self._session = get_session(comm)
         self._sample = sample
         self._order = Random(size)  # the same on all ranks; a fixed order would let each disturb the same next one
         self._arrays = arrays or HostArrays()
@@ -171,7 +171,7 @@ class Contest:
         self._subjects: dict[tuple[int, bool], _Subject | None] = {}
         self._other, self._other_seconds = OtherWork(), 0.0
         if self._record.sizes is Sizes.OWN:
-            self._state.forget_choices()  # those made for blocks of other sizes
+            self._session.forget_choices()  # those made for blocks of other sizes
 
     def able(self, index: int, timing: str = SINGLE) -> bool:
         """Whether that variant can run so here. Raises DataError if it delivers wrong data."""
@@ -187,7 +187,7 @@ class Contest:
         subject = self._subject(index, SINGLE)
         if subject is None:
             name = self.variants[index].spelled(self.collective)
-            raise ConstraintError(name, "what can run here", str(self._state.topology), self.comm.rank)
+            raise ConstraintError(name, "what can run here", str(self._session.topology), self.comm.rank)
         return subject.call
 
     def cost(self, index: int, timing: str) -> float:
@@ -226,7 +226,7 @@ class Contest:
         for subject in self._subjects.values():
             if subject and subject.plan:
                 subject.plan.free()
-        self._state.forget_plans()
+        self._session.forget_plans()
 
     def calls(self, timing: str) -> int:
         """How many make a sample: as many for all variants, since the first ones after something else take
@@ -259,7 +259,7 @@ class Contest:
             if variant.algorithm != NATIVE or not (variant.params or held):
                 raise
             # As Intel MPI 2021.18 does in persistent allgathers, from the second start on. On all ranks alike.
-            warnings.warn(NativeWarning(f"{error}; {self._state.library} delivers them in that form"), stacklevel=2)
+            warnings.warn(NativeWarning(f"{error}; {self._session.library} delivers them in that form"), stacklevel=2)
             if subject.plan is not None:
                 subject.plan.free()
             return None
@@ -306,7 +306,7 @@ class Contest:
 
     def _settle(self, call: Call) -> None:
         """Let "auto" try what there is to try for blocks of uneven sizes, for some seconds at most."""
-        policy, seconds = self._state.policy.uneven(get_collective(self.collective)), 0.0
+        policy, seconds = self._session.policy.uneven(get_collective(self.collective)), 0.0
         while not policy.is_settled and seconds < SETTLING:
             begin = perf_counter()
             for _ in range(SETTLED):

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from hiercoll.calls.dropin import call_name, ignore, observe
 from hiercoll.collectives import Collective, Contract
-from hiercoll.runtime.lifetime import get_state, get_topology
+from hiercoll.runtime.lifetime import get_session, get_topology
 from hiercoll.runtime.request import Mode
-from hiercoll.runtime.session import State
+from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import block_message, vector_message
 from hiercoll.tables import NATIVE
 from hiercoll.tools.bench import provenance
@@ -80,11 +80,11 @@ class Recorder:
         site, begin, waited, native = _caller(), perf_counter(), 0.0, None
         nbytes = received(collective, comm.size, comm.rank, buffers)
         if mode is Mode.BLOCKING:
-            state = get_state(comm)
-            native = native_seconds(state, collective, nbytes)
+            session = get_session(comm)
+            native = native_seconds(session, collective, nbytes)
             begin = perf_counter()
             if self.sync:
-                state.comm.Barrier()
+                session.comm.Barrier()
                 waited = perf_counter() - begin
                 begin += waited
         return Call(call_name(collective, mode), site, nbytes, begin, 0.0, NATIVE, waited, native)
@@ -159,15 +159,15 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def native_seconds(state: State, record: Collective, nbytes: int) -> float | None:
+def native_seconds(session: Session, record: Collective, nbytes: int) -> float | None:
     """Seconds of native's single call that receives so much, by a table for this very layout; None outside of what was
     measured there, as blocks of uneven sizes are, of which a table knows one distribution."""
     if not record.is_even:
         return None
-    entry = state.policy.table.find(record.name, state.library, "host", state.topology)
-    if entry is None or not entry.is_for(state.topology):
+    entry = session.policy.table.find(record.name, session.library, "host", session.topology)
+    if entry is None or not entry.is_for(session.topology):
         return None
-    return entry.native_seconds(nbytes // record.blocks(record.recv, state.size))
+    return entry.native_seconds(nbytes // record.blocks(record.recv, session.size))
 
 
 def received(record: Collective, size: int, rank: int, args: Sequence[Any]) -> int:

@@ -23,7 +23,7 @@ from hiercoll.calls.functions import place_of
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.kernel import ELEMENTS
 from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.schedule import RECV, SEND, Region
 from hiercoll.tools.workload import buffers
 
@@ -54,11 +54,11 @@ def own_stream() -> Iterator[Any]:
 @cache
 def why_no_peers() -> str:
     """What keeps the ranks of this host from each other's memory; nothing, if they can map it."""
-    state, array = get_state(WORLD.Dup()), cupy.zeros(1, np.uint8)
+    state, array = get_session(WORLD.Dup()), cupy.zeros(1, np.uint8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        reach = state.memories.mates_in_reach(place_of(state, array))
-    return "" if reach else str(caught[0].message) if caught else "another rank cannot map memory of its mates"
+        reach = state.memories.node_in_reach(place_of(state, array))
+    return "" if reach else str(caught[0].message) if caught else "another rank cannot map memory of its node_ranks"
 
 
 @pytest.fixture(params=["staged", "peer"])
@@ -259,7 +259,7 @@ def test_errors(comm: MPI.Intracomm) -> None:
 def test_direct(on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Where the MPI library takes device memory, or is said to."""
     comm = on_layout(f"{SIZE}x1")
-    if get_state(comm).stages:
+    if get_session(comm).stages:
         pytest.skip("this MPI library is not known to take device memory")
     for collective, name, params in VARIANTS:
         if REGISTRY[collective][name].refusal(hiercoll.get_topology(comm), params) is None:

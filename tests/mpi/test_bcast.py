@@ -20,7 +20,7 @@ from hiercoll.calls import dropin
 from hiercoll.cli import main
 from hiercoll.collectives import BCAST
 from hiercoll.cuda.late import LateArray, LateDevice
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.tables import load
 from hiercoll.tools.bench import measured_events
 from hiercoll.tools.report import received
@@ -173,7 +173,7 @@ def test_a_root_that_is_read_only(on_layout: OnLayout, calls: dropin.Calls, name
 def test_drop_in(on_layout: OnLayout, calls: dropin.Calls, layout: str, form: str) -> None:
     """mpi4py's three methods, with and without a root, by position and by name."""
     ours = hiercoll.Intracomm(on_layout(layout))
-    get_state(ours)
+    get_session(ours)
     is_persistent = form == "Bcast_init"
     for root, given, options in ((0, (), {}), (SIZE - 1, (SIZE - 1,), {}), (SIZE - 1, (), {"root": SIZE - 1})):
         buf = mine(root, 500)
@@ -261,7 +261,7 @@ def test_online(on_layout: OnLayout) -> None:
     """The program's own calls try candidates, with roots that change, and settle."""
     comm = on_layout(layouts()[-1])
     hiercoll.configure(comm, table="model", tune="online")
-    policy, buf = get_state(comm).policy, np.empty(2000, np.uint8)
+    policy, buf = get_session(comm).policy, np.empty(2000, np.uint8)
     for salt in range(400):
         root = salt % SIZE
         buf[:] = mine(root, 2000, salt)
@@ -290,7 +290,7 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (entry,) = load(path).entries
     assert entry.collective == "bcast" and {10, 4096} <= {figure.size for figure in entry.figures}
     hiercoll.configure(world, table=path)
-    assert get_state(world).policy.decide(Wanted(BCAST, 10, True)).variant == entry.choice(10)
+    assert get_session(world).policy.decide(Wanted(BCAST, 10, True)).variant == entry.choice(10)
     for root in range(SIZE):
         buf = mine(root, 10)
         assert np.array_equal(hiercoll.bcast(world, buf, root=root), vector(root, 10))

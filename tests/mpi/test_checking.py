@@ -13,7 +13,7 @@ from mpi4py import MPI
 from test_dropin import Strided
 
 import hiercoll
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mpi(min_size=2)  # one rank agrees with itself
 def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[hiercoll.Intracomm]:
     monkeypatch.setenv("HIERCOLL_CHECK", "1")
     comm = hiercoll.Intracomm(WORLD.Dup())
-    get_state(comm)
+    get_session(comm)
     yield comm
     comm.Free()
 

@@ -19,12 +19,12 @@ from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemory
 from hiercoll.algorithms import REGISTRY
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
-from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, MateCopy
+from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, PeerCopy
 from hiercoll.errors import PlanError, TransportWarning
 from hiercoll.memory import BlockLayout, HostMemory, Memory, Reduction
 from hiercoll.runtime import plan as executor
 from hiercoll.runtime.binding import Binding
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.memories import takes_device_memory
 from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule import Get
@@ -234,7 +234,7 @@ MUTATIONS: dict[str, tuple[type, str, Any, dict[str, Any]]] = {  # what is lost,
     "order of messages": (
         DeviceMemory, "before_messages", without_host, {"algorithm": "scatter_destination", "transport": "direct"},
     ),
-    "asking for gets": (MateCopy, "done", at_once, {"algorithm": "scatter_destination", "transport": "peer"}),
+    "asking for gets": (PeerCopy, "done", at_once, {"algorithm": "scatter_destination", "transport": "peer"}),
 }  # fmt: skip
 
 
@@ -261,15 +261,15 @@ def test_an_offer_before_its_data_is_seen(
 ) -> None:
     """If offers do not wait for what the caller has enqueued, rank 0 gets old data: its device works at
     once, the others' devices late, and what would make them work, a get of their own, later still."""
-    get = MateCopy.start
+    get = PeerCopy.start
 
-    def start(self: MateCopy) -> None:
+    def start(self: PeerCopy) -> None:
         if RANK:
             time.sleep(0.1)
         get(self)
 
     monkeypatch.setattr(DeviceMemory, "before_messages", without_host)
-    monkeypatch.setattr(MateCopy, "start", start)
+    monkeypatch.setattr(PeerCopy, "start", start)
     device = LateDevice(order="late" if RANK else "early")
     comm = on_layout(f"1x{SIZE}")
     with cuda.use(lambda address: device):
@@ -319,7 +319,7 @@ def test_no_memory_of_mates(device: LateDevice, on_layout: Callable[[str], MPI.I
 def test_memory_at_an_address_used_before(
     device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str
 ) -> None:
-    """New arrays in each call, at the addresses of freed ones: mates map what is there now."""
+    """New arrays in each call, at the addresses of freed ones: node_ranks map what is there now."""
     comm = on_layout(f"1x{SIZE}")
     values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
     for salt in range(6):
@@ -365,7 +365,7 @@ def test_what_cannot_be(device: LateDevice, comm: MPI.Intracomm) -> None:
         hiercoll.alltoall(comm, here, there)
     with pytest.raises(ConstraintError, match="HIERCOLL_CUDA_AWARE=1"):
         hiercoll.alltoall(comm, there, transport="direct")
-    for transport in ("mates", "peer:65", "staged:0", "staged:x", "direct:2", 3):
+    for transport in ("node_ranks", "peer:65", "staged:0", "staged:x", "direct:2", 3):
         with pytest.raises(ParameterError, match="'auto', 'direct', 'staged', 'peer'"):
             hiercoll.alltoall(comm, there, transport=transport)
     with pytest.raises(ParameterError, match="for arrays on the host"):
@@ -434,7 +434,7 @@ def test_bench_and_tuning(device: LateDevice, on_layout: Callable[[str], MPI.Int
     entry = Entry("alltoall", mpi_library(), "cuda", topology.node_sizes, topology.placement, (Choice(1, chosen),))
     hiercoll.configure(comm, table=Table((entry,)))
     check(device, comm, "alltoall")
-    plans = [plan for plan in get_state(comm).plans.values() if plan.schedule]
+    plans = [plan for plan in get_session(comm).plans.values() if plan.schedule]
     gets = [op for plan in plans for op in plan.schedule.ops if isinstance(op, Get)]
     assert len(gets) == (SIZE - 1) * len(plans)
 
@@ -478,8 +478,8 @@ def test_binding() -> None:
 def test_what_the_library_says(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the user's word, these libraries take no device memory; with it on all ranks, they do."""
     monkeypatch.delenv("HIERCOLL_CUDA_AWARE", raising=False)
-    assert not takes_device_memory(comm) and get_state(comm).stages
+    assert not takes_device_memory(comm) and get_session(comm).stages
     monkeypatch.setenv("HIERCOLL_CUDA_AWARE", str(int(RANK == 0)))
     other = WORLD.Dup()
-    assert get_state(other).stages == (SIZE > 1)
+    assert get_session(other).stages == (SIZE > 1)
     other.Free()

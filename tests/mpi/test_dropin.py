@@ -43,9 +43,9 @@ def spelled(kind: int, values: np.ndarray[Any, Any], count: int) -> tuple[Any, n
     if kind == 2:
         return (values, count, "i"), values, None
     if kind == 3:
-        room = np.full(len(values) + 5, -9, "i4")
-        room[5:] = values
-        return [room, count, 5, MPI.INT32_T], room[5:], None
+        places = np.full(len(values) + 5, -9, "i4")
+        places[5:] = values
+        return [places, count, 5, MPI.INT32_T], places[5:], None
     if kind == 4:
         pair = MPI.INT.Create_contiguous(2).Commit()
         return [values, count // 2, pair], values, pair
@@ -217,11 +217,11 @@ def test_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     ours.Alltoall(np.full(SIZE, float(RANK)), recv)
     np.testing.assert_array_equal(recv, np.arange(SIZE))
     if SIZE > 1:
-        assert hiercoll.runtime.lifetime.get_state(ours).last == "alltoall bruck radix=3"
+        assert hiercoll.runtime.lifetime.get_session(ours).last == "alltoall bruck radix=3"
     ours.Alltoallv([np.full(SIZE, float(RANK)), [1] * SIZE], [recv, [1] * SIZE])
     np.testing.assert_array_equal(recv, np.arange(SIZE))
     if SIZE > 1:
-        assert hiercoll.runtime.lifetime.get_state(ours).last == "alltoallv aggregate form=leader window=2"
+        assert hiercoll.runtime.lifetime.get_session(ours).last == "alltoallv aggregate form=leader window=2"
     ours.Free()
 
 

@@ -22,7 +22,7 @@ from hiercoll import (
     UnknownAlgorithmError,
     plans,
 )
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.watch import SECONDS
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -214,8 +214,8 @@ def test_sizes_that_differ_in_shared_memory(comm: MPI.Intracomm) -> None:
 
 def test_too_little_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that the host cannot hold is refused on all ranks instead of killing the job."""
-    monkeypatch.setattr(plans, "shared_memory_room", lambda: 1000)
-    with pytest.raises(ConstraintError, match="room in /dev/shm"):
+    monkeypatch.setattr(plans, "free_shared_memory", lambda: 1000)
+    with pytest.raises(ConstraintError, match="places in /dev/shm"):
         hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped").shape == (SIZE * 1000,)
 
@@ -226,8 +226,8 @@ def test_too_little_shared_memory_on_one_host(
 ) -> None:
     """Refused on the other hosts too."""
     comm = on_layout(f"{SIZE}x1")
-    monkeypatch.setattr(plans, "shared_memory_room", lambda: 1000 if RANK == 0 else None)
-    with pytest.raises(ConstraintError, match="room in /dev/shm"):
+    monkeypatch.setattr(plans, "free_shared_memory", lambda: 1000 if RANK == 0 else None)
+    with pytest.raises(ConstraintError, match="places in /dev/shm"):
         call(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)
 
@@ -247,12 +247,12 @@ def test_deadlines_do_not_disturb(comm: MPI.Intracomm, timeout: float) -> None:
     for algorithm in ("auto", "native", "pairwise"):
         with hiercoll.alltoallv_init(comm, [send, counts], [result, counts], algorithm=algorithm) as uneven:
             uneven()
-            assert uneven.watch is get_state(comm).watch
+            assert uneven.watch is get_session(comm).watch
     np.testing.assert_array_equal(hiercoll.ialltoall(comm, send).wait(), np.arange(comm.size) * 10 + comm.rank)
-    watch = get_state(comm).watch
+    watch = get_session(comm).watch
     assert watch is not None and watch.number >= 10 and all(entry[SECONDS] is not None for entry in watch.record)
     hiercoll.configure(comm, timeout=0)
-    assert get_state(comm).watch is None
+    assert get_session(comm).watch is None
     for wrong in (-1, float("inf")):
         with pytest.raises(ParameterError, match="timeout"):
             hiercoll.configure(comm, timeout=wrong)

@@ -18,7 +18,7 @@ from test_algorithms import filled, native
 
 import hiercoll
 from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes, get_collective
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.tables import (
     COLD,
     NATIVE_VARIANT,
@@ -70,7 +70,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     made = Counted(WORLD.Dup())
     made.counts = Counter()
-    get_state(made).user = made  # else mpi4py's own, whatever a program has made of its communicator
+    get_session(made).user = made  # else mpi4py's own, whatever a program has made of its communicator
     yield made
     made.Free()
 
@@ -223,7 +223,7 @@ def test_online(counted: Counted, collective: str) -> None:
     """Trials: where native serves a call it is the blocking one, and nothing else calls the library."""
     hiercoll.configure(counted, tune="online")
     wanted = Wanted(get_collective(collective), 40, False)
-    policy, call = get_state(counted).policy, getattr(hiercoll, collective)
+    policy, call = get_session(counted).policy, getattr(hiercoll, collective)
     send, recv, served = filled(collective, counted, 40), np.empty(40 * SIZE, np.uint8), 0
     for _ in range(300):
         served += policy.select(wanted, "auto", {}).is_native

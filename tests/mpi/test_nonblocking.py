@@ -14,7 +14,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import ConstraintError
 from hiercoll.runtime import progress
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule import most_tags
@@ -149,9 +149,9 @@ def test_freed_with_calls_under_way(comm: MPI.Intracomm) -> None:
 
 def test_tags_differ(comm: MPI.Intracomm) -> None:
     """Calls that are under way together never share tags: what arrives cannot be mistaken."""
-    state = get_state(comm)
+    session = get_session(comm)
     calls = [started(comm, "allgather", salt, algorithm="ring") for salt in range(3)]
-    assert state.tags.background_next == 3 * most_tags(SIZE, 1)
+    assert session.tags.background_next == 3 * most_tags(SIZE, 1)
     hiercoll.waitall([request for request, *_ in calls])
 
 
@@ -168,12 +168,12 @@ def test_shared_memory_is_refused(on_layout: Callable[[str], MPI.Intracomm]) -> 
 
 def test_more_tags_than_there_are(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused on all ranks; a small range of tags is used again and again."""
-    state = get_state(comm)
-    monkeypatch.setattr(state.tags, "background_next", 0)
-    monkeypatch.setattr(state.tags, "count", 2 * most_tags(SIZE, 1))
+    session = get_session(comm)
+    monkeypatch.setattr(session.tags, "background_next", 0)
+    monkeypatch.setattr(session.tags, "count", 2 * most_tags(SIZE, 1))
     for salt in range(5):
         request, expected, _ = started(comm, "alltoall", salt, algorithm="bruck")
-        assert state.tags.background_next <= 2 * most_tags(SIZE, 1)
+        assert session.tags.background_next <= 2 * most_tags(SIZE, 1)
         np.testing.assert_array_equal(request.wait(), expected)
     with pytest.raises(ConstraintError, match=r"at most .* tags"):
         hiercoll.iallgather(comm, np.zeros(8), algorithm="ring", segments=8)
@@ -233,10 +233,10 @@ def test_a_thread_whatever_other_communicators_may_have(comm: MPI.Intracomm, mon
     rank that waits in the MPI library lets that call go on in a thread nevertheless."""
     monkeypatch.setattr(progress, "may_have_thread", getattr(progress, "may_have_thread", None), raising=False)
     engine, other = Held(), comm.Dup()
-    request = hiercoll.Request(get_state(comm), Plan(engine, "held", None, None))  # type: ignore[arg-type]
+    request = hiercoll.Request(get_session(comm), Plan(engine, "held", None, None))  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
-        get_state(other)
+        get_session(other)
     wanted: list[None] = []
     with monkeypatch.context() as patch:
         patch.setattr(progress, "want_thread", lambda: wanted.append(None))

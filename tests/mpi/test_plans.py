@@ -16,7 +16,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.calls import functions as api
 from hiercoll.runtime import session as communicator
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.tuning.policy import forced_variants
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -164,12 +164,12 @@ def test_known_buffers_reuse_the_plan(comm: MPI.Intracomm) -> None:
     send, recv = np.arange(SIZE), np.empty(SIZE, dtype=int)
     for _ in range(3):
         hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
-    state = get_state(comm)
-    assert len(state.plans) == 1
+    session = get_session(comm)
+    assert len(session.plans) == 1
     other = np.empty(SIZE, dtype=int)
     for _ in range(2):  # a plan is made when a call comes again
         hiercoll.alltoall(comm, send, other, algorithm="pairwise")
-    first, second = state.plans.values()
+    first, second = session.plans.values()
     assert first is not second and first.schedule is second.schedule
     alive = weakref.ref(other)
     del other
@@ -245,8 +245,8 @@ def test_one_plan_for_all_calls_with_parameters(
     def call(**params: object) -> None:
         recv[:] = -1
         if form == "drop-in":
-            get_state(comm).policy.forced.update(forced_variants({collective: (algorithm, params)}))
-            get_state(comm).recent.clear()  # plans by arguments that name no algorithm
+            get_session(comm).policy.forced.update(forced_variants({collective: (algorithm, params)}))
+            get_session(comm).recent.clear()  # plans by arguments that name no algorithm
             getattr(hiercoll.Intracomm(comm), collective.capitalize())(out, into)
         else:
             getattr(hiercoll, collective)(comm, out, into, algorithm=algorithm, **params)
@@ -275,8 +275,8 @@ def test_caches_are_bounded(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
         recv = result[: SIZE * items] if RANK % 2 else np.empty(SIZE * items, "u1")
         hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
         assert np.array_equal(recv, expected("alltoall", send, comm))
-    state = get_state(comm)
-    assert len(state.plans) <= 4 and len(state.windows.kept) <= 2
+    session = get_session(comm)
+    assert len(session.plans) <= 4 and len(session.windows.kept) <= 2
 
 
 def test_freeing_the_communicator_frees_the_state() -> None:
@@ -375,7 +375,7 @@ def test_an_interrupted_call_breaks_the_communicator(where: str) -> None:
         hiercoll.alltoall(comm, send, recv, algorithm="grouped", memory="shared")
         hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
     if where == "everywhere" or RANK == 0:
-        list(get_state(comm).plans.values())[-1]._run = interrupt
+        list(get_session(comm).plans.values())[-1]._run = interrupt
         with pytest.raises(Interrupt):
             hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
         for buffers in ((send, recv), (send,)):
@@ -410,11 +410,11 @@ def test_disabled_on_one_rank_is_disabled_on_all(comm: MPI.Intracomm, monkeypatc
 
 def test_auto_takes_little_shared_memory(on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Hosts, above all containers, may have little of it."""
-    state = get_state(on_layout(f"1x{SIZE}"))
+    session = get_session(on_layout(f"1x{SIZE}"))
     for collective in ("alltoall", "allgather"):
         hiercoll_call = getattr(hiercoll, f"{collective}_init")
         send = np.zeros((9 << 20) // SIZE * (SIZE if collective == "alltoall" else 1), np.uint8)
-        with hiercoll_call(state.comm, send) as plan:
+        with hiercoll_call(session.comm, send) as plan:
             assert plan.schedule is None or plan.schedule.shared == 0
 
 

@@ -19,7 +19,7 @@ from hiercoll import settings
 from hiercoll.calls import dropin, requests
 from hiercoll.calls.background import Request
 from hiercoll.runtime import progress
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.session import split
 
@@ -40,7 +40,7 @@ def ours(
     for collective, choice in SLOW.items():
         monkeypatch.setitem(settings.forced, collective, choice)
     comm = hiercoll.Intracomm(on_layout(request.param))
-    get_state(comm)
+    get_session(comm)
     return comm
 
 
@@ -233,26 +233,26 @@ class Failing:
 @pytest.mark.parametrize("wait", [lambda request: request.Wait(), wait_by_test])
 def test_failures_are_told_once(ours: hiercoll.Intracomm, wait: Callable[[Any], Any]) -> None:
     """By the request's own methods; then nobody waits for somebody to ask."""
-    state = get_state(ours)
-    request = requests.nonblocking(state, Plan(Failing(RuntimeError), "failing", None, None))  # type: ignore[arg-type]
+    session = get_session(ours)
+    request = requests.nonblocking(session, Plan(Failing(RuntimeError), "failing", None, None))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="on purpose"):
         wait(request)
-    assert not progress.listening and state.broken == "failing"
-    state.broken = None
+    assert not progress.listening and session.broken == "failing"
+    session.broken = None
     requests._self().Recv(requests.NOTHING, 0, request.stand_in.tag)  # tidy up
     MPI.Request.Wait(request)
 
 
 def test_interrupts_reach_who_waits_for_another_call(ours: hiercoll.Intracomm) -> None:
     """Ctrl-C comes while this rank looks at whatever is under way."""
-    state = get_state(ours)
+    session = get_session(ours)
     with progress.lock:  # else the thread may look first
-        failing = Request(state, Plan(Failing(KeyboardInterrupt), "failing", None, None))  # type: ignore[arg-type]
+        failing = Request(session, Plan(Failing(KeyboardInterrupt), "failing", None, None))  # type: ignore[arg-type]
         other = hiercoll.iallgather(ours, np.arange(3))
         with pytest.raises(KeyboardInterrupt):
             other.wait()
-    assert failing.error is not None and failing not in progress.active and state.broken == "failing"
-    state.broken = None
+    assert failing.error is not None and failing not in progress.active and session.broken == "failing"
+    session.broken = None
     assert (other.wait() == np.arange(3)).all()
 
 
@@ -328,14 +328,14 @@ class SlowInt(int):
 def test_tags_of_two_threads(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """A thread makes a persistent request, and another one any request just then: the sends that stand for them are
     told apart by their tags."""
-    state, limit = get_state(comm), SlowInt(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    session, limit = get_session(comm), SlowInt(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
 
     class World(MPI.Intracomm):
         def Get_attr(self, keyval: int) -> Any:  # noqa: N802
             return limit if keyval == MPI.TAG_UB else super().Get_attr(keyval)
 
     def make(kind: str) -> Any:
-        return getattr(requests, kind)(state, Plan(Done(), "nothing", None, None))  # type: ignore[arg-type]
+        return getattr(requests, kind)(session, Plan(Done(), "nothing", None, None))  # type: ignore[arg-type]
 
     made: list[Any] = []
     with monkeypatch.context() as patch:

@@ -21,7 +21,7 @@ from hiercoll.algorithms import get_algorithm
 from hiercoll.calls import dropin
 from hiercoll.cli import main
 from hiercoll.collectives import ALLTOALL, get_collective
-from hiercoll.runtime.lifetime import get_state
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.session import mpi_library
 from hiercoll.tables import OLD, Choice, Entry, Figure, Table, Variant, dump, load
 from hiercoll.tools.bench import Bench
@@ -58,11 +58,11 @@ def test_tune_command_on_two_by_two(monkeypatch: pytest.MonkeyPatch, folder: Pat
     assert all(figure.q1 <= figure.median <= figure.q3 for figure in entry.figures)
     assert not path.with_name("table.json.part").exists()
     hiercoll.configure(world, table=path)
-    decision = get_state(world).policy.decide(Wanted(ALLTOALL, 8, False))
+    decision = get_session(world).policy.decide(Wanted(ALLTOALL, 8, False))
     assert decision.variant == entry.choice(8)
     assert str(path) in decision.reason
     for held in (False, True):
-        held_decision = get_state(world).policy.decide(Wanted(ALLTOALL, 8, False, held=held))
+        held_decision = get_session(world).policy.decide(Wanted(ALLTOALL, 8, False, held=held))
         assert held_decision.variant == entry.choice(8, held=held)
     send = filled("alltoall", world, 8)
     recv = np.full(8 * world.size, 0xA5, np.uint8)
@@ -160,7 +160,7 @@ def test_table_is_read_by_rank_0(on_layout: OnLayout, monkeypatch: pytest.Monkey
     WORLD.Barrier()
     monkeypatch.setenv("HIERCOLL_TABLE", str(path) if WORLD.rank == 0 else "/no/such/table")
     comm = on_layout(f"1x{WORLD.size}")
-    variant = get_state(comm).policy.decide(Wanted(ALLTOALL, 64, False)).variant
+    variant = get_session(comm).policy.decide(Wanted(ALLTOALL, 64, False)).variant
     assert variant == (chosen if WORLD.size > 1 else Variant("native"))
 
 
@@ -200,7 +200,7 @@ def test_old_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder:
         hiercoll.configure(first, table=path)
     told = [str(each.message) for each in caught if each.category is hiercoll.TableWarning]
     assert told == [f"{path}: made from held plans in a row, not from calls: tune again"] * (WORLD.rank == 0)
-    assert get_state(first).policy.decide(Wanted(ALLTOALL, 64, False)).variant == (
+    assert get_session(first).policy.decide(Wanted(ALLTOALL, 64, False)).variant == (
         chosen if WORLD.size > 1 else Variant("native")
     )
 
@@ -218,7 +218,7 @@ def test_configure_changes_what_auto_runs(on_layout: OnLayout) -> None:
             hiercoll.allgather(comm, send, recv)
             assert np.array_equal(recv, want)
         if comm.size > 1:
-            assert any(name in plan.name for plan in get_state(comm).plans.values())
+            assert any(name in plan.name for plan in get_session(comm).plans.values())
     with pytest.raises(hiercoll.ParameterError, match="'online' or None"):
         hiercoll.configure(comm, tune="always")  # type: ignore[arg-type]
 
@@ -237,11 +237,11 @@ def test_online_tuning(collective: str, on_layout: OnLayout) -> None:
         recv[:] = 0xA5
         call(comm, send, recv)
         assert np.array_equal(recv, native(collective, comm, send, 40))
-        tried.add(get_state(comm).policy.select(Wanted(get_collective(collective), 40, False), "auto", {}).key)
-        if get_state(comm).policy.trial(Wanted(get_collective(collective), 40, False)) is None:
+        tried.add(get_session(comm).policy.select(Wanted(get_collective(collective), 40, False), "auto", {}).key)
+        if get_session(comm).policy.trial(Wanted(get_collective(collective), 40, False)) is None:
             break
-    assert get_state(comm).policy.trial(Wanted(get_collective(collective), 40, False)) is None  # it has ended
-    winner = get_state(comm).policy.select(Wanted(get_collective(collective), 40, False), "auto", {}).key
+    assert get_session(comm).policy.trial(Wanted(get_collective(collective), 40, False)) is None  # it has ended
+    winner = get_session(comm).policy.select(Wanted(get_collective(collective), 40, False), "auto", {}).key
     assert WORLD.allgather(winner) == [winner] * size
     assert len(tried) > 1 or size == 1
 
@@ -252,7 +252,7 @@ def test_online_tuning_of_the_drop_in() -> None:
     comm, size = hiercoll.Intracomm(WORLD.Dup()), WORLD.size
     hiercoll.configure(comm, tune="online")
     for salt in range(300):
-        if get_state(comm).policy.trial(Wanted(ALLTOALL, 12, False)) is None:
+        if get_session(comm).policy.trial(Wanted(ALLTOALL, 12, False)) is None:
             break
         send, strided = np.arange(3 * size, dtype="i4") + 100 * WORLD.rank + salt, Strided(3 * size)
         into = [strided.matrix, 3, strided.type] if WORLD.rank == 0 else strided.values.copy()
@@ -261,7 +261,7 @@ def test_online_tuning_of_the_drop_in() -> None:
         expected = [100 * peer + 3 * WORLD.rank + item + salt for peer in range(size) for item in range(3)]
         assert np.array_equal(values, expected)
         strided.type.Free()
-    assert get_state(comm).policy.trial(Wanted(ALLTOALL, 12, False)) is None
+    assert get_session(comm).policy.trial(Wanted(ALLTOALL, 12, False)) is None
     comm.Free()
 
 

@@ -186,7 +186,7 @@ def test_bad_arguments(comm: MPI.Intracomm, numbers: Callable[[list[int]], Any],
     array, ones = np.zeros(SIZE, "i4"), numbers([1] * SIZE)
     other = np.zeros(SIZE, "i4")
     if settled:
-        hiercoll.runtime.lifetime.get_state(comm).policy.uneven(ALLTOALLV)._left = FOR_GOOD
+        hiercoll.runtime.lifetime.get_session(comm).policy.uneven(ALLTOALLV)._left = FOR_GOOD
     with pytest.raises(BufferSizeError, match="fit the buffer"):
         hiercoll.alltoallv(comm, [array, numbers([2] * SIZE)], [other, numbers([2] * SIZE)])
     with pytest.raises(BufferTypeError, match="items"):
@@ -265,7 +265,7 @@ REPEATED = [case for case in V_CASES if case[0] not in ("auto",)]
 def test_counts_that_come_again(
     on_layout: Callable[[str], MPI.Intracomm], algorithm: str, params: dict[str, Any], layout: str
 ) -> None:
-    """Calls are kept by their sizes; what the mates' sizes change is noticed."""
+    """Calls are kept by their sizes; what the node_ranks' sizes change is noticed."""
     comm, calls = on_layout(layout), Again(3)
     for salt, which in enumerate(ORDER):
         hiercoll.alltoallv(comm, *calls.fill(which, salt), algorithm=algorithm, **params)
@@ -313,8 +313,8 @@ def test_deadlines_and_calls_that_come_again(
 
 def test_kept_calls_are_few(comm: MPI.Intracomm) -> None:
     """They hold no arrays, and go when there are too many."""
-    state = hiercoll.runtime.lifetime.get_state(comm)
-    state.plans.drop_all()
+    session = hiercoll.runtime.lifetime.get_session(comm)
+    session.plans.drop_all()
     for size in range(200):
         sizes = np.full(SIZE, size)
         send, recv = np.zeros(size * SIZE), np.zeros(size * SIZE)
@@ -322,7 +322,7 @@ def test_kept_calls_are_few(comm: MPI.Intracomm) -> None:
         for _ in range(2):  # a plan is made when a call comes again
             hiercoll.alltoallv(comm, [send, sizes], [recv, sizes], algorithm="aggregate")
         assert before == (sys.getrefcount(send), sys.getrefcount(recv), sys.getrefcount(sizes))
-    assert 1 <= len(state.plans) <= 128
+    assert 1 <= len(session.plans) <= 128
 
 
 def test_arrays_are_not_taken_for_specifications(comm: MPI.Intracomm) -> None:

@@ -338,7 +338,7 @@ def test_what_needs_mpi_says_so(tmp_path: Path, arguments: str) -> None:
 
 
 def test_transports_are_shown_and_proved() -> None:
-    """What runs on device arrays: with copies to and from the host, or from mates."""
+    """What runs on device arrays: with copies to and from the host, or from node_ranks."""
     runner = CliRunner()
     shown = runner.invoke(main, ["show", "alltoall", "bruck", "--layout", "1x3", "--transport", "peer"])
     assert shown.exit_code == 0 and "get scratch[" in shown.output
@@ -348,5 +348,5 @@ def test_transports_are_shown_and_proved() -> None:
         proved = runner.invoke(main, ["verify", "allgather", "-l", "2x3", "-j", "1", "--transport", transport])
         assert proved.exit_code == 0 and " 0 refuted" in proved.output, proved.output
     assert "(needs a schedule without segments and flags)" in proved.output
-    wrong = runner.invoke(main, ["verify", "allgather", "--transport", "mates"])
+    wrong = runner.invoke(main, ["verify", "allgather", "--transport", "node_ranks"])
     assert wrong.exit_code == 2 and "'peer:PARTS'" in wrong.output

@@ -240,22 +240,22 @@ def test_cards_find_buffers() -> None:
     one, other = LateDevice(), LateDevice()
     memory, there = DeviceMemory(one), DeviceMemory(other)
     address, owner = memory.allocate(5000)
-    first, keeps = there.find(memory.card(address))
-    assert there.find(memory.card(address + 100)) == (first + 100, keeps)
+    first, keeps = there.find(memory.address_handle(address))
+    assert there.find(memory.address_handle(address + 100)) == (first + 100, keeps)
     assert other.counts["mappings"] == 1
     (handle, _), number = one.export(address), one.number(address)
     assert there.mapping(handle, number + 1).address and other.counts["mappings"] == 2 and owner
 
 
 def test_cards_follow_the_allocation() -> None:
-    """At an address that has been freed and given out again, the card is a new one."""
+    """At an address that has been freed and given out again, the handle is a new one."""
     device = LateDevice()
     memory = DeviceMemory(device)
     address, owner = memory.allocate(5000)
-    first = memory.card(address).tobytes()
-    assert memory.card(address).tobytes() == first and owner
+    first = memory.address_handle(address).tobytes()
+    assert memory.address_handle(address).tobytes() == first and owner
     device._files[address] = (device._files[address][0], 99)
-    assert memory.card(address).tobytes() != first
+    assert memory.address_handle(address).tobytes() != first
 
 
 def test_the_gate_says_what_to_install() -> None:

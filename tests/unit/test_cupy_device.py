@@ -257,7 +257,7 @@ def test_memory(runtime: Runtime) -> None:
     assert runtime.calls == ["register", "unregister"]
     memory = DeviceMemory(device)
     address, kept = memory.allocate(5000)
-    found, mapping = memory.find(memory.card(address + 300))
+    found, mapping = memory.find(memory.address_handle(address + 300))
     assert found == address + 300 and mapping and kept
     del mapping, memory
     gc.collect()

@@ -123,7 +123,7 @@ def test_transports() -> None:
     assert found.variant == found.ranking[0].variant == peer
     near = decide("alltoall", parse_layout("4x4"), 64, table=Table((entry,)), mpi=MPI, memory="cuda")
     assert near.variant.transport == "peer:4"
-    for wrong in ("mates", "staged:0", 3):
+    for wrong in ("node_ranks", "staged:0", 3):
         with pytest.raises(TableError, match=r"entries\[0\]\.choices\[1\]\.transport: expected 'auto', 'direct'"):
             parse(text.replace('"peer:4"', json.dumps(wrong), 1))
 

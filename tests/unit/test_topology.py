@@ -124,10 +124,10 @@ def test_nodes_and_lanes_of_anything(nodes: list[int]) -> None:
     topology = Topology(tuple(nodes))
     assert sorted(rank for ranks in topology.nodes for rank in ranks) == list(range(len(nodes)))
     for rank in range(topology.size):
-        mates = topology.nodes[topology.node_of[rank]]
-        assert mates == topology.node(rank) == tuple(sorted(mates))
-        assert mates[topology.lane_of[rank]] == rank
-        assert {r for r in range(topology.size) if nodes[r] == nodes[rank]} == set(mates)
+        node_ranks = topology.nodes[topology.node_of[rank]]
+        assert node_ranks == topology.node(rank) == tuple(sorted(node_ranks))
+        assert node_ranks[topology.lane_of[rank]] == rank
+        assert {r for r in range(topology.size) if nodes[r] == nodes[rank]} == set(node_ranks)
     assert [ranks[0] for ranks in topology.nodes] == sorted(ranks[0] for ranks in topology.nodes)
     assert topology.is_even == (len(set(map(len, topology.nodes))) == 1)
 

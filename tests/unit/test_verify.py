@@ -808,12 +808,12 @@ WRITTEN, READ = range(2)
 
 
 def board_allgather(
-    b: Builder, mates: Sequence[int], *, wait: bool = True, previous: bool = True, early: str = "", p: int = 0
+    b: Builder, node_ranks: Sequence[int], *, wait: bool = True, previous: bool = True, early: str = "", p: int = 0
 ) -> None:
     """Everyone writes to the board, everyone reads it."""
-    p = p or len(mates)
+    p = p or len(node_ranks)
     board = b.shared(p)
-    last = [b.wait(mates, READ, previous=True)] if previous else []
+    last = [b.wait(node_ranks, READ, previous=True)] if previous else []
     if early == "written":
         last = [b.signal(WRITTEN, after=last)]
     last = [b.copy(SEND[0], board[b.rank], after=last)]
@@ -822,7 +822,7 @@ def board_allgather(
     if early == "read":
         last = [b.signal(READ, after=last)]
     if wait:
-        last = [b.wait(mates, WRITTEN, after=last)]
+        last = [b.wait(node_ranks, WRITTEN, after=last)]
     copied = b.copy(board[0:p], RECV[0:p], after=last)
     if early != "read":
         b.signal(READ, after=[copied])
@@ -870,8 +870,8 @@ def test_a_board_overwritten_too_early(change: dict[str, Any]) -> None:
 def test_one_slow_reader_is_enough() -> None:
     """Every reader must be waited for, in the start before as in this one."""
 
-    def fill(mates: Sequence[int]) -> Fill:
-        return lambda b: board_allgather(b, mates if b.rank == 0 else range(3), p=3)
+    def fill(node_ranks: Sequence[int]) -> Fill:
+        return lambda b: board_allgather(b, node_ranks if b.rank == 0 else range(3), p=3)
 
     contract, nodes = Contract("allgather", 3), parse_layout("1x3")
     assert verify(system(*[fill(range(3))] * 3), contract, nodes).ok
