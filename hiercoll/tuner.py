@@ -17,25 +17,26 @@ from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
 from hiercoll.collectives import COLLECTIVES, Sizes
 from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
-from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 
 
 class Candidate(NamedTuple):
-    """An algorithm with its parameters, its predicted time in seconds, how many messages to
-    other nodes a rank may have under way, about, and the transport on devices."""
+    """A variant, its predicted time in seconds, and how many messages to other nodes a rank may have under way."""
 
-    algorithm: str
-    params: Params
+    variant: Variant
     seconds: float
     flows: float = 0.0
-    transport: str = AUTO
 
     @property
-    def variant(self) -> Variant:
-        """What is meant, without the time."""
-        return Variant(self.algorithm, self.params, self.transport)
+    def algorithm(self) -> str:
+        """Of the variant."""
+        return self.variant.algorithm
+
+    @property
+    def params(self) -> Params:
+        """Of the variant."""
+        return self.variant.params
 
 
 EVEN = 4  # times the mean that the largest of blocks of uneven sizes may have to be like those of a table
@@ -100,7 +101,7 @@ def rank_by_model(
         if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
             flows = max(each.network_messages / max(each.network_chain, 1) for counts in nodes for each in counts)
             seconds = max(predict(counts, block, links) for counts in nodes)
-            ranked.append(Candidate(name, params, seconds, flows))
+            ranked.append(Candidate(Variant(name, params), seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 
 
@@ -207,7 +208,7 @@ def _able(collective: str, topology: Topology, block: int, inplace: bool, varian
 def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool) -> Decision:
     """By an entry for this very layout."""
     figures = [f for f in entry.measured(block) if _able(entry.collective, topology, block, inplace, f.variant)]
-    ranking = tuple(Candidate(v.algorithm, v.params, f.median, 0.0, v.transport) for f in figures for v in [f.variant])
+    ranking = tuple(Candidate(figure.variant, figure.median) for figure in figures)
     variant, why = entry.choice(block, held=held), f"{source}: measured for {entry.layout} with {entry.mpi}"
     if not _able(entry.collective, topology, block, inplace, variant):
         variant, why = Variant(NATIVE), f"{why}; the choice there cannot work in place"
@@ -234,10 +235,10 @@ def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, s
         if known and here and known[0].seconds > 0:
             factor = here[0].seconds / known[0].seconds
             growth.append(factor)
-            corrected.append(here[0]._replace(seconds=figure.median * factor, transport=variant.transport))
+            corrected.append(here[0]._replace(variant=variant, seconds=figure.median * factor))
     natives = [figure.median for figure in entry.measured(block) if figure.variant == NATIVE_VARIANT]
     if natives:
-        corrected.append(Candidate(NATIVE, {}, natives[0] * (median(growth) if growth else 1.0)))
+        corrected.append(Candidate(NATIVE_VARIANT, natives[0] * (median(growth) if growth else 1.0)))
     corrected.sort(key=lambda candidate: candidate.seconds)
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
     if not corrected:

@@ -8,9 +8,11 @@ from itertools import product
 from operator import index
 from typing import TypeAlias
 
-from hiercoll.collectives import COLLECTIVES, Collective, InPlace
+from hiercoll.collectives import COLLECTIVES, Collective, Contract, InPlace
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.schedule import Schedule, in_place
+from hiercoll.schedule.system import System
+from hiercoll.schedule.transports import DIRECT, Transport
 from hiercoll.topology import Topology
 
 Value: TypeAlias = "int | str"
@@ -117,6 +119,24 @@ class Algorithm:
         rooted = {"root": root} if COLLECTIVES[self.collective].root else {}
         schedule = self.function(topology, rank, **resolved, **rooted)
         return in_place(schedule, COLLECTIVES[self.collective].in_place is InPlace.OWN) if inplace else schedule
+
+    def system(
+        self,
+        topology: Topology,
+        params: Mapping[str, object],
+        *,
+        inplace: bool = False,
+        transport: Transport = DIRECT,
+        root: int = 0,
+    ) -> System:
+        """The schedules of all ranks, and the contract that they are to fulfil: in place, too, where there is only one
+        buffer. Each schedule raises, when it is asked for, as `schedule` and `transports.cut` do."""
+        inplace = inplace or self.in_places == (True,)
+        contract = Contract(self.collective, topology.size, root=root, in_place=inplace)
+        plain = System(
+            topology, contract, lambda rank: self.schedule(topology, rank, params, inplace=inplace, root=root)
+        )
+        return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
 
     def variants(self) -> Iterator[Params]:
         """The default parameters, every other choice of each one at a time, and those of ``together``."""

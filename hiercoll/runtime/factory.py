@@ -134,10 +134,11 @@ class PlanFactory:
             request.transport,
         )
         if key not in self._schedules:
-            entry = get_algorithm(family, variant.algorithm)
-            topology, rank = self._session.topology, self._session.rank
-            emit = partial(entry.schedule, topology, params=variant.params, inplace=request.in_place, root=request.root)
-            self._schedules[key] = request.transport.schedule(emit, topology, rank)
+            entry, topology = get_algorithm(family, variant.algorithm), self._session.topology
+            system = entry.system(
+                topology, variant.params, inplace=request.in_place, transport=request.transport, root=request.root
+            )
+            self._schedules[key] = system[self._session.rank]
         return self._schedules[key]
 
     def private(self, request: Request) -> Request:

@@ -6,10 +6,10 @@ import gc
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.collectives import COLLECTIVES, Contract
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
 from hiercoll.schedule.system import System
@@ -54,51 +54,19 @@ class Outcome:
         return "refuted" if self.findings else "refused" if self.refusal else "proved"
 
 
-def system_of(
-    collective: str,
-    name: str,
-    params: Params,
-    topology: Topology,
-    *,
-    inplace: bool = False,
-    transport: Transport = DIRECT,
-    root: int = 0,
-) -> System:
-    """An algorithm's schedules, and the contract that they are to fulfil: in place, too, where there is only one
-    buffer. Each schedule raises, when it is asked for, as `Algorithm.schedule` and `transports.cut` do."""
-    entry = get_algorithm(collective, name)
-    inplace = inplace or entry.in_places == (True,)
-    contract = Contract(collective, topology.size, root=root, in_place=inplace)
-    plain = System(topology, contract, lambda rank: entry.schedule(topology, rank, params, inplace=inplace, root=root))
-    return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
+def system_of(collective: str, name: str, params: Params, topology: Topology, **options: Any) -> System:
+    """An algorithm's schedules, and the contract that they are to fulfil; ``options`` as of `Algorithm.system`."""
+    return get_algorithm(collective, name).system(topology, params, **options)
 
 
-def generate(
-    collective: str,
-    name: str,
-    params: Params,
-    topology: Topology,
-    *,
-    inplace: bool = False,
-    transport: Transport = DIRECT,
-    root: int = 0,
-) -> list[Schedule]:
-    """The schedules of all ranks. Raises as `Algorithm.schedule` and `transports.cut` do."""
-    return system_of(collective, name, params, topology, inplace=inplace, transport=transport, root=root).schedules()
+def generate(collective: str, name: str, params: Params, topology: Topology, **options: Any) -> list[Schedule]:
+    """The schedules of all ranks. Raises as `Algorithm.system` does."""
+    return system_of(collective, name, params, topology, **options).schedules()
 
 
-def prove(
-    collective: str,
-    name: str,
-    params: Params,
-    topology: Topology,
-    *,
-    inplace: bool = False,
-    transport: Transport = DIRECT,
-    root: int = 0,
-) -> Proof:
+def prove(collective: str, name: str, params: Params, topology: Topology, **options: Any) -> Proof:
     """Generate and verify. Raises ConstraintError where the algorithm refuses, or cannot be cut in parts."""
-    return verify(system_of(collective, name, params, topology, inplace=inplace, transport=transport, root=root))
+    return verify(system_of(collective, name, params, topology, **options))
 
 
 def decide(case: Case) -> Outcome:

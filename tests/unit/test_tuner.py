@@ -29,7 +29,7 @@ each_collective = pytest.mark.parametrize("collective", EVEN)
 def choose(collective: str, topology: Topology, block: int, *, inplace: bool = False) -> Candidate:
     """The cost model's choice, with its time if there is one."""
     decision = decide(collective, topology, block, inplace=inplace)
-    return decision.ranking[0] if decision.ranking else Candidate(decision.variant.algorithm, {}, 0.0)
+    return decision.ranking[0] if decision.ranking else Candidate(decision.variant, 0.0)
 
 
 @pytest.fixture
