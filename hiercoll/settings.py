@@ -48,7 +48,7 @@ def wants_thread() -> bool:
 
 
 def is_cuda_aware() -> bool | None:
-    """``HIERCOLL_CUDA_AWARE``: whether the MPI library takes device memory; None where it is not said."""
+    """``HIERCOLL_CUDA_AWARE``: whether the MPI library takes device memory; None where it is not set."""
     text = _text("CUDA_AWARE")
     return text != "0" if text else None
 

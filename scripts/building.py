@@ -50,12 +50,12 @@ def build(entry: Algorithm, topology: Topology, rank: int, params: Params) -> tu
     schedule = entry.schedule(topology, rank, params)
     scheduled = perf_counter()
     scratch, owner = memory.allocate(schedule.scratch * BLOCK)
-    shared, board = memory.allocate(schedule.shared * BLOCK)
+    shared, shared_owner = memory.allocate(schedule.shared * BLOCK)
     addresses = {"send": send.ctypes.data, "recv": recv.ctypes.data, "scratch": scratch, "shared": shared}
     layout = BlockLayout(BLOCK, 8, schedule.segments)
     plan = bind(schedule, Binding(Absent(), topology.lane_of, memory, layout, addresses, 0), entry.name)
     bound = perf_counter()
-    plan.keep_alive(owner, board)
+    plan.keep_alive(owner, shared_owner)
     plan.free()
     return scheduled - begin, bound - scheduled
 

@@ -1,4 +1,4 @@
-"""Figures of a GPU: copies and packing (1 rank), messages through the host (2), gets from node_ranks (4).
+"""Figures of a GPU: copies and packing (1 rank), messages through the host (2), gets from ranks of the node (4).
 
     mpiexec -n 1|2|4 python scripts/gpu_bench.py --json FILE
 

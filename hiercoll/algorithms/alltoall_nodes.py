@@ -145,7 +145,7 @@ def grouped(
 
         node 0: 0 1 2   | gather: 0 -> 1: what goes to lane 1 anywhere, 0 -> 2: .. lane 2
                 | | |   | outer:  0 <=> 3, 1 <=> 4, 2 <=> 5, three blocks each
-        node 1: 3 4 5   | scatter: none (lane), leader -> node_ranks (leader), carrier -> node_ranks (share)
+        node 1: 3 4 5   | scatter: none (lane), leader -> its node (leader), carrier -> its node (share)
 
     inner: all at once, pairwise, or `overlap` (a gather and a scatter for each outer
     message). outer: all sends at once, pairwise, or Bruck. memory=shared: one copy into

@@ -1,4 +1,4 @@
-"""Collectives with reductions, written against the same model and contracts."""
+"""Collectives with reductions, as schedules that are proved by the same contracts."""
 
 from __future__ import annotations
 

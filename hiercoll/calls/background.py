@@ -1,4 +1,4 @@
-"""Calls that return before they are done."""
+"""Calls in the background: they return before they are done, and are waited for later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls that users make."""
+"""The functions that programs call: one per collective in three forms, `configure` and `get_topology`."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class StandIn:
                 self._leave()
             self.comm.Recv(NOTHING, 0, self.tag)
         elif self.call.error is not None and not isinstance(self.call.error, Exception):
-            self._leave()  # Ctrl-C: somebody has been told
+            self._leave()  # Ctrl-C: it has been raised already
         elif self.call.error is not None:
             self._failed = min(self._failed, monotonic())
             if monotonic() - self._failed > PATIENCE:
@@ -157,7 +157,7 @@ class Persistent(Driven, MPI.Prequest):
 
 
 def nonblocking(session: Session, plan: Plan, described: Describe | None = None) -> Nonblocking:
-    """Start a plan; where calls are checked, when all ranks have ``described`` the same."""
+    """Start a plan; where calls are checked, once all ranks are known to have ``described`` the same call."""
     with progress.lock:
         stand_in = StandIn(session, plan, persistent=False, described=described)
         request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))

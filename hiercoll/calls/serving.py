@@ -1,4 +1,4 @@
-"""How a request is served: by a plan that is kept, in the background, or by a plan that the program holds.
+"""How a request is served: without a plan, by one that is kept or that the program holds, or in the background.
 
 Functions and drop-in communicators both come here. A call whose arguments were seen before finds its plan by them.
 """

@@ -21,7 +21,7 @@ assert _packed.size == HANDLE_BYTES
 
 
 class DeviceMemory:
-    """`buffers.Memory` on a device.
+    """`memory.Memory` on a device.
 
     Copies out to the host, in from it, and on the device each have a stream, so that
     they overlap. Plans wait for each copy before what depends on it, so nothing is left
@@ -50,7 +50,7 @@ class DeviceMemory:
         return self.device.register(address, nbytes)
 
     def address_handle(self, address: int) -> Array:
-        """See `Memory.handle`."""
+        """See `Memory.address_handle`."""
         number, (known, handle) = self.device.number(address), self._handles.get(address, (-1, None))
         if handle is None or known != number:
             exported, offset = self.device.export(address)
@@ -65,7 +65,7 @@ class DeviceMemory:
         return PeerCopy(self, layout, handle, source, target)
 
     def find(self, handle: Array) -> tuple[int, object]:
-        """Where the buffer that a handle tells of lies here, and what keeps it mapped. Raises DeviceError."""
+        """Where the buffer of an address handle lies here, and what keeps it mapped. Raises DeviceError."""
         length, exported, offset, number = _packed.unpack(handle.tobytes())
         if not length:
             raise DeviceError("transport 'peer'", "memory of a rank of the node", "nothing that could be mapped")
@@ -146,7 +146,7 @@ class Mapping(NamedTuple):
 
 
 class PeerCopy(Transfer):
-    """A copy from the buffer that a handle tells of. The handle may tell of another one at each start."""
+    """A copy from the buffer of an address handle, which may be of another one at each start."""
 
     def __init__(
         self, memory: DeviceMemory, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]

@@ -1,4 +1,4 @@
-"""The memory that NumPy arrays live in."""
+"""Host memory: how its blocks are copied and reduced."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class HostMemory:
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
     def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> Transfer:
-        """See `handle`."""
+        """See `address_handle`."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
     def before_messages(self, handle: int, direct: bool) -> None:

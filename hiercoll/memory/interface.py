@@ -97,7 +97,7 @@ class Memory(Protocol):
         ``address``. Raises DeviceError for memory that only its own process can reach."""
 
     def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> Transfer:
-        """What copies ``source`` of the buffer that ``handle`` tells of, at each start, to a region
+        """What copies ``source`` of the buffer of the address ``handle``, at each start, to a region
         of the buffer at an address."""
 
     def before_messages(self, handle: int, direct: bool) -> None:

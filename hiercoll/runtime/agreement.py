@@ -1,4 +1,4 @@
-"""What ranks find out together: the largest of values, sums, and whether they make the same call."""
+"""What ranks find out together: largest and least values, sums, and whether they make the same request."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Messages whose addresses and lengths are constants have persistent requests. Those that depend on
 sizes that are learned, or of a plan that runs once, are begun anew at each start. Binding is
-local; what is collective (duplicates, tags, windows) comes from `communicator`.
+local; what is collective (communicators, tags, windows) comes from the session, by way of `factory`.
 """
 
 from __future__ import annotations

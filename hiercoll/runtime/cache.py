@@ -1,4 +1,4 @@
-"""What is kept from call to call, within bounds."""
+"""A cache of things that are to be freed, limited in number and in bytes; the one used least lately goes."""
 
 from __future__ import annotations
 

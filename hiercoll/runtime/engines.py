@@ -1,4 +1,4 @@
-"""What runs bound steps: one after the other, or driven by completions."""
+"""Engines: they run bound steps, one after the other or driven by completions, or the MPI library's own collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the bytes of blocks lie that differ in size."""
+"""Layouts of blocks that differ in size: all sizes known, a rank's own known, or a vector that is cut."""
 
 from __future__ import annotations
 

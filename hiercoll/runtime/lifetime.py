@@ -1,7 +1,7 @@
 """Where the session of a communicator is found, and when it is freed.
 
 It hangs on the user's communicator as an MPI attribute, so it is found again through
-any alias of the handle, and is freed with the communicator or at the latest at exit,
+any object for that communicator, and is freed with the communicator or at the latest at exit,
 before MPI_Finalize.
 """
 
@@ -28,14 +28,14 @@ PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the o
 
 _lock = threading.Lock()
 _live: dict[str, Session] = {}  # by a name that is the same on all ranks
-# For speed: states by handle. A handle is not used again before `_deleted` has run. Empty
+# For speed: sessions by handle. A handle is not used again before `_deleted` has run. Empty
 # where threads must be checked on each call.
 by_handle: dict[int, Session] = {}
 
 
 @cache
 def _make_keyval() -> int:
-    """A key for the attribute, together with what frees states at exit."""
+    """A key for the attribute, together with what frees sessions at exit."""
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # an explicit MPI.Finalize()
     atexit.register(_free_all)
     # Python's own clean-up comes before MPI's end, but does not get at what an attribute holds.
@@ -69,7 +69,7 @@ def _deleted(comm: MPI.Comm, keyval: int, session: Session) -> None:
 
 
 def _free_all(*_: object) -> None:
-    """Free the states of all communicators, but for those that an exception has torn apart."""
+    """Free the sessions of all communicators, but for those that an exception has torn apart."""
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None

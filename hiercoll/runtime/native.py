@@ -1,4 +1,4 @@
-"""The MPI library's own collectives as engines."""
+"""The MPI library's own collectives, called or as engines, on the buffers of a request."""
 
 from __future__ import annotations
 

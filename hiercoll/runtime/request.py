@@ -149,7 +149,7 @@ class Request:
     ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block, their mean where they
     differ and all ranks know it, else 0; ``before`` and ``after`` are what comes before and after each start;
     ``result`` is what the call returns. ``is_auto``: whether the choice was left to hiercoll; ``note``, if given, is
-    to be told the seconds that the call took.
+    called with the seconds that the call took.
     """
 
     collective: Collective
@@ -240,7 +240,7 @@ def make_request(
     session: Session, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
 ) -> Request:
     """The request that a program's arguments make, if they are sound; ``strict`` as for functions, which take no
-    buffers that overlap, differ in the type of elements, or hold less than they are said to.
+    buffers that overlap, differ in the type of elements, or hold less than their counts need.
 
     Raises BufferSizeError, BufferTypeError, BufferOverlapError, UnknownAlgorithmError, ParameterError,
     ConstraintError, DeviceError. Collective where the choice is.

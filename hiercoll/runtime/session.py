@@ -1,4 +1,4 @@
-"""What hiercoll keeps with a communicator: a private duplicate, the topology, plans, windows.
+"""hiercoll's side of a communicator: a private duplicate, the topology, the policy, plans, tags and windows.
 
 Everything collective happens in an order that is equal on all ranks: the duplicate at the
 first call, windows when a schedule with shared memory meets a size that has none, tags
@@ -242,7 +242,7 @@ class Session:
 
     def compare_later(self, described: Describe | None) -> Later | None:
         """What is over, and then has raised CollectiveMismatch if need be, before a call in the
-        background starts; None if calls are not checked, or nothing is said of it. Local."""
+        background starts; None if calls are not checked, or there is nothing to compare. Local."""
         if not self.check or described is None:
             return None
         return Later(self._comparisons, checking.comparison(self.background_comm, described()))

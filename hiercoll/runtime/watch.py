@@ -1,4 +1,4 @@
-"""Deadlines: what a rank that waits too long says, and what all of them together tell.
+"""Deadlines, and the records of calls that ranks write when one passes; what all records together show.
 
 A rank that has waited for longer than its deadline raises `CollectiveTimeout`, which names whom it
 waits for, and writes what it knows to a folder that the hosts share. `diagnose` reads them all:
@@ -52,7 +52,7 @@ NUMBER, _, BEGAN, SECONDS = range(len(FIELDS))
 @dataclass
 class Watch:
     """Deadline and record of one rank of a communicator. ``world`` gives the rank in MPI_COMM_WORLD
-    of each of its ranks; ``expired`` is told the call that ran into the deadline."""
+    of each of its ranks; ``expired`` is called with the call that ran into the deadline."""
 
     timeout: float
     name: str

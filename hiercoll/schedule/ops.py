@@ -1,10 +1,10 @@
-"""The one description of communication: regions, operations, schedules, the builder.
+"""The one description of communication: regions, operations, schedules.
 
 A schedule is ONE rank's part of a collective: operations on regions of named
 buffers, each with the operations it waits for. It counts in blocks; a block may
 be cut into ``segments`` equal parts for pipelining. It knows no communicator,
 pointer, byte or environment, so the same schedule can be proved (`verify`), costed
-(`cost`), drawn (`timeline`) and run (`executor`, `loopback`).
+(`model`), drawn (`timeline`) and run (`runtime`, `loopback`).
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Bench:
         return [each.variant for each in ranking if each.variant.spelled(collective) not in known]
 
     def open(self, collective: str, size: int, variants: Sequence[Variant]) -> Contest:
-        """Measurements for `tuning.Search`."""
+        """Measurements for `tuning.search.Search`."""
         return Contest(self.comm, collective, variants, size, arrays=self.arrays)
 
     def transports(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Rule 0: the schedules are schedules, and ask for buffers alike."""
+"""Rule 0: the schedules are well formed, and ask for buffers alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rules look at together."""
+"""All ranks' operations, numbered, with what waits for what: what the rules look at."""
 
 from __future__ import annotations
 

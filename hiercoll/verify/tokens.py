@@ -1,4 +1,4 @@
-"""Tokens of reductions."""
+"""Tokens of reductions: which contributions a value is made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations in words."""
+"""Operations in words, for findings and `hiercoll show`."""
 
 from __future__ import annotations
 

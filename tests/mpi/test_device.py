@@ -319,7 +319,7 @@ def test_no_memory_of_mates(device: LateDevice, on_layout: Callable[[str], MPI.I
 def test_memory_at_an_address_used_before(
     device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], name: str
 ) -> None:
-    """New arrays in each call, at the addresses of freed ones: node_ranks map what is there now."""
+    """New arrays in each call, at the addresses of freed ones: the ranks of the node map what is there now."""
     comm = on_layout(f"1x{SIZE}")
     values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
     for salt in range(6):

@@ -265,7 +265,7 @@ REPEATED = [case for case in V_CASES if case[0] not in ("auto",)]
 def test_counts_that_come_again(
     on_layout: Callable[[str], MPI.Intracomm], algorithm: str, params: dict[str, Any], layout: str
 ) -> None:
-    """Calls are kept by their sizes; what the node_ranks' sizes change is noticed."""
+    """Calls are kept by their sizes; what changes with the sizes of other ranks of the node is noticed."""
     comm, calls = on_layout(layout), Again(3)
     for salt, which in enumerate(ORDER):
         hiercoll.alltoallv(comm, *calls.fill(which, salt), algorithm=algorithm, **params)
