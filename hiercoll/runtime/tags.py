@@ -43,7 +43,10 @@ class Tags:
         return self._background + self.background_next - count
 
     def reserve(self, count: int) -> Reserved:
-        """So many tags for a plan, never to be given again on the same communicator."""
+        """So many tags for a plan, never to be given again on the same communicator. Raises ConstraintError."""
+        if count > self._most + 1:
+            expected = f"at most {self._most + 1} tags, which the MPI library has on a communicator"
+            raise ConstraintError("segments", expected, count, self._rank)
         is_new = self._reserved + count > self._most
         first = 0 if is_new else self._reserved
         self._reserved = first + count
