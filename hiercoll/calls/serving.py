@@ -193,7 +193,7 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
         variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
     request = make_request(session, collective, given, Mode.HELD, strict=strict)
-    if session.check and not collective.is_even:
+    if session.check:
         session.same_call(request.described(asked, session.rank, session.size))
     return request
 

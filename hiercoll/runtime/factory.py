@@ -40,6 +40,7 @@ from hiercoll.tuning.policy import Wanted
 if TYPE_CHECKING:
     from hiercoll.runtime.session import Session
 
+MOST_MOVED = 256  # schedules and block sizes of which it is remembered how they run wherever buffers lie
 MOST_SHARED = 64 << 20  # bytes of a node's buffer for blocks of uneven sizes that travel together
 
 
@@ -115,6 +116,8 @@ class PlanFactory:
         if request.collective.is_even and schedule.blocks == 1 and not schedule.shared:
             key = (id(schedule), request.received.block)  # schedules are kept as long as this is
             if key not in self._moved:
+                if len(self._moved) >= MOST_MOVED:
+                    self._moved.clear()
                 self._moved[key] = Relocatable.of(lower(schedule), self._laid(request, schedule, False).layout)
             if (rounds := self._moved[key]) is not None:
                 run = partial(rounds.run, *self._where(request, schedule, Lifetime.ONCE), addresses(request))

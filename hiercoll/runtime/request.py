@@ -481,7 +481,10 @@ def _uneven_blocks(session: Session, collective: Collective, given: Arguments, m
 
 def _uneven(session: Session, message: Message, blocks: int, argument: str) -> Data:
     """Blocks of the sizes that a message gives: where they lie, or in a copy where elements are not just bytes in
-    order. Raises BufferSizeError if they do not fit the buffer."""
+    order. Raises BufferSizeError if they do not fit the buffer, BufferTypeError for memory of a device."""
+    if is_device_array(message.buffer):
+        expected, got = "a buffer on the host", f"{type(message.buffer).__name__}, in the memory of a device"
+        raise BufferTypeError(argument, expected, got, session.rank)
     if not (message.element.plain and message.address):
         return _copied(session, message, blocks)
     sizes, at = each_block(message, blocks)
@@ -523,8 +526,6 @@ def _read(
     """The message. Raises BufferTypeError."""
     try:
         message = reader(spec, blocks, readonly=not writable)
-        if reader is vector_message and is_device_array(message.buffer):
-            raise TypeError(f"{type(message.buffer).__name__}, in the memory of a device")
         return message
     except UNREADABLE as error:
         expected = "a buffer on the host with mpi4py's counts, displacements and datatype"

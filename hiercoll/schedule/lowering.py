@@ -8,7 +8,6 @@ others begin when what they name is complete.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -34,8 +33,6 @@ from hiercoll.schedule import (
     reads,
     writes,
 )
-
-MOST_KNOWN = 64  # schedules whose steps are remembered
 
 
 class Kind(Enum):
@@ -137,21 +134,18 @@ _LOCAL: dict[type, Kind] = {
     Signal: Kind.RAISE_FLAG,
     Wait: Kind.WAIT_FLAGS,
 }
-_lowered: OrderedDict[tuple[int, bool], Steps] = OrderedDict()  # by the schedule's id: each keeps its schedule
 
 
 def lower(schedule: Schedule, *, by_message: bool = False) -> Steps:
-    """The steps of ``schedule``; those asked for last are remembered.
+    """The steps of ``schedule``, which keeps them.
 
-    ``by_message``: not in rounds, so that each message of a round is seen to complete (for traces).
+    ``by_message``: not in rounds, so that each message of a round is seen to complete (for traces). Raises
+    ScheduleError for schedules with flags, or learned sizes, whose operations are not in order.
     """
-    key = (id(schedule), by_message)
-    if key not in _lowered:
-        _lowered[key] = _lower(schedule, by_message)
-        if len(_lowered) > MOST_KNOWN:
-            _lowered.popitem(last=False)
-    _lowered.move_to_end(key)
-    return _lowered[key]
+    known: dict[bool, Steps] = vars(schedule).setdefault("_lowered", {})  # as functools.cached_property does
+    if by_message not in known:
+        known[by_message] = _lower(schedule, by_message)
+    return known[by_message]
 
 
 def _lower(schedule: Schedule, by_message: bool) -> Steps:
@@ -161,8 +155,8 @@ def _lower(schedule: Schedule, by_message: bool) -> Steps:
     elif schedule.is_in_order and not (by_message and schedule.rounds is not None):
         steps = _in_order(schedule)
     else:
-        if schedule.sizes:
-            raise ScheduleError("operations that depend on learned sizes must be in order (see in_order)")
+        if schedule.sizes or schedule.flags:
+            raise ScheduleError("operations with flags, or on learned sizes, must be in order (see in_order)")
         return Steps(schedule, tuple(_by_dependencies(schedule)), False)
     return Steps(schedule, tuple(_chained(schedule, steps)), True)
 
