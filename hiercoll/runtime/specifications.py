@@ -148,7 +148,9 @@ def _format(buffer: Any) -> str:
     """The type code of a buffer's elements. Raises KeyError."""
     try:
         return memoryview(buffer).format
-    except TypeError:  # an array of the host that only DLPack knows
+    except TypeError:  # an array of a device, or of the host, that only DLPack knows
+        if isinstance(interface := getattr(buffer, "__cuda_array_interface__", None), dict):
+            return str(interface["typestr"][1:])
         code = _dlpack_format(buffer)
         if not code:
             raise KeyError(f"cannot tell the elements of {type(buffer).__name__}") from None

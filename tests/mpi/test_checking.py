@@ -128,3 +128,11 @@ def test_uneven_persistent(ours: hiercoll.Intracomm) -> None:
     with pytest.raises(hiercoll.CollectiveMismatch, match=r"sends 24 bytes to rank 1, which receives 32"):
         hiercoll.alltoallv_init(ours, [np.zeros(4 * SIZE), out], [np.zeros(4 * SIZE), into], algorithm="pairwise")
     right(ours, FORMS["function"])
+
+
+def test_persistent_native(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that are the MPI library's own are compared, too, when they are made."""
+    size = 3 if RANK == 1 else 2
+    with pytest.raises(hiercoll.CollectiveMismatch, match=rf"rank 1: .*{24} bytes"):
+        hiercoll.alltoall_init(ours, np.zeros(size * SIZE), algorithm="native")
+    right(ours, FORMS["function"])

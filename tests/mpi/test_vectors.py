@@ -336,3 +336,21 @@ def test_arrays_are_not_taken_for_specifications(comm: MPI.Intracomm) -> None:
             hiercoll.allgatherv(comm, np.full(2, RANK), recv, algorithm=algorithm)
             np.testing.assert_array_equal(recv.ravel(), np.repeat(np.arange(SIZE), 2))
             hiercoll.allgatherv(comm, np.empty(0), np.empty(0), algorithm=algorithm)
+
+
+class OnDevice:
+    """What says that it is in the memory of a device."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native"])
+def test_device_memory_is_refused(comm: MPI.Intracomm, algorithm: str) -> None:
+    """However it is given."""
+    send, recv, ones = OnDevice(np.zeros(1)), np.zeros(SIZE), np.ones(SIZE, int)
+    for given in (send, [send, 1, MPI.DOUBLE]):
+        with pytest.raises(BufferTypeError, match=r"sendbuf: .*memory of a device"):
+            hiercoll.allgatherv(comm, given, [recv, ones], algorithm=algorithm)
+    with pytest.raises(BufferTypeError, match="memory of a device"):
+        hiercoll.alltoallv(comm, [OnDevice(recv), ones], [recv, ones], algorithm="pairwise")

@@ -175,3 +175,23 @@ def check(steps: Steps) -> None:
     for index, op in enumerate(ops):
         if not isinstance(op, Join):
             assert all(completes[dep] in before[begins[index]] for dep in needed[index])
+
+
+def test_flags_out_of_order_are_refused() -> None:
+    """Engines raise and await flags one after the other; what does not say so cannot run."""
+    b = Builder(0)
+    b.copy(SEND[0], RECV[0])
+    b.signal(0)
+    with pytest.raises(ScheduleError, match="in order"):
+        lower(b.build())
+    assert lower(in_order(b.build())).in_sequence
+
+
+def test_steps_are_kept_with_their_schedule() -> None:
+    """Asked for twice, made once; those for traces are others."""
+    b = Builder(0)
+    with b.round():
+        b.copy(SEND[0], RECV[0])
+    schedule = b.build()
+    assert lower(schedule) is lower(schedule)
+    assert lower(schedule, by_message=True) is not lower(schedule)
