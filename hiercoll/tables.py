@@ -9,7 +9,6 @@ the one that they were made on. Sizes are bytes per block, times seconds.
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from math import inf, isfinite, log2
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from hiercoll import settings
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import spelled
 from hiercoll.collectives import COLLECTIVES, tuned
@@ -238,18 +238,11 @@ def _distance(a: int, b: int) -> float:
 # ---- files
 
 
-def default_path() -> Path:
-    """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "hiercoll" / "table.json"
-
-
 def environment_table() -> Table:
     """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one. Raises TableError."""
-    path = os.environ.get("HIERCOLL_TABLE")
-    if path:
+    if (path := settings.table()) is not None:
         return load(path)
-    own = default_path()
+    own = settings.own_table()
     return load(own) if own.exists() else Table()
 
 

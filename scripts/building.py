@@ -23,7 +23,8 @@ from hiercoll.algorithms import REGISTRY, Algorithm, Params
 from hiercoll.algorithms.grouping import node_traffic
 from hiercoll.memory import BlockLayout, HostMemory
 from hiercoll.runtime.binding import Binding
-from hiercoll.runtime.plan import bind
+from hiercoll.runtime.plan import plan_of
+from hiercoll.schedule.lowering import lower
 from hiercoll.topology import Topology, parse_layout
 
 BLOCK = 64
@@ -53,7 +54,7 @@ def build(entry: Algorithm, topology: Topology, rank: int, params: Params) -> tu
     shared, shared_owner = memory.allocate(schedule.shared * BLOCK)
     addresses = {"send": send.ctypes.data, "recv": recv.ctypes.data, "scratch": scratch, "shared": shared}
     layout = BlockLayout(BLOCK, 8, schedule.segments)
-    plan = bind(schedule, Binding(Absent(), topology.lane_of, memory, layout, addresses, 0), entry.name)
+    plan = plan_of(lower(schedule), Binding(Absent(), topology.lane_of, memory, layout, addresses, 0), entry.name)
     bound = perf_counter()
     plan.keep_alive(owner, shared_owner)
     plan.free()

@@ -14,7 +14,7 @@ from hiercoll.runtime.engines import Between, Dataflow, Engine, Pending, Traced
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.watch import BEGAN, SECONDS, Entry, Watch
 from hiercoll.schedule import Schedule
-from hiercoll.schedule.lowering import Steps, lower
+from hiercoll.schedule.lowering import Steps
 
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
 abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
@@ -227,19 +227,8 @@ class Plan:
         return self._engine
 
 
-def bind(schedule: Schedule, binding: Binding, name: str, *, traced: bool = False) -> Plan:
-    """The plan that runs ``schedule`` on the given addresses. Local.
-
-    Scratch is at ``binding.addresses['scratch']``; whoever allocated it keeps it alive. ``traced``: so
-    that `Plan.trace` tells the messages of a round apart.
-    """
-    if schedule.flags and not (schedule.is_in_order and binding.window):
-        raise PlanError(f"{name}: a schedule with flags needs a shared buffer and operations in order (see in_order)")
-    return plan_of(lower(schedule, by_message=traced), binding, name)
-
-
 def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
-    """The plan that runs ``steps``, as `bind` makes it."""
+    """The plan that runs ``steps`` on the given addresses; whoever has allocated scratch keeps it alive. Local."""
     direct = not steps.buffers_of_messages <= {"host", "shared"}
     plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct, binding.offers)
     plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))

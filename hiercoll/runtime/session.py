@@ -131,7 +131,6 @@ class Session:
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.watch: Watch | None = None
-        self.last = ""  # what the last blocking call ran
         self.background = 0  # calls under way in the background
         self._comparisons: deque[Later] = deque()  # before they start
         self._votes: list[object] = []
@@ -278,9 +277,8 @@ class Session:
         """Serve a blocking call on the host for which no plan is kept. Returns what ran, in words."""
         if request.variant.is_native and request.is_plain and self.watch is None:
             progress.before_blocking()
-            self.last = name = request.name
             native.call(self.user, request, self.rank)
-            return name
+            return request.name
         made = self.factory.make(request, Lifetime.ONCE) if request.is_native else self.factory.once(request)
         self.run(made)
         if isinstance(made, Plan):
@@ -353,7 +351,7 @@ class Session:
     def run(self, plan: Plan | Once) -> None:
         """Run a cached plan. If it is interrupted, its messages may be under way and be taken
         for those of later calls: the communicator is broken."""
-        self.last, plan.watch = plan.name, self.watch
+        plan.watch = self.watch
         try:
             plan()
         except BaseException as error:

@@ -28,6 +28,7 @@ from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.memories import takes_device_memory
 from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule import Get
+from hiercoll.schedule.lowering import lower
 from hiercoll.schedule.transports import DIRECT, Transport
 from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.tools.bench import Bench
@@ -121,7 +122,7 @@ def test_reductions(
     places: dict[Any, int] = dict(zip(("send", "recv", "scratch", "host"), (*addresses, scratch, host), strict=True))
     block = BlockLayout(items * 4, 4, schedule.segments)
     binding = Binding(comm, topology.lane_of, memory, block, places, 0)
-    plan = executor.bind(schedule, replace(binding, reduction=how), "allreduce")
+    plan = executor.plan_of(lower(schedule), replace(binding, reduction=how), "allreduce")
     plan.stream = OWN_STREAM
     for salt in (0, 1):
         if salt and transport:
@@ -135,7 +136,7 @@ def test_reductions(
     assert one is not None and two is not None
     if SIZE > 1:
         with pytest.raises(PlanError, match=r"Binding\.reduction"):
-            executor.bind(schedule, binding, "allreduce")
+            executor.plan_of(lower(schedule), binding, "allreduce")
 
 
 @pytest.mark.parametrize("transport", ["staged:3", "peer:3"])

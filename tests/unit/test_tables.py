@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hiercoll.algorithms import get_algorithm
 from hiercoll.errors import TableError
 from hiercoll.model.cost import Link, Links
-from hiercoll.tables import Choice, Entry, Figure, Table, Variant, default_path, dump, layout_distance, load, parse
+from hiercoll.settings import own_table
+from hiercoll.tables import Choice, Entry, Figure, Table, Variant, dump, layout_distance, load, parse
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import NATIVE, decide
 
@@ -319,7 +320,7 @@ def test_merge_keeps_the_later() -> None:
 
 def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "hiercoll" / "table.json"
+    assert own_table() == tmp_path / "hiercoll" / "table.json"
 
 
 def test_exact_entry_decides() -> None:
