@@ -17,7 +17,7 @@ import hiercoll.runtime.session
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls.serving import equal_alias, serve
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, called
-from hiercoll.errors import ConstraintError, ParameterError
+from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.binding import Binding
 from hiercoll.runtime.cache import Cache
@@ -457,3 +457,12 @@ def test_roots_are_checked(session: Alone) -> None:
         with pytest.raises(ParameterError, match="root"):
             session.request(BCAST, "binomial", root=root)
     assert session.request(BCAST, "binomial", root=np.int64(2)).root == 2
+
+
+def test_choices_that_are_no_text(session: Alone) -> None:
+    """Typed errors, also for arrays, which compare element by element."""
+    for wrong in (np.array(["auto", "native"]), ["auto"], None, 1):
+        with pytest.raises(UnknownAlgorithmError, match="a name"):
+            make_request(session, ALLTOALL, arguments()._replace(algorithm=wrong), strict=True)
+        with pytest.raises(ParameterError, match="transport"):
+            make_request(session, ALLTOALL, arguments()._replace(transport=wrong), strict=True)
