@@ -418,7 +418,7 @@ def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
 def _transport(session: Session, given: Any, place: str) -> Transport:
     """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
     ParameterError, or ConstraintError for direct messages that MPI may not be given."""
-    if given == AUTO and place == "host":
+    if isinstance(given, str) and given == AUTO and place == "host":
         return DIRECT
     try:
         name, parts = parse_transport(given)

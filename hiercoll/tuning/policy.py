@@ -69,7 +69,8 @@ class Policy:
 
     def is_auto(self, collective: Collective, algorithm: Any) -> bool:
         """Whether the choice is this policy's."""
-        return bool(algorithm == "auto") and not self._disabled and collective.name not in self.forced
+        is_left = isinstance(algorithm, str) and algorithm == "auto"
+        return is_left and not self._disabled and collective.name not in self.forced
 
     def select(self, wanted: Wanted, algorithm: Any, params: Mapping[str, Any]) -> Variant:
         """The algorithm to run with all its parameters. Raises UnknownAlgorithmError or ParameterError."""
