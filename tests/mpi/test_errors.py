@@ -20,8 +20,8 @@ from hiercoll import (
     LayoutError,
     ParameterError,
     UnknownAlgorithmError,
-    plans,
 )
+from hiercoll.runtime import factory
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.watch import SECONDS
 
@@ -214,7 +214,7 @@ def test_sizes_that_differ_in_shared_memory(comm: MPI.Intracomm) -> None:
 
 def test_too_little_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that the host cannot hold is refused on all ranks instead of killing the job."""
-    monkeypatch.setattr(plans, "free_shared_memory", lambda: 1000)
+    monkeypatch.setattr(factory, "free_shared_memory", lambda: 1000)
     with pytest.raises(ConstraintError, match="places in /dev/shm"):
         hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE * 1000), algorithm="grouped").shape == (SIZE * 1000,)
@@ -226,7 +226,7 @@ def test_too_little_shared_memory_on_one_host(
 ) -> None:
     """Refused on the other hosts too."""
     comm = on_layout(f"{SIZE}x1")
-    monkeypatch.setattr(plans, "free_shared_memory", lambda: 1000 if RANK == 0 else None)
+    monkeypatch.setattr(factory, "free_shared_memory", lambda: 1000 if RANK == 0 else None)
     with pytest.raises(ConstraintError, match="places in /dev/shm"):
         call(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)

@@ -336,7 +336,7 @@ def test_private_memory_for_the_background(session: Alone, monkeypatch: pytest.M
         (("shared", "native", "ring"), "native"),
         ((), "native"),
     ):
-        ranking = tuple(Candidate(name, {}, 1.0) for name in names)
+        ranking = tuple(Candidate(Variant(name), 1.0) for name in names)
         monkeypatch.setattr(session.policy, "decide", lambda wanted, r=ranking: Decision(NATIVE_VARIANT, "", r))
         other = session.factory.private(replace(request, is_auto=True))
         assert other.variant.algorithm == expected and other == replace(request, is_auto=True, variant=other.variant)
