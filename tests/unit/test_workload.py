@@ -66,10 +66,11 @@ def test_roots() -> None:
 
 
 def test_reductions() -> None:
-    """Sums of bytes: a contribution that is left out, or counts twice, shows."""
-    due = workload("allreduce", 24, 3).due(1)
-    assert np.array_equal(due, tokens(0, 0, 24) + tokens(1, 0, 24) + tokens(2, 0, 24))
-    assert np.array_equal(workload("reduce_scatter", 24, 2).due(1), tokens(0, 1, 24) + tokens(1, 1, 24))
+    """Sums of bytes, below 256: a contribution that is left out, or counts twice, shows."""
+    load = workload("allreduce", 24, 3)
+    assert np.array_equal(load.due(1), sum(tokens(rank, 0, 24) // 3 for rank in range(3)))
+    assert np.array_equal(load.before(2), tokens(2, 0, 24) // 3)
+    assert np.array_equal(workload("reduce_scatter", 24, 2).due(1), tokens(0, 1, 24) // 2 + tokens(1, 1, 24) // 2)
 
 
 def closed_form(collective: str, topology: Topology, size: int) -> int:
