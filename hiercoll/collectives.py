@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from hiercoll.errors import ArgumentError
 
-Tokens: TypeAlias = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Tokens: TypeAlias = "npt.NDArray[np.int64]"
 End: TypeAlias = Literal["send", "recv"]
 UNDEFINED = -1
 
@@ -199,6 +200,8 @@ class Contract:
 
     def units(self, entries: list[tuple[int, int]]) -> Tokens:
         """Token of each segment of each (rank, block)."""
+        import numpy as np  # here: the package can be imported, for its names, without it
+
         pairs = np.array(entries, dtype=np.int64).reshape(-1, 2)
         base = (pairs[:, 0] * self._width + pairs[:, 1]) * self.segments
         tokens: Tokens = (base[:, None] + np.arange(self.segments)).ravel()
@@ -206,6 +209,8 @@ class Contract:
 
     def initial(self, rank: int) -> dict[End, Tokens]:
         """Tokens in send and recv, one per segment, before the first operation."""
+        import numpy as np
+
         sizes = self.sizes(rank)
         held = self.units(self.shape(rank).held)
         recv = np.full(sizes["recv"] * self.segments, UNDEFINED, dtype=np.int64)

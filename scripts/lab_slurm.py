@@ -1,6 +1,6 @@
 """A Slurm of the lab's own: slurmctld on the first host, one slurmd on each (scripts/lab slurm).
 
-Its configuration, session and logs are in the lab's folder; the machine's own Slurm, if there
+Its configuration, state and logs are in the lab's folder; the machine's own Slurm, if there
 is one, is neither used nor touched.
 """
 
@@ -69,7 +69,7 @@ KillWait=5
 MessageTimeout=30
 GresTypes=gpu
 {nodes}
-PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE Session=UP
+PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -229,7 +229,7 @@ class Slurm:
         if self._daemons and self._daemons["slurmctld"].poll() is None:
             end = time.monotonic() + 5
             while self._ask("squeue", "--noheader", "--format=%i").strip() and time.monotonic() < end:
-                self._ask("scancel", "--session=PENDING,RUNNING,SUSPENDED", "--user=root")
+                self._ask("scancel", "--state=PENDING,RUNNING,SUSPENDED", "--user=root")
                 time.sleep(0.2)
             self._ask("scontrol", "shutdown")
         for name, daemon in self._daemons.items():
