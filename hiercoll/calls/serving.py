@@ -49,16 +49,11 @@ def known_plan(
     """
     if type(root) is not int:
         return None, None
+    if params and not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
+        return None, None
     try:
         session = by_handle[comm.handle]
-        key = (collective, algorithm, transport, root, _address(recv), recv.nbytes, recv.dtype)
-        if send is not None:
-            key += (_address(send), send.nbytes, send.dtype)  # type: ignore[assignment]
-        if params:
-            if not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
-                return None, None
-            key += tuple(params.items())
-        plan = session.recent[key]
+        plan = session.recent[_equal_key(collective, algorithm, transport, root, send, recv, params)]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return None, None
     if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
@@ -72,14 +67,23 @@ def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
     send, recv = given.send, given.recv
     if type(recv) is not np.ndarray or given.stream is not None or type(given.root) is not int:
         return None
-    key: Alias = (collective, given.algorithm, given.transport, given.root, _address(recv), recv.nbytes, recv.dtype)
-    if not collective.one_buffer:
-        if type(send) is not np.ndarray:
-            return None
-        key += (_address(send), send.nbytes, send.dtype)
+    if collective.one_buffer:
+        send = None
+    elif type(send) is not np.ndarray:
+        return None
     if not _PLAIN.issuperset(map(type, given.params.values())):
         return None
-    return (*key, *given.params.items())
+    return _equal_key(collective, given.algorithm, given.transport, given.root, send, recv, given.params)
+
+
+def _equal_key(
+    collective: Collective, algorithm: Any, transport: Any, root: int, send: Any, recv: Any, params: dict[str, Any]
+) -> Alias:
+    """The key of a call on arrays; ``send`` is None where one buffer serves. AttributeError: not arrays."""
+    key: Alias = (collective, algorithm, transport, root, _address(recv), recv.nbytes, recv.dtype)
+    if send is not None:
+        key += (_address(send), send.nbytes, send.dtype)
+    return (*key, *params.items()) if params else key
 
 
 def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:

@@ -28,7 +28,7 @@ from hiercoll.runtime.binding import Binding, Once, Relocatable, run_once
 from hiercoll.runtime.engines import Between
 from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_layout
 from hiercoll.runtime.memories import Places, free_shared_memory
-from hiercoll.runtime.plan import REQUEST_BYTES, Plan, plan_of
+from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Data, Request
 from hiercoll.runtime.sizes import Areas, SizeTable, rows_at
 from hiercoll.runtime.window import Window
@@ -357,6 +357,3 @@ def addresses(request: Request) -> dict[BufferName, int]:
     if request.sent is not None:
         found["send"] = request.sent.address
     return found
-
-
-__all__ = ["REQUEST_BYTES", "Lifetime", "PlanFactory"]
