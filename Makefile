@@ -4,7 +4,7 @@
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
 # make figures what docs/performance.md says of several hosts, measured anew: an hour, alone on the machine
 # make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond
-#              2 GiB (14 GiB of memory), Intel MPI; about half an hour
+#              2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries: hours; recorded in docs/sweep.jsonl
 
 PYTHON ?= python3
 SHELL := bash
@@ -60,19 +60,7 @@ figures: $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/hiercoll plot docs/lab/bench-*.jsonl --timing single --format svg --output docs/lab
 
 sweep: $(DEV)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
-	$(DEV)/bin/hiercoll verify --all --layout 64x4
-	$(DEV)/bin/hiercoll verify --combinations -l 2x4 -l 3x5:cyclic -l 5+3 -l 1+4+2:random -l 4x4
-	HIERCOLL_TEST_LARGE=1 $(DEV)/bin/python tests/mpi/launch.py --ranks 2,13 --timeout 3600
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 4,5,6,7 --timeout 3600
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3,5,6,7,8,13 --timeout 3600
-	for environment in $(DEV) $(OPENMPI); do \
-	  $$environment/bin/python tests/mpi4py/launch.py --ranks 1,2,3,4,5,8 --timeout 3600 && \
-	  HIERCOLL_NODES=3+2:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 5 && \
-	  HIERCOLL_NODES=2x4:cyclic $$environment/bin/python tests/mpi4py/launch.py --ranks 8 --timeout 3600 && \
-	  $$environment/bin/python -m pytest -q -rs tests/faults tests/instruments || exit 1; done
-	$(IMPI)/bin/python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600
-	for environment in $(DEV) $(OPENMPI) $(IMPI); do \
-	  HIERCOLL_LAB_ENV=$(CURDIR)/$$environment $(DEV)/bin/python -m pytest -q -rs tests/lab || exit 1; done
+	$(DEV)/bin/python scripts/sweep.py $(DEV) $(OPENMPI) $(IMPI) --record docs/sweep.jsonl
 
 # Each environment is made anew when pyproject.toml has changed.
 $(MPICH)/.ready: pyproject.toml

@@ -189,12 +189,17 @@ class PlanFactory:
         session, lane_of = self._session, self._session.topology.lane_of
         memory, laid = session.memories[request.received.place], self._laid(request, schedule, traced)
         places = self._places(request, schedule, laid, lifetime)
-        comm, tag = self._where(request, schedule, lifetime)
         window, table = None, None
+        if lifetime is Lifetime.HELD:
+            comm, tag, window = session.reserve(request, schedule, laid.shared)
+        else:
+            comm, tag = self._where(request, schedule, lifetime)
         if schedule.shared:
             make = partial(self._window, request, schedule, memory)
-            kept = lifetime is not Lifetime.HELD
-            window = session.windows.keep(request.common, laid.shared, make) if kept else make(laid.shared)
+            if lifetime is not Lifetime.HELD:
+                window = session.windows.keep(request.common, laid.shared, make)
+            elif window is None:
+                window = make(laid.shared)
             places.places["shared"] = window.address
         if laid.areas is not None and window is not None:
             shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
@@ -255,13 +260,12 @@ class PlanFactory:
         return reserved._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
-        """The communicator of a plan's messages, and their first tag."""
+        """The communicator of the messages of a plan that no program holds, and their first tag. Local: MPI lets no
+        call in the background wait for others."""
         session = self._session
         if lifetime in SHARING:
             return session.comm, session.tags.of_blocking(session.numbers[request.collective])
-        if lifetime is Lifetime.BACKGROUND:  # local: MPI lets no such call wait for others
-            return session.comm, session.tags.in_background(most_tags(session.size, schedule.segments))
-        return session.reserve_tags(request, schedule)
+        return session.comm, session.tags.in_background(most_tags(session.size, schedule.segments))
 
     def _window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
         """A new shared window on every node; with transport peer, its buffer lies in the memory

@@ -51,6 +51,7 @@ MAX_PLANS = 128  # cached plans per communicator
 MAX_SEEN = 1024  # requests that are remembered without a plan
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
 MAX_WINDOWS = 32  # shared windows per communicator
+MAX_SPARE = 4  # windows of plans that programs have freed, kept for other plans
 MAX_SHARED = 256 << 20  # bytes of shared windows of cached plans per communicator and node
 
 
@@ -328,17 +329,26 @@ class Session:
             self.plans.drop(key)
         self._forget_freed()
 
-    def reserve_tags(self, request: Request, schedule: Schedule) -> tuple[MPI.Intracomm, int]:
-        """A communicator, and the first of as many tags on it as the ranks need, which nobody else
-        uses; and the windows of plans that are no more are freed. Collective."""
-        count, retired = self.same_request(request, schedule.tags, self.windows.retired)
-        if retired:
-            self.windows.free_retired()
-        first, is_new = self.tags.reserve(count)
+    def reserve(self, request: Request, schedule: Schedule, nbytes: int) -> tuple[MPI.Intracomm, int, Window | None]:
+        """What a plan needs that a program holds: a communicator, and the first of as many tags on it as ranks need,
+        which nobody else uses; and a window with a buffer of ``nbytes``, if it needs one and a plan that is no more has
+        left one. Else such windows are freed, where they are in the way. Collective."""
+        on_host = schedule.shared and not request.transport.peer
+        window = self.windows.spare(schedule.flags, nbytes) if on_host else None
+        number, epoch = (0, 0) if window is None else (window.number, window.epoch)
+        mine = (schedule.tags, self.windows.retired, epoch, number, -number)
+        tags, retired, epoch, most, least = self.same_request(request, *mine)
+        if window is not None and most == -least:
+            self.windows.take_over(window, epoch)
+        else:
+            window = None
+            if retired > (0 if schedule.shared else MAX_SPARE):
+                self.windows.free_retired()
+        first, is_new = self.tags.reserve(tags)
         if is_new:
             self._tagged = split(self.comm, 0)
             self._own_comms.append(self._tagged)
-        return self._tagged, first
+        return self._tagged, first, window
 
     @property
     def node(self) -> MPI.Intracomm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from array import array
 from functools import partial
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ class Window:
     def __init__(
         self, comm: MPI.Intracomm, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int
     ) -> None:
-        self.number, self.nbytes = number, counted
+        self.number, self.nbytes, self._room = number, counted, nbytes
         # A probe for what nobody sends. Not on MPI_COMM_SELF: there MPICH does not look at the network.
         self._make_progress = partial(comm.Iprobe, comm.rank)
         self._width = -(-max(flags, 1) // LINE) * LINE
@@ -45,6 +46,7 @@ class Window:
         self.lane, self.epoch = node.rank, 0
         self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
         self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
+        self.spoiled = False  # by a start that was interrupted: a rank may still write to it
         self.window.Sync()
         node.Barrier()
         self.window.Sync()
@@ -83,6 +85,19 @@ class Window:
                 os.sched_yield()
         if NEEDS_FENCE:
             self.window.Sync()  # what is read next is read after the flags
+
+    def fits(self, flags: int, nbytes: int) -> bool:
+        """Whether another plan can use it, with so many flags and so large a buffer."""
+        return not self.spoiled and self._elsewhere is None and flags <= self._width and nbytes <= self._room
+
+    def begin_anew(self, epoch: int) -> None:
+        """Another plan uses it from now on, whose starts come after ``epoch``, which no rank's flags exceed: all of
+        this rank's count as raised then. All ranks of the node must be through with the plan before."""
+        own = self.lane * self._width
+        self.flags[own : own + self._width] = memoryview(array("q", [epoch] * self._width))
+        self.epoch = epoch
+        if NEEDS_FENCE:
+            self.window.Sync()
 
     def put_elsewhere(self, address: int, owner: object) -> None:
         """The buffer lies at ``address`` here, not in the window; the flags do."""

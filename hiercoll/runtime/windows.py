@@ -2,7 +2,7 @@
 
 Windows are made and freed by all ranks of a node together, so the order in which that happens must be the same on all
 of them: those of blocking calls are kept by what is equal on all ranks, and used last goes last; a window of a plan
-that its program has freed waits until all ranks have.
+that its program has freed waits until all ranks have. Then another plan takes it over, or it is freed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Windows:
 
     def release(self, plan: Any) -> None:
         """The program has freed its plan on this rank; the window must wait for the others."""
-        self.retire(self._owned.pop(plan, None))
+        window = self._owned.pop(plan, None)
+        if window is not None and plan.broken:
+            window.spoiled = True
+        self.retire(window)
 
     def retire(self, window: Any) -> None:
         """A window that this rank does not need any more, if it is one."""
@@ -75,6 +78,17 @@ class Windows:
     def retired(self) -> int:
         """How many wait to be freed."""
         return len(self._retired)
+
+    def spare(self, flags: int, nbytes: int) -> Any:
+        """The oldest window of a freed plan that this rank could use for another one; None if there is none."""
+        fitting = [window for window in self._retired if window.fits(flags, nbytes)]
+        return min(fitting, key=lambda window: window.number) if fitting else None
+
+    def take_over(self, window: Any, epoch: int) -> None:
+        """All ranks use a spare window for another plan; none has started the one before more often than ``epoch``
+        says."""
+        self._retired.remove(window)
+        window.begin_anew(epoch)
 
     def free_retired(self) -> None:
         """Free those that no rank of the node needs any more. Collective over the node."""

@@ -67,6 +67,37 @@ def test_two_shared_plans_at_once(on_layout: Callable[[str], MPI.Intracomm]) -> 
             plan.free()
 
 
+def test_plans_take_over_windows(on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """A held plan works in the window that another, with other flags and blocks, has left: nothing of that is seen.
+    Where ranks have freed their plans in different orders, windows are still the same on all of them."""
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    windows, made = get_session(comm).windows, 0
+    for turn, collective in enumerate(["alltoall", "allgather"] * 3):
+        send = np.arange(SIZE * 40, dtype="i8") + 1000 * RANK + turn
+        if collective == "alltoall":
+            plan = hiercoll.alltoall_init(comm, send, algorithm="grouped", memory="shared")
+        else:
+            plan = hiercoll.allgather_init(comm, send[: 9 - turn], algorithm="shared")
+        with plan:
+            for _ in range(turn + 1):
+                assert np.array_equal(plan(), expected(collective, send if turn % 2 == 0 else send[: 9 - turn], comm))
+                plan.recvbuf[:] = -1
+                send += SIZE * 1000
+        made = made or windows.made
+        assert windows.made == made
+    for count in range(4):
+        sends = [np.arange(SIZE * (5 - count)) + RANK * 100 + k for k in range(3)]
+        plans = [hiercoll.alltoall_init(comm, send, algorithm="grouped", memory="shared") for send in sends]
+        assert len(set(WORLD.allgather(windows.made))) == 1
+        for _ in range(2):
+            for plan, send in zip(plans, sends, strict=True):
+                assert np.array_equal(plan(), expected("alltoall", send, comm))
+                plan.recvbuf[:] = -1
+                send += 1
+        for plan in plans if RANK % 2 else reversed(plans):
+            plan.free()
+
+
 def test_test_and_wait(comm: MPI.Intracomm) -> None:
     """`test` makes progress and turns True; `wait` returns the receive array."""
     send = np.arange(SIZE * 1000) * (RANK + 1)

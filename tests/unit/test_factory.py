@@ -25,7 +25,7 @@ from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_request
-from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_WINDOWS, Session
+from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule.lowering import Steps
@@ -139,7 +139,13 @@ class FakeWindow:
 
     def __init__(self, comm: Any, node: Any, nbytes: int, flags: int, number: int, counted: int) -> None:
         self.number, self.nbytes, self.own = number, counted, np.zeros(nbytes, np.uint8)
-        self.address, self.freed = self.own.ctypes.data, False
+        self.address, self.freed, self.spoiled, self.epoch, self.begun = self.own.ctypes.data, False, False, 0, 0
+
+    def fits(self, flags: int, nbytes: int) -> bool:
+        return not self.spoiled and nbytes <= self.own.nbytes
+
+    def begin_anew(self, epoch: int) -> None:
+        self.begun += 1
 
     def share_with(self, memory: Any, nbytes: int) -> None:
         pass
@@ -282,12 +288,35 @@ def test_windows_of_plans(session: Alone, lifetime: Lifetime) -> None:
     if lifetime is Lifetime.HELD:
         assert windows[0] is not windows[1] and not session.windows.kept and session.windows.made == 2
         plans[1].free()
-        assert session.windows.retired == 1 and not windows[1].freed  # type: ignore[union-attr]
         session.factory.make(session.request(), Lifetime.HELD)
-        assert session.windows.retired == 0 and windows[1].freed  # type: ignore[union-attr]
+        assert session.windows.retired == 1 and not windows[1].freed  # type: ignore[union-attr]
+        session.agreed.clear()
+        session.factory.make(session.request(ALLGATHER, "shared"), Lifetime.HELD)
+        assert session.bound[-1].window is windows[1] and session.windows.retired == 0 and session.windows.made == 2
+        assert len(session.agreed) == 1  # nothing else is asked of the other ranks
     else:
         assert windows[0] is windows[1] and session.windows.made == 1
         assert [plan.window_key for plan in plans] == list(session.windows.kept) * 2
+
+
+def test_windows_that_no_plan_takes_over(session: Alone) -> None:
+    """One that is too small goes when a larger one is made, as does one whose plan was interrupted; few are kept."""
+
+    def hold(block: int) -> Plan:
+        return session.factory.make(session.request(ALLGATHER, "shared", block), Lifetime.HELD)
+
+    (small := hold(8)).free()
+    large = hold(64)
+    assert session.bound[0].window.freed and session.windows.made == 2  # type: ignore[union-attr]
+    large.broken = True
+    large.free()
+    hold(8).free()
+    assert session.bound[1].window.freed and session.windows.made == 3 and small.is_freed  # type: ignore[union-attr]
+    for plan in [hold(8) for _ in range(MAX_SPARE + 1)]:
+        plan.free()
+    assert session.windows.retired == MAX_SPARE + 1
+    session.factory.make(session.request(), Lifetime.HELD)
+    assert session.windows.retired == 0
 
 
 def test_a_held_plan_that_cannot_be_made_leaves_its_window(session: Alone, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,7 @@ class FakePlan:
     window_key: object = None
     nbytes: int = 1
     active: bool = False
+    broken: bool = False
     is_freed: bool = False
     on_free: Callable[[Any], None] | None = None
 
