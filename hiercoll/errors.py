@@ -92,6 +92,10 @@ class TransportWarning(UserWarning):
     """A transport that was asked for cannot be used here; another one is."""
 
 
+class EngineWarning(UserWarning):
+    """The compiled engine cannot be used here; Python's engines run instead."""
+
+
 class PlanError(HiercollError, RuntimeError):
     """A plan was used in a state that does not allow it (started twice, freed)."""
 

@@ -47,6 +47,14 @@ def wants_thread() -> bool:
     return _text("PROGRESS") == "thread"
 
 
+def engine() -> str:
+    """``HIERCOLL_ENGINE``: "python" or "c", "" for the compiled one where there is one. Raises ParameterError."""
+    name = _text("ENGINE")
+    if name not in ("", "python", "c"):
+        raise ParameterError("HIERCOLL_ENGINE", "python or c", repr(name))
+    return name
+
+
 def is_cuda_aware() -> bool | None:
     """``HIERCOLL_CUDA_AWARE``: whether the MPI library takes device memory; None where it is not set."""
     text = _text("CUDA_AWARE")

@@ -63,7 +63,8 @@ class BackgroundCall:
         except BaseException as error:
             # After a mismatch, too: ranks may have taken other tags from then on.
             self._plan.interrupt()
-            self.error, self._session.broken = error, self.name
+            self.error = error
+            self._session.break_off(self.name)
         if self.done or self.error is not None:
             if self.entry is not None:
                 self.entry[SECONDS] = time() - self.entry[BEGAN]

@@ -25,7 +25,7 @@ from hiercoll.calls.serving import held_request, known_plan, repeat, serve, serv
 from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
-from hiercoll.runtime import progress
+from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle, get_session, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
@@ -47,7 +47,7 @@ class Observer(Protocol):
         """It has been, or it has been started; ``ran``: by what, "native" where it was left to the MPI library."""
 
 
-observers: list[Observer] = []
+observers: list[Observer] = compiled.observers
 
 
 def observe(observer: Observer) -> None:
@@ -245,6 +245,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     if request.variant.is_native and not request.is_empty and session.unwatched and request.note is None:
         if request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
             session.policy.native_sizes.add((collective, request.received.nbytes))
+            session.routes.add_native(collective, request.received.nbytes)
         progress.before_blocking()
         native()  # on the user's communicator, on all ranks, however they spell it
         return NATIVE
@@ -381,7 +382,14 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
-            setattr(Collectives, name, method)
+            quick: Any = _compiled(collective, method) if name == collective.native and collective.is_even else None
+            setattr(Collectives, name, method if quick is None else quick)
+
+
+def _compiled(collective: Collective, method: Callable[..., Any]) -> Any:
+    """The blocking method, by the compiled engine where it knows the call."""
+    native = getattr(MPI.Comm, collective.native)
+    return compiled.method(collective.native, collective, collective.one_buffer, method, native)
 
 
 _add_methods()

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall, waitall
-from hiercoll.calls.serving import begin, hold, known_plan, repeat, serve, serve_unknown_sizes, sizes_are_unknown
+from hiercoll.calls.serving import begin, call_known, hold, repeat, serve, serve_unknown_sizes, sizes_are_unknown
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.runtime import progress
@@ -76,11 +76,8 @@ def alltoall(
     BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
-    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
-        session, plan = known_plan(comm, ALLTOALL, sendbuf, recvbuf, algorithm, transport, params)
-        if session is not None and plan is not None:
-            session.run(plan)
-            return recvbuf
+    if stream is None and call_known(ALLTOALL, comm, sendbuf, recvbuf, 0, algorithm, transport, params):
+        return recvbuf
     return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
@@ -101,11 +98,8 @@ def allgather(
     ``MPI.IN_PLACE`` the rank's block lies in its place in ``recvbuf``. Collective
     (MPI 4.1, 6.7).
     """
-    if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and stream is None:
-        session, plan = known_plan(comm, ALLGATHER, sendbuf, recvbuf, algorithm, transport, params)
-        if session is not None and plan is not None:
-            session.run(plan)
-            return recvbuf
+    if stream is None and call_known(ALLGATHER, comm, sendbuf, recvbuf, 0, algorithm, transport, params):
+        return recvbuf
     return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
@@ -168,11 +162,8 @@ def bcast(
     Returns the array. Raises an ArgumentError before any data moves: BufferSizeError, BufferTypeError,
     CommunicatorError, UnknownAlgorithmError, ParameterError (``root`` too), ConstraintError. Collective (MPI 4.1, 6.4).
     """
-    if type(buf) is np.ndarray and stream is None:
-        session, plan = known_plan(comm, BCAST, None, buf, algorithm, transport, params, root)
-        if session is not None and plan is not None:
-            session.run(plan)
-            return buf
+    if stream is None and call_known(BCAST, comm, None, buf, root, algorithm, transport, params):
+        return buf
     return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
 

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall
 from hiercoll.collectives import Collective, Holds, Sizes
-from hiercoll.runtime import progress
+from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
@@ -59,7 +59,38 @@ def known_plan(
     if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
         return None, None
     session.touch(plan)
+    if plan.program is not None:
+        plan.move(0 if send is None else _address(send), _address(recv))
     return session, plan
+
+
+def _known(
+    collective: Collective,
+    comm: MPI.Intracomm,
+    send: Any,
+    recv: Any,
+    root: Any,
+    algorithm: str,
+    transport: str,
+    params: dict[str, Any],
+) -> bool:
+    """Serve a call with equal blocks on arrays, if it is known; whether it has been."""
+    if type(recv) is not np.ndarray or not (send is None or type(send) is np.ndarray):
+        return False
+    session, plan = known_plan(comm, collective, send, recv, algorithm, transport, params, root)
+    if session is None or plan is None:
+        return False
+    session.run(plan)
+    return True
+
+
+def _call_known() -> Callable[..., bool]:
+    """What serves a call with equal blocks, if it is known: the compiled engine first, if there is one."""
+    first = compiled.call()
+    return _known if first is None else lambda *call: first(*call) or _known(*call)
+
+
+call_known = _call_known()
 
 
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
@@ -127,8 +158,30 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
     if request.note is not None:
         request.note(perf_counter() - begin)
     else:
-        session.remember((equal_alias if request.collective.is_even else uneven_alias)(request.collective, given), plan)
+        _remember(session, request, given, plan)
     return plan.name
+
+
+def _remember(session: Session, request: Request, given: Arguments, plan: Plan) -> None:
+    """Let calls with such arguments find the plan."""
+    collective = request.collective
+    if not collective.is_even:
+        session.remember(uneven_alias(collective, given), plan)
+        return
+    alias = equal_alias(collective, given)
+    if alias is not None and (plan.program is not None or _may_pass(session, plan, given)):
+        target = getattr(MPI.Comm, collective.native) if plan.program is None else plan.program
+        buffers = (None if collective.one_buffer else given.send, given.recv)
+        choice = (given.root, given.algorithm, given.transport, given.params)
+        compiled.remember(session.routes, collective, *buffers, *choice, target)
+    if plan.program is None or not session.unwatched:
+        session.remember(alias, plan)
+
+
+def _may_pass(session: Session, plan: Plan, given: Arguments) -> bool:
+    """Whether the call may go to mpi4py as it is: its own, with elements that it knows, and nobody looks on."""
+    elements: Any = MPI._typedict
+    return plan.name.endswith(NATIVE) and session.unwatched and given.recv.dtype.char in elements
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:

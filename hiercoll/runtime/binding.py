@@ -12,16 +12,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll.errors import PlanError
 from hiercoll.memory import HANDLE_BYTES, Array, Layout, Memory, Reduction
+from hiercoll.runtime.compiled import Compiled, load
 from hiercoll.runtime.engines import Dataflow, Flags, Message, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
+from hiercoll.runtime.messages import INT_MAX, Datatypes, message
 from hiercoll.runtime.sizes import SizeTable
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import (
@@ -41,9 +42,7 @@ from hiercoll.schedule import (
 )
 from hiercoll.schedule.lowering import Kind, Step, Steps
 
-INT_MAX = 2**31 - 1
 MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
-Datatypes: TypeAlias = "dict[object, MPI.Datatype]"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Binding:
     are filled by messages from ranks of the node, by rank and tag, with address handles of
     their buffers; ``offers`` are those of this rank's own, with the buffers' addresses.
     ``reduction``: what reductions do. ``once``: the plan runs only once.
-    ``sizes``: of uneven blocks, for schedules that exchange them.
+    ``sizes``: of uneven blocks, for schedules that exchange them. ``traced``: operations are to be timed.
     """
 
     comm: MPI.Intracomm
@@ -69,10 +68,14 @@ class Binding:
     reduction: Reduction | None = None
     once: bool = False
     sizes: SizeTable | None = None
+    traced: bool = False
 
 
-def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
+def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compiled:
     """What runs ``steps``."""
+    if can_compile(steps, binding.memory.kind) and not binding.traced:
+        where = (binding.comm, binding.tag, binding.addresses, binding.window, binding.lane_of)
+        return Compiled(steps, binding.layout, *where)
     parts: dict[int, Part] = {}
     bind_steps(steps, steps.constant, binding, parts)
     if not steps.in_sequence:
@@ -80,6 +83,11 @@ def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow:
     first = steps.first_sized
     rest = None if first == len(steps.steps) else SizedSteps(steps, first, binding, parts)
     return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
+
+
+def can_compile(steps: Steps, memory: str) -> bool:
+    """Whether the compiled engine, if there is one, runs ``steps`` on data in that memory."""
+    return memory == "host" and steps.are_basic and load()[0] is not None
 
 
 class Once:
@@ -100,7 +108,7 @@ def run_once(steps: Steps, binding: Binding) -> None:
     begun: dict[int, MPI.Request] = {}
     messages: list[Message] = []
     if window is not None:
-        window.epoch += 1
+        window.counts[0] += 1
     for step in steps.steps:
         if step.sized and sizes is not None:  # learned by now
             sizes.place()
@@ -121,8 +129,8 @@ def run_once(steps: Steps, binding: Binding) -> None:
                     part.window.wait(part.slots, part.back)
                 elif part is not None:
                     part()  # type: ignore[operator]
-    for message in messages:
-        message.free()
+    for begun_message in messages:
+        begun_message.free()
 
 
 class Piece(NamedTuple):
@@ -304,42 +312,3 @@ def _bind_reduction(op: Reduce, binding: Binding) -> Part:
         raise PlanError("a schedule with reductions needs a type and an operation (Binding.reduction)")
     left, right, target = ((binding.addresses[region.buffer], region) for region in (op.left, op.right, op.target))
     return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
-
-
-def message(address: int, runs: list[tuple[int, int]], cache: Datatypes) -> list[Any]:
-    """Pieces of a buffer as an mpi4py message; given by address, so that no array is kept alive."""
-    start = min(offset for offset, _ in runs)
-    span = max(offset + length for offset, length in runs) - start
-    buffer = MPI.buffer.fromaddress(address + start, span)
-    if len(runs) == 1 and span <= INT_MAX:
-        return [buffer, span, MPI.BYTE]
-    key = tuple((offset - start, length) for offset, length in runs)
-    if key not in cache:
-        cache[key] = _datatype(key).Commit()
-    return [buffer, 1, cache[key]]
-
-
-def _datatype(runs: tuple[tuple[int, int], ...]) -> MPI.Datatype:
-    """An uncommitted datatype of the given (offset, length) pieces, of any size."""
-    lengths = [length for _, length in runs]
-    offsets = [offset for offset, _ in runs]
-    steps = {b - a for a, b in pairwise(offsets)}
-    if max(lengths) > INT_MAX:  # MPI counts are ints: a piece in units of 1 MiB, and the rest
-        unit = MPI.BYTE.Create_contiguous(1 << 20)
-        pieces = [(unit, offset, length >> 20) for offset, length in runs]
-        pieces += [(MPI.BYTE, offset + (length >> 20 << 20), length & (1 << 20) - 1) for offset, length in runs]
-        datatype = MPI.Datatype.Create_struct([p[2] for p in pieces], [p[1] for p in pieces], [p[0] for p in pieces])
-        unit.Free()
-        return datatype
-    if len(set(lengths)) == 1 and len(steps) == 1 and offsets[0] == 0 < max(offsets):
-        return MPI.BYTE.Create_hvector(len(runs), lengths[0], steps.pop())
-    return MPI.BYTE.Create_hindexed(lengths, offsets)
-
-
-def native_message(address: int, block: int, blocks: int) -> tuple[list[Any], MPI.Datatype | None]:
-    """A buffer of equal blocks for the MPI library's collectives, and a datatype to free with it."""
-    buffer = MPI.buffer.fromaddress(address, block * blocks)
-    if block <= INT_MAX:
-        return [buffer, block, MPI.BYTE], None
-    datatype = _datatype(((0, block),)).Commit()
-    return [buffer, 1, datatype], datatype

@@ -249,7 +249,7 @@ class Sequence:
 
     def run(self) -> None:
         if self._window is not None:
-            self._window.epoch += 1
+            self._window.counts[0] += 1
         if self.log is not None:
             return self._run_traced(self.log)
         for run in self._runs:
@@ -270,7 +270,7 @@ class Sequence:
 
     def start(self) -> None:
         if self._window is not None:
-            self._window.epoch += 1
+            self._window.counts[0] += 1
         self._calls, self._current, self._follows, self._begun = self._first, 0, self._rest, self._parts
         for run in self._opening:
             run()

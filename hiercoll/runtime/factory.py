@@ -24,7 +24,7 @@ from hiercoll.cuda import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError
 from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Transfer
 from hiercoll.runtime import native, progress
-from hiercoll.runtime.binding import Binding, Once, Relocatable, run_once
+from hiercoll.runtime.binding import Binding, Once, Relocatable, can_compile, run_once
 from hiercoll.runtime.engines import Between
 from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_layout
 from hiercoll.runtime.memories import Places, free_shared_memory
@@ -125,6 +125,12 @@ class PlanFactory:
         steps, binding, places = self._bound(request, schedule, Lifetime.ONCE)
         return Once(partial(run_once, steps, binding), request.name, places)
 
+    def moves(self, request: Request) -> bool:
+        """Whether one plan serves such requests wherever their buffers lie."""
+        if request.is_native or request.is_empty or not (request.is_plain and request.collective.is_even):
+            return False
+        return can_compile(lower(self.schedule(request)), request.memory)
+
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
         variant, family = request.variant, request.collective.family
@@ -207,7 +213,9 @@ class PlanFactory:
             blocks = request.blocks(session.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
-        binding = Binding(comm, lane_of, memory, laid.layout, places.places, tag, window, once=once, sizes=table)
+        binding = Binding(
+            comm, lane_of, memory, laid.layout, places.places, tag, window, once=once, sizes=table, traced=traced
+        )
         return laid.steps, binding, places
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
-from hiercoll.runtime import progress
+from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import SET_UP, Session
 from hiercoll.topology import Topology
@@ -60,6 +60,7 @@ def _main_thread() -> int | None:
 def _deleted(comm: MPI.Comm, keyval: int, session: Session) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
     by_handle.pop(comm.handle, None)
+    compiled.register(comm.handle, None)
     if _live.pop(session.name, None):
         agreed = session.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
         if agreed:
@@ -73,6 +74,8 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
+    for handle in by_handle:
+        compiled.register(handle, None)
     by_handle.clear()
     states = [_live.pop(name) for name in sorted(_live)]
     votes = [session.vote(sound) for session in states]
@@ -121,6 +124,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
         _live[session.name] = session
         if _main_thread() is None:
             by_handle[comm.handle] = session
+            compiled.register(comm.handle, session.routes)
     _check_thread()
     if session.broken:
         got = f"one on which {session.broken} was interrupted; go on with a duplicate, comm.Dup()"

@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 from hiercoll.collectives import Holds
 from hiercoll.errors import ConstraintError
-from hiercoll.runtime.binding import native_message
 from hiercoll.runtime.engines import Engine, Native, NativePersistent
+from hiercoll.runtime.messages import native_message
 from hiercoll.runtime.request import Request
 
 

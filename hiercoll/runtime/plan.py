@@ -10,6 +10,7 @@ from hiercoll.errors import PlanError
 from hiercoll.memory import Array, Memory, Transfer
 from hiercoll.runtime import progress
 from hiercoll.runtime.binding import Binding, bind_engine
+from hiercoll.runtime.compiled import Compiled
 from hiercoll.runtime.engines import Between, Dataflow, Engine, Pending, Traced
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.watch import BEGAN, SECONDS, Entry, Watch
@@ -49,6 +50,8 @@ class Plan:
         self.broken = False  # interrupted: nobody knows which messages are under way
         self.nbytes = 0
         self.key: Hashable = None  # what it is kept under, if it is
+        self.program = engine.program if isinstance(engine, Compiled) else None  # of the compiled engine
+        self._used = 0
         self.is_freed = False
         self.window_key: Hashable = None  # of the shared window that it uses, if it is kept
         self.on_free: Callable[[Plan], None] | None = None
@@ -61,6 +64,23 @@ class Plan:
         self._direct = direct  # whether messages are of, or about, that memory itself
         self._offers = offers
         self._run: Callable[[], None] | None = self._run_ordered if self._memory else engine.run
+
+    @property
+    def used(self) -> int:
+        """When it was used last, in calls of its session; the compiled engine counts, too."""
+        return self._used if self.program is None else int(self.program.used)
+
+    @used.setter
+    def used(self, number: int) -> None:
+        if self.program is None:
+            self._used = number
+        else:
+            self.program.used = number
+
+    def move(self, send: int, recv: int) -> None:
+        """The addresses of the program's buffers from now on, of a plan of the compiled engine."""
+        if self.program is not None:
+            self.program.move(send, recv)
 
     def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
         """Hold on to ``owners``, with ``nbytes`` of scratch, until the plan is freed."""
@@ -231,5 +251,6 @@ def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
     """The plan that runs ``steps`` on the given addresses; whoever has allocated scratch keeps it alive. Local."""
     direct = not steps.buffers_of_messages <= {"host", "shared"}
     plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct, binding.offers)
-    plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))
+    if plan.program is None:
+        plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))
     return plan

@@ -204,6 +204,12 @@ class Request:
         return Key(self.common, self.received.place, sent, self.received.key)
 
     @property
+    def moving_key(self) -> Key:
+        """The key of a plan that serves such requests wherever their buffers lie."""
+        sent = () if self.sent is None else self.sent.key[1:]
+        return Key(self.common, self.received.place, sent, self.received.key[1:])
+
+    @property
     def name(self) -> str:
         """Collective and algorithm in words."""
         return spelled(self.collective, self.variant.algorithm, self.variant.params)

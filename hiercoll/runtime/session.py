@@ -25,7 +25,7 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.collectives import called
 from hiercoll.errors import TableError, TableWarning
-from hiercoll.runtime import checking, native, progress
+from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache
@@ -140,8 +140,10 @@ class Session:
         self.numbers = {collective: number for number, collective in enumerate(called())}
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(int(limit), len(self.numbers), self.rank)
-        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, self._forget_plans_without_window, self._gather_on_node)
-        self.plans = Cache(MAX_PLANS, MAX_SCRATCH)
+        self.routes = routes = compiled.make_routes(self._interrupted_program)
+        dropped, gather = self._forget_plans_without_window, self._gather_on_node
+        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick)
+        self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
         self.recent: dict[Alias | None, Plan] = {}  # by arguments as they were given
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
@@ -217,12 +219,15 @@ class Session:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
         (seconds,) = self.agreement.slowest([seconds])
         known = (self.name, self.rank, self.topology.node_of, world_ranks(self.comm))
-        self.watch = Watch(seconds, *known, self._expired) if seconds else None
+        self.watch = Watch(seconds, *known, self.break_off) if seconds else None
+        self.routes.open(self.unwatched)
         self.policy.native_sizes.clear()
         self.drop_plans()
 
-    def _expired(self, call: str) -> None:
+    def break_off(self, call: str) -> None:
+        """A call was interrupted: the communicator cannot be used any more."""
         self.broken = call
+        self.routes.open(False)
 
     def meet(self, what: str) -> None:
         """Wait for all ranks, up to the deadline, before ``what``, where MPI would wait without one. Raises
@@ -252,12 +257,15 @@ class Session:
     def plan(self, request: Request) -> Plan | None:
         """The plan that is kept for a blocking call. None where none is worth it: for calls on the host that have not
         come before, or whose data are copied from or to other places first."""
-        key = request.key
+        moves = self.factory.moves(request)
+        key = request.moving_key if moves else request.key
         plan: Plan | None = self.plans.get(key)
         if plan is not None:
             self.touch(plan)
+            plan.move(0 if request.sent is None else request.sent.address, request.received.address)
             return plan
-        if request.memory == "host" and request.note is None and (not request.is_plain or self._is_new(key)):
+        on_host = request.memory == "host" and request.note is None and not moves
+        if on_host and (not request.is_plain or self._is_new(key)):
             return None
         plan = self.factory.make(request, Lifetime.KEPT if request.is_plain else Lifetime.ONCE)
         if request.is_plain:
@@ -291,6 +299,8 @@ class Session:
         if alias is not None and plan.key is not None:
             if len(self.recent) >= 2 * MAX_PLANS:
                 self._forget_freed()
+            if len(self.recent) >= 2 * MAX_PLANS:  # plans that many buffers have in common
+                self.recent.clear()
             self.recent[alias] = plan
 
     def _forget_freed(self) -> None:
@@ -298,7 +308,7 @@ class Session:
 
     def touch(self, plan: Plan) -> None:
         """A kept plan is used again: note it, and its window, as used last."""
-        self.plans.move_to_end(plan.key)
+        self.plans.touch(plan.key)
         if plan.window_key is not None:
             self.windows.touch(plan.window_key)
 
@@ -309,8 +319,13 @@ class Session:
 
     def drop_plans(self) -> None:
         """Free the plans that are kept. Local."""
-        self.recent.clear()
+        self.forget_calls()
         self.plans.drop_all()
+
+    def forget_calls(self) -> None:
+        """Look at the arguments of all calls anew."""
+        self.recent.clear()
+        self.routes.clear()
 
     def forget_plans(self) -> None:
         """Free the plans that are kept, with their windows. Collective."""
@@ -365,13 +380,22 @@ class Session:
         try:
             plan()
         except BaseException as error:
-            self.broken = plan.name
-            self._votes += [*self.plans.values(), plan]  # MPI may still use what they hold
-            self.plans.clear()
-            self.recent.clear()
+            self._interrupted(plan)
             if self.watch is not None and isinstance(error, MPI.Exception) and isinstance(plan, Plan):
                 raise self.watch.failed(plan, error) from error
             raise
+
+    def _interrupted(self, plan: Plan | Once) -> None:
+        self.break_off(plan.name)
+        self._votes += [*self.plans.values(), plan]  # MPI may still use what they hold
+        self.plans.clear()
+        self.forget_calls()
+
+    def _interrupted_program(self, program: object) -> None:
+        """An exception was raised in a program that was started without its plan."""
+        for plan in [plan for plan in self.plans.values() if plan.program is program]:
+            plan.interrupt()
+            self._interrupted(plan)
 
     def vote(self, sound: bool) -> Callable[[float], bool]:
         """Ask all ranks whether they can free together. Collective, but does not wait.

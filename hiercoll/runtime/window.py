@@ -42,14 +42,33 @@ class Window:
         self.flags = memoryview(cast(Any, MPI.buffer.fromaddress(address, header))).cast("q")
         own = node.rank * self._width
         self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
-        self.address = address + header
-        self.lane, self.epoch = node.rank, 0
+        self.address, self.flags_address = address + header, address
+        self.lane = node.rank
+        self.counts = array("q", [0, 0])  # starts, and when it was used last; the compiled engine counts, too
         self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
         self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
         self.spoiled = False  # by a start that was interrupted: a rank may still write to it
         self.window.Sync()
         node.Barrier()
         self.window.Sync()
+
+    @property
+    def epoch(self) -> int:
+        """The number of this rank's starts."""
+        return self.counts[0]
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.counts[0] = number
+
+    @property
+    def used(self) -> int:
+        """When it was used last, in calls of the session."""
+        return self.counts[1]
+
+    @used.setter
+    def used(self, number: int) -> None:
+        self.counts[1] = number
 
     def slot(self, lane: int, flag: int) -> int:
         """Index in ``flags`` of a lane's flag."""
@@ -59,11 +78,11 @@ class Window:
         """Raise a flag of this rank to the number of the current start."""
         if NEEDS_FENCE:
             self.window.Sync()  # what was written and read before is done before the flag is seen
-        self.flags[slot] = self.epoch
+        self.flags[slot] = self.counts[0]
 
     def all_raised(self, slots: list[int], back: int) -> bool:
         """Whether flags have been raised in the current start, or ``back`` starts before."""
-        flags, goal = self.flags, self.epoch - back
+        flags, goal = self.flags, self.counts[0] - back
         for slot in slots:
             if flags[slot] < goal:
                 self._make_progress()  # as in `wait`
@@ -74,7 +93,7 @@ class Window:
 
     def wait(self, slots: list[int], back: int) -> None:
         """Until `all_raised`."""
-        flags, goal, looks = self.flags, self.epoch - back, 0
+        flags, goal, looks = self.flags, self.counts[0] - back, 0
         for slot in slots:
             while flags[slot] < goal:
                 looks += 1

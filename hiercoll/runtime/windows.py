@@ -16,7 +16,7 @@ from hiercoll.runtime.cache import Cache
 
 class Windows:
     """Windows by what they are for. ``dropped`` is called with the keys that are still kept, when some have gone;
-    ``gather`` gives every rank's value on the node, and is collective there."""
+    ``gather`` gives every rank's value on the node, and is collective there; ``tick`` counts uses (see `Cache`)."""
 
     def __init__(
         self,
@@ -24,8 +24,9 @@ class Windows:
         nbytes: int,
         dropped: Callable[[Cache], None],
         gather: Callable[[object], list[Any]],
+        tick: Callable[[], int] | None = None,
     ) -> None:
-        self.kept = Cache(entries, nbytes)
+        self.kept = Cache(entries, nbytes, tick)
         self._dropped, self._gather = dropped, gather
         self._owned: dict[Any, Any] = {}  # by plan that a program holds; None for one without
         self._places: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # in bytes
@@ -42,7 +43,7 @@ class Windows:
         then of twice the size that it had, at least."""
         window = self.kept.get(key)
         if window is not None and self._places[window] >= nbytes:
-            self.kept.move_to_end(key)
+            self.kept.touch(key)
             return window
         if window is not None:
             nbytes = max(nbytes, 2 * self._places[window])
@@ -56,7 +57,7 @@ class Windows:
 
     def touch(self, key: Hashable) -> None:
         """It is used again."""
-        self.kept.move_to_end(key)
+        self.kept.touch(key)
 
     def own(self, plan: Any, window: Any) -> None:
         """A program holds ``plan``, with its window or None."""

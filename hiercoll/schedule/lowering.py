@@ -110,6 +110,12 @@ class Steps:
         return frozenset(moved | {op.buffer for op in self.messages if isinstance(op, (Offer, AcceptOffer))})
 
     @cached_property
+    def are_basic(self) -> bool:
+        """Whether they are messages, copies and flags, one after the other, with lengths that are known."""
+        basic = all(isinstance(op, (Send, Recv, Copy, Signal, Wait, Join)) for op in self.schedule.ops)
+        return basic and self.in_sequence and not self.schedule.sizes
+
+    @cached_property
     def flow(self) -> Flow:
         """What drives steps that are not in sequence."""
         steps = self.steps

@@ -109,9 +109,9 @@ def test_least_recently_used_entries_go() -> None:
     cache = Cache(3, 100)
     for name in "abc":
         cache.keep(name, Entry(name, 10, log))
-    cache.move_to_end("a")
+    cache.touch("a")
     cache.keep("d", Entry("d", 10, log))
-    assert log == ["b"] and list(cache) == ["c", "a", "d"]
+    assert log == ["b"] and list(cache) == ["a", "c", "d"]
     cache.keep("e", Entry("e", 90, log))
     assert log == ["b", "c", "a"] and list(cache) == ["d", "e"] and cache.nbytes == 100
 
@@ -146,7 +146,7 @@ def test_bounds_of_what_is_kept(steps: list[tuple[int, int, bool]]) -> None:
     cache, made = Cache(4, 100), 0
     for key, nbytes, use in steps:
         if use and key in cache:
-            cache.move_to_end(key)
+            cache.touch(key)
             continue
         made += 1
         cache.keep(key, Entry(made, nbytes, log))
@@ -216,7 +216,7 @@ class Rank:
         """A blocking call whose window is that of ``key``, with a rank's own buffer."""
         if (plan := self.plans.get((key, nbytes, address))) is not None:
             assert plan.window_key in self.windows.kept and self.windows.kept[key].nbytes >= nbytes
-            self.plans.move_to_end((key, nbytes, address))
+            self.plans.touch((key, nbytes, address))
             self.windows.touch(key)
             return "hit"
         window = self.windows.keep(key, nbytes, self.make)

@@ -1,0 +1,251 @@
+"""The compiled engine (`_engine.c`): whether there is one, steps as programs for it, and the calls that it serves.
+
+It runs steps in sequence between buffers of the host, begins messages anew at each start, and needs no binding to the
+program's buffers: one program serves all buffers of a size. Python's engines run the same steps, where there is no
+compiled one, and all others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import count
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll import settings
+from hiercoll.errors import EngineWarning
+from hiercoll.memory import Layout, common_pieces
+from hiercoll.runtime import progress
+from hiercoll.runtime.engines import Pending
+from hiercoll.runtime.messages import Datatypes, typed
+from hiercoll.runtime.window import Window
+from hiercoll.schedule import BufferName, Copy, Recv, Region, Send, Signal, Wait
+from hiercoll.schedule.lowering import Kind, Steps
+from hiercoll.schedule.transports import AUTO
+
+SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS = range(6)  # as in _engine.c
+BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared")
+observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
+
+
+@cache
+def load() -> tuple[ModuleType | None, str]:
+    """The compiled engine, ready for this MPI library; or None, and why Python's engines run everything."""
+    wanted = settings.engine()
+    if wanted == "python":
+        return None, "HIERCOLL_ENGINE=python"
+    try:
+        module = importlib.import_module("hiercoll.runtime._engine")
+        _set_up(module)
+    except (ImportError, OSError) as error:
+        built = not isinstance(error, ModuleNotFoundError)
+        why = str(error) if built else "it was not built: there was no C compiler when hiercoll was installed"
+        if built or wanted == "c":
+            warnings.warn(EngineWarning(f"no compiled engine, Python's run: {why}"), stacklevel=2)
+        return None, why
+    return module, ""
+
+
+def _set_up(module: Any) -> None:
+    """Raises OSError where a function of the MPI library is not found."""
+    handle, comm = MPI._sizeof(MPI.REQUEST_NULL), MPI.COMM_SELF
+    module.setup(
+        MPI.__file__, handle, value_of(MPI.REQUEST_NULL), MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception,
+        MPI.Comm, MPI._addressof(comm) - id(comm), np.ndarray, progress.active, observers, AUTO,
+    )  # fmt: skip
+
+
+def value_of(handle: Any) -> int:
+    """An MPI handle as a number."""
+    kind = ctypes.c_int32 if MPI._sizeof(handle) == 4 else ctypes.c_int64
+    return kind.from_address(MPI._addressof(handle)).value
+
+
+# ---- Programs
+
+
+class Code(NamedTuple):
+    """Steps in words; by slot of a request and by place of a wait for flags, the operation; the datatypes are needed
+    as long as it is."""
+
+    words: array[int]
+    messages: list[int]
+    waits: dict[int, int]
+    datatypes: Datatypes
+
+
+def compile_steps(steps: Steps, layout: Layout, window: Window | None, lane_of: Sequence[int]) -> Code:
+    """Steps that `Steps.are_basic`, for data that lie like that."""
+    code, ops, byte = Code(array("q"), [], {}, {}), steps.schedule.ops, value_of(MPI.BYTE)
+    slots: dict[int, int] = {}  # of the requests of messages that are under way, by operation
+
+    def add(kind: int, *words: int) -> None:
+        code.words.extend((kind, len(words) + 2, *words))
+
+    for step in steps.steps:
+        if step.kind is Kind.WAIT:
+            if awaited := [slots.pop(op) for op in step.ops if op in slots]:
+                add(WAIT, *awaited)
+            continue
+        for index in step.ops:
+            op: Any = ops[index]
+            if isinstance(op, (Send, Recv)):
+                if runs := layout.runs(op.region):
+                    offset, number, datatype = typed(runs, code.datatypes)
+                    kind, base = SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer)
+                    slots[index] = len(code.messages)
+                    handle = byte if datatype is MPI.BYTE else value_of(datatype)
+                    add(kind, base, offset, number, handle, op.peer, op.tag, slots[index])
+                    code.messages.append(index)
+            elif isinstance(op, Copy):
+                base, to = BASES.index(op.source.buffer), BASES.index(op.target.buffer)
+                for at, there, length, pieces, distance, apart in _evenly(_pieces(layout, op.source, op.target)):
+                    add(COPY, base, at, to, there, length, pieces, distance, apart)
+            elif isinstance(op, Signal) and window is not None:
+                add(RAISE, window.slot(window.lane, op.flag))
+            elif isinstance(op, Wait) and window is not None:
+                code.waits[len(code.words)] = index
+                add(FLAGS, int(op.previous), *(window.slot(lane_of[peer], op.flag) for peer in op.peers))
+    return code
+
+
+def _pieces(layout: Layout, source: Region, target: Region) -> Iterable[tuple[int, ...]]:
+    return common_pieces(layout, (0, source), (0, target))
+
+
+def _evenly(pieces: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(offset, offset, length) of copies, those of equal length and distances put together: offsets, length, number
+    and distances."""
+    run: list[int] = []
+    for at, to, length in pieces:
+        if run and length == run[2]:
+            number = run[3]
+            if number == 1:
+                run[4:] = at - run[0], to - run[1]
+            if (at, to) == (run[0] + number * run[4], run[1] + number * run[5]):
+                run[3] += 1
+                continue
+        if run:
+            yield tuple(run)  # type: ignore[misc]
+        run = [at, to, length, 1, 0, 0]
+    if run:
+        yield tuple(run)  # type: ignore[misc]
+
+
+class Compiled:
+    """One step after the other, by the compiled engine. See `engines.Engine`."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        layout: Layout,
+        comm: MPI.Intracomm,
+        tag: int,
+        addresses: dict[BufferName, int],
+        window: Window | None,
+        lane_of: Sequence[int],
+    ) -> None:
+        module: Any = load()[0]
+        self._ops, self._window, self._lane_of = steps.schedule.ops, window, lane_of
+        self._code = code = compile_steps(steps, layout, window, lane_of)
+        bases = tuple(addresses.get(base, 0) for base in BASES)
+        flags, counts = (window.flags_address, window.counts.buffer_info()[0]) if window is not None else (0, 0)
+        self.program = module.Program(
+            code.words, len(code.messages), value_of(comm), tag, comm.rank, bases, flags, counts, (window, comm)
+        )
+        self.run: Callable[[], None] = self.program.run
+
+    def start(self) -> None:
+        """Begin a start."""
+        self.program.start()
+
+    def progress(self, block: bool) -> bool:
+        """Go on; whether everything is done."""
+        return bool(self.program.progress(block))
+
+    def pending(self) -> list[Pending]:
+        """What it waits for; it cannot go on after that."""
+        slots, flags, at = self.program.pending()
+        found = []
+        for slot in slots:
+            op: Any = self._ops[self._code.messages[slot]]
+            words = "a send to" if isinstance(op, Send) else "a receive from"
+            found.append(Pending(self._code.messages[slot], words, op.peer))
+        if flags and self._window is not None:
+            index = self._code.waits[at]
+            wait: Any = self._ops[index]
+            lacking = {peer for peer in wait.peers if self._window.slot(self._lane_of[peer], wait.flag) in flags}
+            found += [Pending(index, "the flag of", peer) for peer in wait.peers if peer in lacking]
+        return found
+
+    def free(self) -> None:
+        """It is not started any more."""
+        self.program.free()
+        for datatype in self._code.datatypes.values():
+            if datatype:
+                datatype.Free()
+
+
+# ---- Calls
+
+
+class Routes:
+    """In place of the compiled engine's: it knows no call."""
+
+    def __init__(self, _: Callable[[Any], None]) -> None:
+        self.tick = count(1).__next__
+
+    def clear(self) -> None:
+        """Nothing to forget."""
+
+    def open(self, _: bool) -> None:
+        """Nothing to serve."""
+
+    def add_native(self, collective: object, nbytes: int) -> None:
+        """Python looks at each call."""
+
+
+def make_routes(failed: Callable[[Any], None]) -> Any:
+    """The calls of a communicator whose programs are known, by their arguments; ``failed`` is called with a program in
+    which an exception was raised."""
+    module: Any = load()[0]
+    return (Routes if module is None else module.Routes)(failed)
+
+
+def call() -> Callable[..., bool] | None:
+    """What serves a call on arrays that is known: of a collective, the communicator, the buffers (None for send where
+    there is one buffer), the root, algorithm, transport and parameters. It returns whether it has."""
+    module: Any = load()[0]
+    return None if module is None else module.call
+
+
+def remember(
+    routes: Any, collective: object, send: Any, recv: Any, root: Any, algorithm: Any, transport: Any,
+    params: dict[str, Any], target: Any,
+) -> None:  # fmt: skip
+    """Let a program, or mpi4py's own method, serve the calls with such arguments, where the engine is compiled."""
+    module: Any = load()[0]
+    if module is not None:
+        module.remember(routes, collective, send, recv, root, algorithm, transport, params, target)
+
+
+def method(name: str, collective: object, one_buffer: bool, python: Any, native: Any) -> Any:
+    """A method of communicators that serves calls that are known, and leaves all others to ``python``, or to
+    ``native`` where the routes say so. None if there is none."""
+    module: Any = load()[0]
+    return None if module is None else module.method(MPI.Intracomm, name, collective, one_buffer, python, native)
+
+
+def register(handle: int, routes: Any) -> None:
+    """Let the calls of a communicator be served by what its routes know; None: not any more."""
+    module = load()[0]
+    if module is not None:
+        module.register(ctypes.c_int64(handle).value, routes)

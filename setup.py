@@ -1,0 +1,19 @@
+"""The compiled engine: optional, for without a compiler Python's engines run the same steps."""
+
+import sys
+import sysconfig
+
+from setuptools import Extension, setup
+
+# One build serves all versions of Python from 3.11 on, whose limited API has the buffer protocol.
+STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+engine = Extension(
+    "hiercoll.runtime._engine",
+    ["hiercoll/runtime/_engine.c"],
+    define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
+    extra_compile_args=["-std=c11"],
+    libraries=["dl"],
+    py_limited_api=STABLE,
+    optional=True,
+)
+setup(ext_modules=[engine], options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {})
