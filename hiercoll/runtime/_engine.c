@@ -1,11 +1,12 @@
-/* The compiled engine: runs the steps of one rank in sequence, and finds them from the arguments of a call.
+/* The compiled engine: runs the steps of one rank, and finds them from the arguments of a call.
  *
  * It includes no header of an MPI library: it is given the addresses of the few functions that it calls, and the
  * width of a handle (4 bytes with MPICH and its kin, 8 with Open MPI and the ABI of MPI 5), so that one build serves
  * every MPI library. Messages are begun anew at each start, relative to bases that each start may have others of:
  * what has been compiled for one pair of buffers runs on every other one.
  *
- * A program is an array of 64-bit words, made by compiled.py; see `enum kind`. */
+ * A program is an array of 64-bit words, made by compiled.py; see `enum kind`. They are done one after the other; or,
+ * where there is a flow of steps, a step's words are done as soon as all steps that it needs are complete. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -34,13 +35,20 @@ enum kind {
     WAIT,   /* slots of requests .. */
     COPY,   /* base, offset, base, offset of the target, bytes, pieces, distance of pieces, and in the target */
     RAISE,  /* index of a flag */
-    FLAGS   /* starts back, indices of flags .. */
+    FLAGS,  /* starts back, indices of flags .. */
+    DONE    /* step of a flow that is complete with the one that begins it: its message has no bytes */
 };
+
+/* A step of a flow: its words, how many steps it needs, and which need it. It is complete when its words are done; one
+ * that ``begins`` messages completes nothing, others are complete with them. */
+typedef struct {
+    int64_t from, to, needs, first, last, begins;
+} Step;
 
 /* ---- The MPI library ------------------------------------------------------------------------------------------ */
 
 static struct {
-    void *isend, *irecv, *testall, *test, *iprobe;
+    void *isend, *irecv, *testall, *testsome, *test, *iprobe;
     int width;            /* bytes of a handle */
     int64_t null;         /* MPI_REQUEST_NULL */
     int any_tag;
@@ -69,6 +77,7 @@ static void set_handle(char *at, int64_t handle)
 typedef int (*message_int)(void *, int, int, int, int, int, void *);
 typedef int (*message_pointer)(void *, int, void *, int, int, void *, void *);
 typedef int (*testall_any)(int, void *, int *, void *);
+typedef int (*testsome_any)(int, void *, int *, int *, void *);
 typedef int (*test_any)(void *, int *, void *);
 typedef int (*iprobe_int)(int, int, int, int *, void *);
 typedef int (*iprobe_pointer)(int, int, void *, int *, void *);
@@ -91,6 +100,13 @@ typedef struct {
     int awaited;                  /* whether its requests are gathered */
     int active, is_freed, requests;
     char *slots, *gathered, *statuses;
+    int64_t *flow;                /* what follows, in one piece; NULL: in sequence */
+    const Step *steps;
+    const int64_t *dependents, *completes; /* of all steps; by slot, the step that is complete with its message */
+    int64_t number, left;         /* steps; those that are to be completed in the current start */
+    int64_t *waiting, *ready[2];  /* by step, for how many others; steps to be launched: local ones, and messages */
+    int64_t ready_count[2];
+    int *found;                   /* slots, by the MPI library */
     int64_t bases[BASES], comm;
     int tag, rank;
     int64_t *flags, *window;      /* of the window: its flags; the number of starts, and when it was used last */
@@ -101,13 +117,14 @@ static const char *no_memory = "no memory for a program";
 
 static int Program_init(Program *self, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"code", "requests", "comm", "tag", "rank", "bases", "flags", "window", "owners", NULL};
-    Py_buffer code;
+    static char *names[] = {"code", "flow", "steps", "requests", "comm", "tag", "rank", "bases", "flags", "window",
+                            "owners", NULL};
+    Py_buffer code, flow;
     long long comm, bases[BASES];
     unsigned long long flags, window;
     PyObject *owners;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "y*iLii(LLLL)KKO", names, &code, &self->requests, &comm, &self->tag,
-                                     &self->rank, &bases[0], &bases[1], &bases[2], &bases[3], &flags, &window, &owners))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "y*y*LiLii(LLLL)KKO", names, &code, &flow, &self->number,
+                                     &self->requests, &comm, &self->tag, &self->rank, &bases[0], &bases[1], &bases[2], &bases[3], &flags, &window, &owners))
         return -1;
     self->length = code.len / 8;
     self->code = PyMem_Malloc((size_t)code.len + 1);
@@ -115,13 +132,28 @@ static int Program_init(Program *self, PyObject *args, PyObject *named)
     self->slots = PyMem_Malloc(handles);
     self->gathered = PyMem_Malloc(handles);
     self->statuses = PyMem_Malloc((size_t)(self->requests + 1) * (size_t)mpi.status);
-    if (!self->code || !self->slots || !self->gathered || !self->statuses) {
-        PyBuffer_Release(&code);
+    size_t number = (size_t)self->number;
+    self->found = PyMem_Malloc((size_t)(self->requests + 1) * sizeof(int));
+    self->flow = number ? PyMem_Malloc((size_t)flow.len + 3 * number * 8) : NULL;
+    int good = self->code && self->slots && self->gathered && self->statuses && self->found && (self->flow || !number);
+    if (good) {
+        memcpy((void *)self->code, code.buf, (size_t)code.len);
+        if (number) {
+            memcpy(self->flow, flow.buf, (size_t)flow.len);
+            self->steps = (const Step *)self->flow;
+            self->completes = self->flow + number * 6;
+            self->dependents = self->completes + self->requests;
+            self->waiting = self->flow + flow.len / 8;
+            self->ready[0] = self->waiting + number;
+            self->ready[1] = self->ready[0] + number;
+        }
+    }
+    PyBuffer_Release(&code);
+    PyBuffer_Release(&flow);
+    if (!good) {
         PyErr_SetString(PyExc_MemoryError, no_memory);
         return -1;
     }
-    memcpy((void *)self->code, code.buf, (size_t)code.len);
-    PyBuffer_Release(&code);
     for (int slot = 0; slot < self->requests; slot++)
         set_handle(self->slots + slot * mpi.width, mpi.null);
     for (int base = 0; base < BASES; base++)
@@ -141,7 +173,9 @@ static void Program_dealloc(Program *self)
         PyMem_Free(self->slots);
         PyMem_Free(self->gathered);
         PyMem_Free(self->statuses);
+        PyMem_Free(self->found);
     }
+    PyMem_Free(self->flow);
     PyMem_Free((void *)self->code);
     Py_XDECREF(self->owners);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -191,6 +225,28 @@ static int look_at_flags(Program *self, Py_ssize_t count, unsigned look)
         return -code;
     }
     return 0;
+}
+
+static void complete_step(Program *self, int64_t step)
+{
+    self->left--;
+    for (int64_t each = self->steps[step].first; each < self->steps[step].last; each++) {
+        int64_t dependent = self->dependents[each];
+        if (--self->waiting[dependent] == 0) {
+            int begins = self->steps[dependent].begins != 0;
+            self->ready[begins][self->ready_count[begins]++] = dependent;
+        }
+    }
+}
+
+static int look_at_any_request(Program *self, Py_ssize_t count, unsigned look)
+{
+    (void)look;
+    int done = 0;
+    int code = ((testsome_any)mpi.testsome)((int)count, self->slots, &done, self->found, self->statuses);
+    for (int each = 0; each < done; each++)
+        complete_step(self, self->completes[self->found[each]]);
+    return code ? -code : done > 0;
 }
 
 typedef int (*look_at)(Program *, Py_ssize_t, unsigned);
@@ -256,39 +312,74 @@ static int wait_for_messages(Program *self, const int64_t *step, int block)
     return done;
 }
 
+/* Do the words of a step: 1 when that is done, 0 if not, -1 with an exception. */
+static int do_words(Program *self, const int64_t *step, int block)
+{
+    int done = 1, code;
+    switch ((enum kind)step[0]) {
+    case SEND:
+    case RECEIVE:
+        code = begin_message(step[0] == SEND ? mpi.isend : mpi.irecv,
+                             (void *)(uintptr_t)(self->bases[step[2]] + step[3]), (int)step[4], step[5], (int)step[6],
+                             self->tag + (int)step[7], self->comm, self->slots + step[8] * mpi.width);
+        return code ? failed(code) : 1;
+    case WAIT:
+        return wait_for_messages(self, step, block);
+    case COPY:
+        copy(self->bases, step);
+        break;
+    case RAISE:
+        __atomic_store_n(self->flags + step[2], *self->window, __ATOMIC_RELEASE);
+        break;
+    case FLAGS:
+        done = await(self, look_at_flags, step[1] - 3, block);
+        if (done > 0)
+            self->seen = 0;
+        break;
+    case DONE:
+        complete_step(self, step[2]);
+        break;
+    }
+    return done;
+}
+
+/* Launch all steps that are ready, and what becomes ready by that; messages first, so that they travel while this rank
+ * copies. */
+static int launch(Program *self)
+{
+    while (self->ready_count[0] || self->ready_count[1]) {
+        int begins = self->ready_count[1] > 0;
+        int64_t index = self->ready[begins][--self->ready_count[begins]];
+        const Step *step = &self->steps[index];
+        for (int64_t at = step->from; at < step->to; at += self->code[at + 1])
+            if (do_words(self, self->code + at, 0) < 0)
+                return -1;
+        if (!begins)
+            complete_step(self, index);
+    }
+    return 1;
+}
+
 /* Go on: 1 when all is done, 0 if not, -1 with an exception. */
 static int advance(Program *self, int block)
 {
-    while (self->at < self->length) {
-        const int64_t *step = self->code + self->at;
-        int done = 1, code;
-        switch ((enum kind)step[0]) {
-        case SEND:
-        case RECEIVE:
-            code = begin_message(step[0] == SEND ? mpi.isend : mpi.irecv,
-                                 (void *)(uintptr_t)(self->bases[step[2]] + step[3]), (int)step[4], step[5],
-                                 (int)step[6], self->tag + (int)step[7], self->comm, self->slots + step[8] * mpi.width);
-            done = code ? failed(code) : 1;
-            break;
-        case WAIT:
-            done = wait_for_messages(self, step, block);
-            break;
-        case COPY:
-            copy(self->bases, step);
-            break;
-        case RAISE:
-            __atomic_store_n(self->flags + step[2], *self->window, __ATOMIC_RELEASE);
-            break;
-        case FLAGS:
-            done = await(self, look_at_flags, step[1] - 3, block);
-            if (done > 0)
-                self->seen = 0;
-            break;
+    int done = 1;
+    if (self->flow)
+        for (;;) {
+            if (launch(self) < 0)
+                return -1;
+            if (!self->left)
+                break;
+            if ((done = await(self, look_at_any_request, self->requests, block)) <= 0)
+                return done;
         }
-        if (done <= 0)
-            return done;
-        self->at += step[1];
-    }
+    else
+        while (self->at < self->length) {
+            const int64_t *step = self->code + self->at;
+            if ((done = do_words(self, step, block)) <= 0)
+                return done;
+            self->at += step[1];
+        }
     self->active = 0;
     return 1;
 }
@@ -303,6 +394,16 @@ static int begin(Program *self)
     self->at = self->seen = self->awaited = 0;
     if (self->window)
         ++*self->window;
+    if (self->flow) {
+        self->left = self->ready_count[0] = self->ready_count[1] = 0;
+        for (int64_t step = 0; step < self->number; step++) {
+            int begins = self->steps[step].begins != 0;
+            self->left += !begins;
+            self->waiting[step] = self->steps[step].needs;
+            if (!self->waiting[step])
+                self->ready[begins][self->ready_count[begins]++] = step;
+        }
+    }
     return 0;
 }
 
@@ -360,7 +461,7 @@ static PyObject *Program_pending(Program *self, PyObject *none)
     if (!slots || !flags)
         goto error;
     const int64_t *step = self->code + self->at;
-    int is_waiting = self->active && self->at < self->length;
+    int is_waiting = self->active && !self->flow && self->at < self->length;
     if (self->active)
         for (int slot = 0; slot < self->requests; slot++) {
             char *request = self->slots + slot * mpi.width;
@@ -933,7 +1034,8 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
         return PyErr_Format(PyExc_OSError, "handles have %d bytes", mpi.width);
     void *library = dlopen(path, RTLD_NOLOAD | RTLD_LAZY);
     if (!(mpi.isend = resolve(library, "MPI_Isend")) || !(mpi.irecv = resolve(library, "MPI_Irecv")) ||
-        !(mpi.testall = resolve(library, "MPI_Testall")) || !(mpi.test = resolve(library, "MPI_Test")) ||
+        !(mpi.testall = resolve(library, "MPI_Testall")) || !(mpi.testsome = resolve(library, "MPI_Testsome")) ||
+        !(mpi.test = resolve(library, "MPI_Test")) ||
         !(mpi.iprobe = resolve(library, "MPI_Iprobe")))
         return NULL;
     mpi.null = null;

@@ -1,7 +1,7 @@
 """The compiled engine (`_engine.c`): whether there is one, steps as programs for it, and the calls that it serves.
 
-It runs steps in sequence between buffers of the host, begins messages anew at each start, and needs no binding to the
-program's buffers: one program serves all buffers of a size. Python's engines run the same steps, where there is no
+It runs messages, copies and flags on buffers of the host, and begins messages anew at each start. A program is not
+bound to the buffers of a call: one serves all buffers of a size. Python's engines run the same steps where there is no
 compiled one, and all others.
 """
 
@@ -31,7 +31,7 @@ from hiercoll.schedule import BufferName, Copy, Recv, Region, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
 from hiercoll.schedule.transports import AUTO
 
-SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS = range(6)  # as in _engine.c
+SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE = range(7)  # as in _engine.c
 BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared")
 observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
 
@@ -73,10 +73,11 @@ def value_of(handle: Any) -> int:
 
 
 class Code(NamedTuple):
-    """Steps in words; by slot of a request and by place of a wait for flags, the operation; the datatypes are needed
-    as long as it is."""
+    """Steps in words, and what drives them where they are not in sequence; by slot of a request and by place of a wait
+    for flags, the operation; the datatypes are needed as long as it is."""
 
     words: array[int]
+    flow: array[int]
     messages: list[int]
     waits: dict[int, int]
     datatypes: Datatypes
@@ -84,37 +85,58 @@ class Code(NamedTuple):
 
 def compile_steps(steps: Steps, layout: Layout, window: Window | None, lane_of: Sequence[int]) -> Code:
     """Steps that `Steps.are_basic`, for data that lie like that."""
-    code, ops, byte = Code(array("q"), [], {}, {}), steps.schedule.ops, value_of(MPI.BYTE)
+    code, ops, byte = Code(array("q"), array("q"), [], {}, {}), steps.schedule.ops, value_of(MPI.BYTE)
+    completes = {} if steps.in_sequence else steps.flow.completes
     slots: dict[int, int] = {}  # of the requests of messages that are under way, by operation
+    begins = []  # where each step's words do
 
     def add(kind: int, *words: int) -> None:
         code.words.extend((kind, len(words) + 2, *words))
 
+    def add_operation(index: int) -> None:
+        op: Any = ops[index]
+        if isinstance(op, (Send, Recv)):
+            if runs := layout.runs(op.region):
+                offset, number, datatype = typed(runs, code.datatypes)
+                kind, base = SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer)
+                slots[index] = len(code.messages)
+                handle = byte if datatype is MPI.BYTE else value_of(datatype)
+                add(kind, base, offset, number, handle, op.peer, op.tag, slots[index])
+                code.messages.append(index)
+            elif completes:
+                add(DONE, completes[index])
+        elif isinstance(op, Copy):
+            base, to = BASES.index(op.source.buffer), BASES.index(op.target.buffer)
+            for at, there, length, pieces, distance, apart in _evenly(_pieces(layout, op.source, op.target)):
+                add(COPY, base, at, to, there, length, pieces, distance, apart)
+        elif isinstance(op, Signal) and window is not None:
+            add(RAISE, window.slot(window.lane, op.flag))
+        elif isinstance(op, Wait) and window is not None:
+            code.waits[len(code.words)] = index
+            add(FLAGS, int(op.previous), *(window.slot(lane_of[peer], op.flag) for peer in op.peers))
+
     for step in steps.steps:
-        if step.kind is Kind.WAIT:
-            if awaited := [slots.pop(op) for op in step.ops if op in slots]:
-                add(WAIT, *awaited)
-            continue
-        for index in step.ops:
-            op: Any = ops[index]
-            if isinstance(op, (Send, Recv)):
-                if runs := layout.runs(op.region):
-                    offset, number, datatype = typed(runs, code.datatypes)
-                    kind, base = SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer)
-                    slots[index] = len(code.messages)
-                    handle = byte if datatype is MPI.BYTE else value_of(datatype)
-                    add(kind, base, offset, number, handle, op.peer, op.tag, slots[index])
-                    code.messages.append(index)
-            elif isinstance(op, Copy):
-                base, to = BASES.index(op.source.buffer), BASES.index(op.target.buffer)
-                for at, there, length, pieces, distance, apart in _evenly(_pieces(layout, op.source, op.target)):
-                    add(COPY, base, at, to, there, length, pieces, distance, apart)
-            elif isinstance(op, Signal) and window is not None:
-                add(RAISE, window.slot(window.lane, op.flag))
-            elif isinstance(op, Wait) and window is not None:
-                code.waits[len(code.words)] = index
-                add(FLAGS, int(op.previous), *(window.slot(lane_of[peer], op.flag) for peer in op.peers))
+        begins.append(len(code.words))
+        if step.kind is not Kind.WAIT:
+            for index in step.ops:
+                add_operation(index)
+        elif steps.in_sequence and (awaited := [slots.pop(op) for op in step.ops if op in slots]):
+            add(WAIT, *awaited)
+    if not steps.in_sequence:
+        _add_flow(code, steps, [*begins, len(code.words)])
     return code
+
+
+def _add_flow(code: Code, steps: Steps, begins: Sequence[int]) -> None:
+    """By step its words, how many others it needs, which need it, and whether it begins messages; by slot the step that
+    is complete with the message; and steps that need others."""
+    flow, dependents = steps.flow, list[int]()
+    for index, step in enumerate(steps.steps):
+        first = len(dependents)
+        dependents += flow.dependents[index]
+        begun = step.kind is Kind.START
+        code.flow.extend((begins[index], begins[index + 1], flow.needs[index], first, len(dependents), begun))
+    code.flow.extend([*(flow.completes[op] for op in code.messages), *dependents])
 
 
 def _pieces(layout: Layout, source: Region, target: Region) -> Iterable[tuple[int, ...]]:
@@ -141,7 +163,7 @@ def _evenly(pieces: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int, int, 
 
 
 class Compiled:
-    """One step after the other, by the compiled engine. See `engines.Engine`."""
+    """Steps run by the compiled engine. See `engines.Engine`."""
 
     def __init__(
         self,
@@ -158,9 +180,11 @@ class Compiled:
         self._code = code = compile_steps(steps, layout, window, lane_of)
         bases = tuple(addresses.get(base, 0) for base in BASES)
         flags, counts = (window.flags_address, window.counts.buffer_info()[0]) if window is not None else (0, 0)
+        number = 0 if steps.in_sequence else len(steps.steps)
         self.program = module.Program(
-            code.words, len(code.messages), value_of(comm), tag, comm.rank, bases, flags, counts, (window, comm)
-        )
+            code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases, flags, counts,
+            (window, comm),
+        )  # fmt: skip
         self.run: Callable[[], None] = self.program.run
 
     def start(self) -> None:

@@ -111,9 +111,9 @@ class Steps:
 
     @cached_property
     def are_basic(self) -> bool:
-        """Whether they are messages, copies and flags, one after the other, with lengths that are known."""
+        """Whether they are messages, copies and flags, with lengths that are known."""
         basic = all(isinstance(op, (Send, Recv, Copy, Signal, Wait, Join)) for op in self.schedule.ops)
-        return basic and self.in_sequence and not self.schedule.sizes
+        return basic and not self.schedule.sizes
 
     @cached_property
     def flow(self) -> Flow:
