@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _FUNCTIONS = [f"{begin}{each.name}{end}" for each in called() for begin, end in (("", ""), ("i", ""), ("", "_init"))]
 _MODULES = {  # of what needs mpi4py
-    "hiercoll.calls.functions": ("Plan", "configure", "get_topology", "waitall", *_FUNCTIONS),
+    "hiercoll.calls.functions": ("Plan", "config", "configure", "get_topology", "waitall", *_FUNCTIONS),
     "hiercoll.calls.dropin": ("Intracomm",),
     "hiercoll.calls.background": ("Request",),
 }
@@ -81,6 +81,7 @@ __all__ = [  # noqa: F405
     "TransportWarning",
     "UnknownAlgorithmError",
     "VerificationError",
+    "config",
     "configure",
     "get_topology",
     "waitall",

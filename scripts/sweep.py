@@ -44,8 +44,13 @@ def steps(mpich: Path, openmpi: Path, impi: Path) -> Iterator[Step]:
     yield Step(mpich, f"hiercoll verify --combinations {SOME_LAYOUTS}")
     yield Step(mpich, "python tests/mpi/launch.py --ranks 4,5,6,7 --timeout 3600")
     yield Step(mpich, "python tests/mpi/launch.py --ranks 2,13 --timeout 3600", {"HIERCOLL_TEST_LARGE": "1"})
-    yield Step(openmpi, "python tests/mpi/launch.py --ranks 3,5,6,7,8,13 --timeout 3600")
+    yield Step(mpich, "python tests/mpi/launch.py --ranks 1,4,8 --timeout 3600", {"HIERCOLL_ENGINE": "python"})
+    yield Step(mpich, "python scripts/sanitize.py --ranks 1,2,3")
+    yield Step(openmpi, "python tests/mpi/launch.py --ranks 1,3,5,6,7,8,13 --timeout 3600")
+    yield Step(openmpi, "python tests/mpi/launch.py --ranks 2,5 --timeout 3600", {"HIERCOLL_ENGINE": "python"})
+    yield Step(openmpi, "python scripts/sanitize.py --ranks 2")
     yield Step(impi, "python tests/mpi/launch.py --ranks 1,2,4,7 --timeout 3600")
+    yield Step(impi, "python tests/mpi/launch.py --ranks 2,4 --timeout 3600", {"HIERCOLL_ENGINE": "python"})
     for environment in (mpich, openmpi):
         tests = "python tests/mpi4py/launch.py --timeout 3600 --ranks"
         yield Step(environment, f"{tests} 1,2,3,4,5,8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,11 +14,11 @@ from hiercoll.calls.background import BackgroundCall, waitall
 from hiercoll.calls.serving import begin, call_known, hold, repeat, serve, serve_unknown_sizes, sizes_are_unknown
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferTypeError, ParameterError
-from hiercoll.runtime import progress
+from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.lifetime import by_handle, get_session, get_topology
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
-from hiercoll.runtime.session import Session
+from hiercoll.runtime.session import Session, mpi_library
 from hiercoll.tables import NATIVE, Table
 
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
@@ -34,6 +35,7 @@ __all__ = [
     "alltoallv_init",
     "bcast",
     "bcast_init",
+    "config",
     "configure",
     "get_topology",
     "iallgather",
@@ -272,6 +274,20 @@ def iallgatherv(
 def ibcast(comm: MPI.Intracomm, buf: Any, *, root: int = 0, algorithm: str = "auto", **params: Any) -> BackgroundCall:
     """`bcast` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.2)."""
     return _begin(comm, BCAST, Arguments(None, buf, root, algorithm, params))
+
+
+def config() -> dict[str, str]:
+    """What runs here, in words: versions of ``hiercoll``, ``mpi4py`` and the ``MPI library``; which ``engine`` runs
+    plans on host memory ("c" or "python", see ``HIERCOLL_ENGINE``), and ``why`` it is Python's, "" if it is not. Local.
+    """
+    module, why = compiled.load()
+    return {
+        "hiercoll": version("hiercoll"),
+        "mpi4py": version("mpi4py"),
+        "MPI library": mpi_library(),
+        "engine": "python" if module is None else "c",
+        "why": why,
+    }
 
 
 def configure(

@@ -151,7 +151,10 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
         return request.name
     plan = session.plan(request)
     if plan is None:
-        return session.run_once(request)
+        ran = session.run_once(request)
+        if request.variant.is_native and request.note is None:
+            _remember(session, request, given, None)
+        return ran
     plan.stream = request.stream
     begin = perf_counter()
     session.run(plan)
@@ -162,26 +165,27 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
     return plan.name
 
 
-def _remember(session: Session, request: Request, given: Arguments, plan: Plan) -> None:
-    """Let calls with such arguments find the plan."""
+def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
+    """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
     collective = request.collective
     if not collective.is_even:
-        session.remember(uneven_alias(collective, given), plan)
+        if plan is not None:
+            session.remember(uneven_alias(collective, given), plan)
         return
-    alias = equal_alias(collective, given)
-    if alias is not None and (plan.program is not None or _may_pass(session, plan, given)):
-        target = getattr(MPI.Comm, collective.native) if plan.program is None else plan.program
+    alias, program = equal_alias(collective, given), None if plan is None else plan.program
+    if alias is not None and (program is not None or _may_pass(session, request, given)):
+        target = getattr(MPI.Comm, collective.native) if program is None else program
         buffers = (None if collective.one_buffer else given.send, given.recv)
         choice = (given.root, given.algorithm, given.transport, given.params)
         compiled.remember(session.routes, collective, *buffers, *choice, target)
-    if plan.program is None or not session.unwatched:
+    if plan is not None and (program is None or not session.unwatched):
         session.remember(alias, plan)
 
 
-def _may_pass(session: Session, plan: Plan, given: Arguments) -> bool:
+def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     """Whether the call may go to mpi4py as it is: its own, with elements that it knows, and nobody looks on."""
     elements: Any = MPI._typedict
-    return plan.name.endswith(NATIVE) and session.unwatched and given.recv.dtype.char in elements
+    return request.variant.is_native and session.unwatched and given.recv.dtype.char in elements
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:

@@ -41,15 +41,33 @@ class Group(click.Group):
             raise click.ClickException(f"{error.filename}: {error.strerror}") from None
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(hiercoll.__version__, prog_name="hiercoll")
-def main() -> None:
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.option("--version", is_flag=True, help="Show the version, and with -v what runs here, and exit.")
+@click.option("-v", "--verbose", is_flag=True, help="With --version: the MPI library and the engine, too.")
+@click.pass_context
+def main(ctx: click.Context, version: bool, verbose: bool) -> None:
     """Hierarchical alltoall and allgather for mpi4py programs, every schedule proved.
 
     An ALGORITHM is written as its name with parameters: bruck:radix=4 or
     grouped:form=share,memory=shared. A layout of ranks on nodes is written as 2x4 (2
     nodes of 4 ranks), 3+5, 2x4:cyclic, 3+5:random=7, or the node of each rank, 0,0,1,1.
     """
+    if version:
+        click.echo(f"hiercoll, version {hiercoll.__version__}")
+        for what, value in _what_runs() if verbose else ():
+            click.echo(f"{what}: {value}")
+        ctx.exit()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(2)
+
+
+def _what_runs() -> list[tuple[str, str]]:
+    """See `hiercoll.config`."""
+    try:
+        return [(what, value) for what, value in hiercoll.config().items() if value and what != "hiercoll"]
+    except ImportError as error:
+        return [("mpi4py", f"none here ({error})")]
 
 
 class LayoutType(click.ParamType):  # type: ignore[type-arg]

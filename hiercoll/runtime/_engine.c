@@ -21,6 +21,7 @@ enum {
     PROGRESS_EVERY = 8,   /* looks at flags, between calls that let the MPI library go on */
     CLOCK_EVERY = 64,     /* looks between those at the clock */
     BASES = 4,            /* send, recv, scratch, shared */
+    MOST_KNOWN = 256,     /* calls on a communicator */
     MOST_NATIVE = 64,     /* sizes that are known to be left to the MPI library */
     KEY_BYTES = 512,
     FORMAT_BYTES = 8,
@@ -771,6 +772,8 @@ static PyObject *engine_remember(PyObject *module, PyObject *const *args, Py_ssi
     if (view_recv(&call, args[3]) == 0 &&
         describe(&call, args[1], args[2], args[4], args[5], args[6], args[7]) == 0) {
         PyObject *key = PyBytes_FromStringAndSize(call.key.bytes, (Py_ssize_t)call.key.length);
+        if (PyDict_Size(routes->known) >= MOST_KNOWN)
+            PyDict_Clear(routes->known);
         outcome = key && PyDict_SetItem(routes->known, key, args[8]) == 0 ? 1 : -1;
         Py_XDECREF(key);
     } else

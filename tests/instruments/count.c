@@ -1,4 +1,4 @@
-/* Counts the calls of MPI's collectives, whoever makes them: preloaded, it stands before the MPI library, and calls it
+/* Counts the calls of MPI's collectives, and messages, whoever makes them: preloaded, it stands before the MPI library, and calls it
  * by its profiling names. Works for any MPI library without its header: arguments are passed on as they come, in
  * registers and on the stack, so many as any of these functions has. Each process writes "NAME COUNT" lines to
  * $COUNT_FOLDER/PID when it ends. */
@@ -42,14 +42,14 @@ static function real_one(const char *name)
 
 #define PLAIN(X)                                                                                         \
     X(Alltoall) X(Ialltoall) X(Alltoall_init) X(Allgather) X(Iallgather) X(Allgather_init)               \
-    X(Alltoallv) X(Ialltoallv) X(Alltoallv_init)
+    X(Alltoallv) X(Ialltoallv) X(Alltoallv_init) X(Isend) X(Irecv)
 
 /* A library without MPI-4's large counts must not seem to have them: mpi4py looks. */
 #ifdef LARGE
 #define COUNTED(X)                                                                                       \
     PLAIN(X)                                                                                             \
     X(Alltoall_c) X(Ialltoall_c) X(Alltoall_init_c) X(Allgather_c) X(Iallgather_c) X(Allgather_init_c)   \
-    X(Alltoallv_c) X(Ialltoallv_c) X(Alltoallv_init_c)
+    X(Alltoallv_c) X(Ialltoallv_c) X(Alltoallv_init_c) X(Isend_c) X(Irecv_c)
 #else
 #define COUNTED(X) PLAIN(X)
 #endif

@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "mpi"))
 from launch import FLAGS, SETTINGS, vendor  # noqa: E402
 
+from hiercoll.runtime import compiled  # noqa: E402
+
 LIBRARY = vendor()
+MESSAGES = ("Isend", "Irecv")
 COMPILER = shutil.which("cc")
 RANKS = 3
 TIMEOUT = 120
@@ -42,9 +45,9 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def counted(counting: Path, folder: Path, *program: str) -> Counter[str]:
-    """Calls of collectives by all ranks of a job together, large counts or not. Allgathers come besides from finding
-    out who is on which node, and from putting records together."""
+def counted(counting: Path, folder: Path, *program: str, messages: bool = False) -> Counter[str]:
+    """Calls of collectives (and ``messages``) by all ranks of a job together, large counts or not. Allgathers come
+    besides from finding out who is on which node, and from putting records together."""
     folder.mkdir()
     starter = [str(Path(sys.executable).with_name("mpiexec")), *FLAGS.get(LIBRARY, []), "-n", str(RANKS)]
     inner = ["env", f"LD_PRELOAD={counting}", f"COUNT_FOLDER={folder}", *program]
@@ -70,7 +73,7 @@ def counted(counting: Path, folder: Path, *program: str) -> Counter[str]:
         for line in file.read_text().splitlines() if file.name.isdigit() else ():
             name, count = line.split()
             calls[name.removesuffix("_c")] += int(count)
-    return calls
+    return calls if messages else Counter({name: calls[name] for name in calls if name not in MESSAGES})
 
 
 PROGRAM = """
@@ -84,6 +87,30 @@ for name, arguments in (("Alltoall", (send, recv)), ("Allgather", (send[:2], rec
     for _ in range(10):
         {call}
 """
+
+
+@pytest.mark.skipif(compiled.load()[0] is None, reason="no compiled engine")
+@pytest.mark.parametrize("call", ["ours.Alltoall(send, recv)", "hiercoll.alltoall(comm, send, recv)"])
+def test_the_compiled_engine_does_not_go_past(counting: Path, tmp_path: Path, call: str) -> None:
+    """What wraps MPI functions sees every message of its calls; each but the first two is found by its arguments."""
+    program = f"""
+from mpi4py import MPI
+import hiercoll, numpy as np
+from hiercoll.calls import functions
+comm = MPI.COMM_WORLD
+hiercoll.get_topology(comm)
+hiercoll.runtime.lifetime.get_session(comm).policy.forced.update(
+    hiercoll.tuning.policy.forced_variants({{"alltoall": ("scatter_destination", {{}})}}))
+ours = hiercoll.Intracomm(comm)
+send, recv = np.arange(2 * comm.size), np.empty(2 * comm.size, int)
+for _ in range(10):
+    {call}
+"""
+    calls = counted(counting, tmp_path / "messages", sys.executable, "-c", program, messages=True)
+    assert {name: calls[name] for name in MESSAGES} == dict.fromkeys(MESSAGES, 10 * RANKS * (RANKS - 1))
+    assert not calls["Alltoall"]
+
+
 BLOCKING = {"Alltoall", "Allgather", "Alltoallv"}
 
 

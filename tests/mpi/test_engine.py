@@ -1,0 +1,281 @@
+"""The compiled engine: which calls it serves, and that it runs steps as Python's engines do."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.calls import dropin
+from hiercoll.collectives import ALLTOALL
+from hiercoll.runtime import binding, compiled
+from hiercoll.runtime.lifetime import get_session
+from hiercoll.tuning.policy import forced_variants
+
+RANK, SIZE = WORLD.rank, WORLD.size
+pytestmark = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compiled engine: {compiled.load()[1]}")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The requests of calls that the compiled engine has left to Python."""
+    seen: list[Any] = []
+    original = hiercoll.runtime.session.Session.plan
+
+    def plan(self: Any, request: Any) -> Any:
+        seen.append(request)
+        return original(self, request)
+
+    monkeypatch.setattr(hiercoll.runtime.session.Session, "plan", plan)
+    return seen
+
+
+def blocks(items: int, dtype: str = "i8") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What to send, where to receive, and what is to be there, of alltoall."""
+    send = (np.arange(SIZE * items) + 1000 * RANK).astype(dtype)
+    want = np.concatenate([(np.arange(RANK * items, (RANK + 1) * items) + 1000 * peer) for peer in range(SIZE)])
+    return send, np.full(SIZE * items, -1).astype(dtype), want.astype(dtype)
+
+
+def test_other_buffers_are_the_same_call(comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """Wherever they lie, whatever they hold; one plan serves them all, and keeps none of them."""
+    for turn in range(20):
+        send, recv, want = blocks(3)
+        hiercoll.alltoall(comm, send + turn, recv, algorithm="pairwise")
+        np.testing.assert_array_equal(recv, want + turn)
+    assert len(slow) == 1 and len(get_session(comm).plans) == 1
+
+
+CHANGES: dict[str, Callable[[np.ndarray, np.ndarray], tuple[Any, Any, dict[str, Any]]]] = {
+    "size": lambda send, recv: (send[: SIZE * 2], recv[: SIZE * 2], {}),
+    "type": lambda send, recv: (send.view("f8"), recv.view("f8"), {}),
+    "algorithm": lambda send, recv: (send, recv, {"algorithm": "bruck"}),
+    "parameter": lambda send, recv: (send, recv, {"algorithm": "scatter_destination", "window": 2}),
+    "huge parameter": lambda send, recv: (send, recv, {"algorithm": "scatter_destination", "window": 2**70}),
+    "transport": lambda send, recv: (send, recv, {"transport": "direct"}),
+    "other kinds of buffers": lambda send, recv: (send.data, recv.data, {}),
+    "specifications": lambda send, recv: ([send, 4, MPI.INT64_T], [recv, 4, MPI.INT64_T], {}),
+    "memory order": lambda send, recv: (send.reshape(SIZE, 4), recv.reshape(4, SIZE), {}),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_other_calls_are_looked_at(what: str, comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """Whatever differs from a known call: each is right, and the known one stays known."""
+    send, recv, _ = blocks(4)
+    for _ in range(2):
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    assert len(slow) == 1
+    other_send, other_recv, options = CHANGES[what](send, recv)
+    hiercoll.alltoall(comm, other_send, other_recv, **{"algorithm": "pairwise", **options})
+    assert len(slow) == (1 if what == "memory order" else 2)
+    hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    assert len(slow) <= 2
+
+
+WRONG: dict[str, tuple[Callable[[np.ndarray, np.ndarray], tuple[Any, Any, dict[str, Any]]], type[Exception]]] = {
+    "read-only": (lambda send, recv: (send, _read_only(recv), {}), hiercoll.BufferTypeError),
+    "overlapping": (lambda send, recv: (recv, recv, {}), hiercoll.BufferOverlapError),
+    "partly overlapping": (lambda send, recv: (recv[:-SIZE], recv[SIZE:], {}), hiercoll.BufferOverlapError),
+    "with gaps": (lambda send, recv: (send[::2], recv[::2], {}), hiercoll.BufferTypeError),
+    "of two types": (lambda send, recv: (send.view("f8"), recv, {}), hiercoll.BufferTypeError),
+    "of two sizes": (lambda send, recv: (send[:-SIZE], recv, {}), hiercoll.BufferSizeError),
+    "a number instead": (lambda send, recv: (send, 3, {}), hiercoll.BufferTypeError),
+    "a truth for a number": (lambda send, recv: (send, recv, {"window": True}), hiercoll.ParameterError),
+    "a fraction for a number": (lambda send, recv: (send, recv, {"window": 1.0}), hiercoll.ParameterError),
+    "no parameter": (lambda send, recv: (send, recv, {"windows": 1}), hiercoll.ParameterError),
+    "no transport": (lambda send, recv: (send, recv, {"transport": "x" * 600}), hiercoll.ParameterError),
+}
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array[:]
+    view.flags.writeable = False
+    return view
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_arguments_of_known_calls(what: str, comm: MPI.Intracomm) -> None:
+    """They are refused as those of a first call are, with the same words, and leave the call as it was."""
+    send, recv, want = blocks(4)
+    change, error = WRONG[what]
+    known = {"algorithm": "scatter_destination", "window": 1}
+    other_send, other_recv, options = change(send, recv)
+    texts = []
+    for _ in range(2):
+        with pytest.raises(error) as raised:
+            hiercoll.alltoall(comm, other_send, other_recv, **{**known, **options})
+        texts.append(str(raised.value))
+        for _ in range(2):
+            hiercoll.alltoall(comm, send, recv, **known)
+            np.testing.assert_array_equal(recv, want)
+            recv[:] = -1
+    assert texts[0] == texts[1]
+
+
+def test_drop_in_methods(comm: MPI.Intracomm, slow: list[Any], calls: dropin.Calls) -> None:
+    """They are served where nobody looks on, seen where somebody does, and mpi4py's where that is the choice."""
+    ours = hiercoll.Intracomm(comm)
+    dropin.ignore(calls)
+    get_session(comm).policy.forced.update(forced_variants({"alltoall": ("pairwise", {})}))
+    for items in (1, 2, 3):
+        send, recv, want = blocks(items)
+        for _ in range(3):
+            ours.Alltoall(send, recv)
+            np.testing.assert_array_equal(recv, want)
+            recv[:] = -1
+        ours.Alltoall(recvbuf=recv, sendbuf=send)
+        np.testing.assert_array_equal(recv, want)
+    served = SIZE > 1  # calls of one rank are MPI's
+    assert len(slow) == 6 * served  # once by its size, and where arguments are named
+    dropin.observe(calls)
+    ours.Alltoall(send, recv)
+    ours.Allgather(send, np.empty((SIZE, send.size), send.dtype))
+    assert calls["alltoall" if served else "alltoall, native"] == 1 and sum(calls.values()) == 2
+
+
+def test_calls_left_to_mpi(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a table they are mpi4py's own, of functions and of methods, also with other buffers of the size; a table
+    is followed from when it is there."""
+    hiercoll.configure(comm, table=hiercoll.tables.Table())
+    ours = hiercoll.Intracomm(comm)
+    for _ in range(3):
+        send, recv, want = blocks(5)
+        for call in (ours.Alltoall, lambda *given: hiercoll.alltoall(comm, *given)):
+            recv[:] = -1
+            call(send, recv)
+            np.testing.assert_array_equal(recv, want)
+    session = get_session(comm)
+    known = len(session.routes)
+    assert known == 1
+    session.policy.forced.update(forced_variants({"alltoall": ("pairwise", {})}))
+    session.forget_choices()
+    assert len(session.routes) == 0
+    hiercoll.alltoall(comm, send, recv)
+    assert len(session.plans) == 1
+
+
+def test_deadlines_and_checks_go_by_python(comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """A call that is watched, or compared, is not served before that."""
+    send, recv, want = blocks(2)
+    for _ in range(2):
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    hiercoll.configure(comm, timeout=60)
+    for _ in range(3):
+        recv[:] = -1
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+        np.testing.assert_array_equal(recv, want)
+    session = get_session(comm)
+    assert session.watch is not None and session.watch.number == 3
+    hiercoll.configure(comm, timeout=0)
+    hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    assert session.watch is None and len(slow) == 3
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "params"),
+    [
+        ("alltoall", "grouped", {"memory": "shared"}),
+        ("alltoall", "hierarchical", {}),
+        ("alltoall", "eager", {}),
+        ("allgather", "shared", {}),
+        ("allgather", "ring", {"segments": 3}),
+    ],
+)
+def test_ranks_with_different_engines(
+    collective: str, algorithm: str, params: dict[str, Any], on_layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Odd ranks run by Python's engines what the others run compiled: messages and flags are the same."""
+    if RANK % 2:
+        for module in (binding, compiled):
+            monkeypatch.setattr(module, "load", lambda: (None, "a test"))
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    with getattr(hiercoll, f"{collective}_init")(comm, np.empty(SIZE * 7), algorithm=algorithm, **params) as plan:
+        assert (plan.program is None) == bool(RANK % 2)
+    for turn in range(6):
+        send = np.arange(SIZE * 7) + 1000 * RANK + turn
+        recv = getattr(hiercoll, collective)(comm, send, algorithm=algorithm, **params)
+        want = np.empty_like(recv)
+        getattr(comm, collective.capitalize())(send, want)
+        np.testing.assert_array_equal(recv, want)
+
+
+class Alarm(Exception):  # noqa: N818
+    """In place of KeyboardInterrupt."""
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["pairwise", "grouped"])
+def test_signals_end_a_wait(algorithm: str) -> None:
+    """A handler that raises ends the call within 0.1 s, here and now, though the other ranks do not come; the
+    communicator is broken, and says so."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    comm = WORLD.Dup()
+    send, recv, _ = blocks(4)
+    params = {"memory": "shared"} if algorithm == "grouped" else {}
+    for _ in range(2):
+        hiercoll.alltoall(comm, send, recv, algorithm=algorithm, **params)
+    if RANK == 0:
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        begin = time.monotonic()
+        with pytest.raises(Alarm):
+            hiercoll.alltoall(comm, send, recv, algorithm=algorithm, **params)
+        took = time.monotonic() - begin
+        signal.signal(signal.SIGALRM, before)
+        assert 0.15 < took < 2, took  # machines may be busy
+        with pytest.raises(hiercoll.CommunicatorError, match="was interrupted"):
+            hiercoll.alltoall(comm, send, recv, algorithm=algorithm, **params)
+    comm.Barrier()
+    comm.Free()
+
+
+def test_freed_communicators_are_not_found(slow: list[Any]) -> None:
+    """Handles are used again right after they are freed."""
+    for turn in range(4):
+        comm = WORLD.Dup()
+        send, recv, want = blocks(2)
+        for _ in range(2):
+            recv[:] = -1
+            hiercoll.alltoall(comm, send + turn, recv, algorithm="pairwise")
+            np.testing.assert_array_equal(recv, want + turn)
+        assert len(slow) == turn + 1
+        comm.Free()
+        with pytest.raises(hiercoll.CommunicatorError):
+            hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+
+
+def test_many_calls_are_forgotten_in_the_end(comm: MPI.Intracomm) -> None:
+    """Plans beyond the limit go, and so does what finds them: nothing grows without bound."""
+    session = get_session(comm)
+    for items in range(1, 300):
+        send, recv, want = blocks(items, "i4")
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+        np.testing.assert_array_equal(recv, want)
+    assert len(session.plans) <= hiercoll.runtime.session.MAX_PLANS
+    assert len(session.routes) <= 2 * hiercoll.runtime.session.MAX_PLANS
+
+
+def test_programs_refuse_misuse(comm: MPI.Intracomm) -> None:
+    """Typed errors, not crashes: of wrong numbers of arguments, and of freed programs."""
+    module: Any = compiled.load()[0]
+    for call in (lambda: module.call(ALLTOALL), lambda: module.remember(1), lambda: module.Program(b"")):
+        with pytest.raises(TypeError):
+            call()
+    plan = hiercoll.alltoall_init(comm, np.arange(SIZE), algorithm="pairwise")
+    program = plan.program
+    plan.free()
+    assert program is not None
+    with pytest.raises(RuntimeError, match="freed"):
+        program.run()

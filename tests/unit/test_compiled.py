@@ -1,0 +1,235 @@
+"""Steps as programs of the compiled engine, as far as one process shows it: words, copies, flags, self-messages; and
+what happens where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from hiercoll.memory import BlockLayout, UnevenLayout
+from hiercoll.runtime import compiled
+from hiercoll.runtime.compiled import COPY, DONE, FLAGS, RAISE, RECEIVE, SEND, WAIT, Compiled, compile_steps
+from hiercoll.schedule import RECV, Builder, Region, Schedule, in_order
+from hiercoll.schedule import SEND as SENT
+from hiercoll.schedule.lowering import lower
+
+needs_engine = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compiled engine: {compiled.load()[1]}")
+
+
+class FakeWindow(SimpleNamespace):
+    """Flags in memory of this process: two lanes of eight."""
+
+    def __init__(self) -> None:
+        flags = array("q", [0] * 16)
+        super().__init__(lane=0, flags=flags, flags_address=flags.buffer_info()[0], counts=array("q", [0, 0]))
+
+    def slot(self, lane: int, flag: int) -> int:
+        return lane * 8 + flag
+
+
+def words(schedule: Schedule, layout: Any, window: Any = None) -> list[tuple[int, ...]]:
+    """The words, step by step."""
+    code, found = compile_steps(lower(schedule), layout, window, (0, 1)), []
+    rest = list(code.words)
+    while rest:
+        found.append((rest[0], *rest[2 : rest[1]]))
+        rest = rest[rest[1] :]
+    return found
+
+
+def engine(schedule: Schedule, layout: Any, window: Any = None, **places: int) -> Compiled:
+    """Of a rank alone."""
+    return Compiled(lower(schedule), layout, MPI.COMM_SELF, 0, places, window, (0, 1))  # type: ignore[arg-type]
+
+
+def test_words_of_a_round() -> None:
+    """Offsets and lengths in bytes, evenly spaced copies as one, all requests of the round waited for together."""
+    b = Builder(0)
+    with b.round():
+        b.copy(SENT[0], RECV[3])
+        b.send(1, SENT[1], tag=4)
+        b.recv(2, RECV[2], tag=5)
+    byte = compiled.value_of(MPI.BYTE)
+    assert words(b.build(), BlockLayout(8)) == [
+        (SEND, 0, 8, 8, byte, 1, 4, 0),
+        (RECEIVE, 1, 16, 8, byte, 2, 5, 1),
+        (COPY, 0, 0, 1, 24, 8, 1, 0, 0),
+        (WAIT, 0, 1),
+    ]
+
+
+def test_words_of_a_flow() -> None:
+    """A message of no bytes is complete with the step that would begin it; the others by their slots."""
+    b = Builder(0)
+    first, second = b.recv(1, RECV[0]), b.recv(2, RECV[1])
+    b.copy(RECV[0], RECV[2], after=[first])
+    b.send(1, RECV[1], after=[second])
+    steps = lower(b.build())
+    assert not steps.in_sequence
+    layout = UnevenLayout()
+    layout.place("recv", None, np.array([0, 0, 8]), np.array([8, 0, 8]))
+    code = compile_steps(steps, layout, None, ())
+    kinds = [kind for kind, *_ in words(b.build(), layout)]
+    assert kinds.count(DONE) == 2 and kinds.count(RECEIVE) == 1 and kinds.count(COPY) == 1
+    assert len(code.messages) == 1 and len(code.flow) >= 6 * len(steps.steps) + 1
+
+
+def test_words_of_flags() -> None:
+    """By their places in the window, and by how many starts they may lag."""
+    b = Builder(0)
+    shared = b.shared(2)
+    free = b.wait([1], 1, previous=True)
+    b.signal(0, after=[b.copy(SENT[0], shared[0], after=[free])])
+    assert words(in_order(b.build()), BlockLayout(8), FakeWindow()) == [
+        (FLAGS, 1, 9),
+        (COPY, 0, 0, 3, 0, 8, 1, 0, 0),
+        (RAISE, 0),
+    ]
+
+
+regions = st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True)
+
+
+@needs_engine
+@settings(max_examples=200, deadline=None)
+@given(regions, st.randoms(use_true_random=False), st.integers(1, 9), st.integers(1, 3))
+def test_copies_are_numpys(blocks: list[int], order: Any, nbytes: int, segments: int) -> None:
+    """Of any blocks to any others, whole or in segments, at whatever address, for as many starts as wanted."""
+    targets = order.sample(range(12), len(blocks))
+    b = Builder(0, segments)
+    for part in range(segments):
+        whole = None if segments == 1 else part
+        b.copy(Region("send", tuple(blocks), whole), Region("recv", tuple(targets), whole))
+    layout = BlockLayout(nbytes, 1, segments)
+    made = engine(b.build(), layout, send=0, recv=0)
+    for _ in range(3):
+        send = np.frombuffer(order.randbytes(12 * nbytes), np.uint8).reshape(12, nbytes)
+        recv, want = np.full((12, nbytes), 255, np.uint8), np.full((12, nbytes), 255, np.uint8)
+        want[targets] = send[blocks]
+        made.program.move(send.ctypes.data, recv.ctypes.data)
+        made.run()
+        np.testing.assert_array_equal(recv, want)
+    made.free()
+
+
+@needs_engine
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_messages_to_oneself(overlapping: bool) -> None:
+    """In sequence, and by completions: what is sent arrives, pieces apart as a datatype."""
+    b = Builder(0)
+    if overlapping:
+        arrived = b.recv(0, Region("recv", (0, 2)))
+        b.send(0, Region("send", (1, 3)))
+        b.copy(RECV[0], RECV[1], after=[arrived])
+        b.copy(SENT[0], RECV[3])
+    else:
+        with b.round():
+            b.recv(0, Region("recv", (0, 2)))
+            b.send(0, Region("send", (1, 3)))
+        with b.round():
+            b.copy(RECV[0], RECV[1])
+            b.copy(SENT[0], RECV[3])
+    assert lower(b.build()).in_sequence != overlapping
+    send, recv = np.arange(4) + 5, np.zeros(4, int)
+    made = engine(b.build(), BlockLayout(8), send=send.ctypes.data, recv=recv.ctypes.data)
+    for _ in range(3):
+        recv[:] = -1
+        made.run()
+        assert recv.tolist() == [6, 6, 8, 5]
+        recv[:] = -1
+        made.start()
+        while not made.progress(False):
+            pass
+        assert recv.tolist() == [6, 6, 8, 5] and not made.program.active
+        send += 1
+        send -= 1
+    made.free()
+
+
+@needs_engine
+def test_what_a_program_waits_for() -> None:
+    """Messages by their operations; flags by the ranks that are to raise them; nothing once it is complete."""
+    b = Builder(0)
+    shared = b.shared(1)
+    arrived = b.recv(0, RECV[0])
+    b.copy(RECV[0], shared[0], after=[b.wait([1], 0, previous=False, after=[arrived])])
+    window, recv, node = FakeWindow(), np.zeros(1, int), np.zeros(1, int)
+    schedule = in_order(b.build())
+    made = engine(schedule, BlockLayout(8), window, recv=recv.ctypes.data, shared=node.ctypes.data)
+    made.start()
+    assert not made.progress(False)
+    assert [(each.verb, each.peer) for each in made.pending()] == [("a receive from", 0)]
+    MPI.COMM_SELF.Send([np.array([7]), MPI.INT64_T], 0, 0)
+    assert not made.progress(False)
+    assert [(each.verb, each.peer) for each in made.pending()] == [("the flag of", 1)]
+    window.flags[8] = 1
+    assert made.progress(False) and made.pending() == [] and node[0] == 7 and window.counts[0] == 1
+    made.free()
+
+
+@needs_engine
+def test_errors_of_the_library_are_raised() -> None:
+    """As mpi4py raises them; the program is not complete."""
+    b = Builder(0)
+    with b.round():
+        b.send(3, SENT[0])
+    comm = MPI.COMM_SELF.Dup()
+    send = np.zeros(1, int)
+    schedule, places = b.build(), {"send": send.ctypes.data}
+    made = Compiled(lower(schedule), BlockLayout(8), comm, 0, places, None, ())  # type: ignore[arg-type]
+    with pytest.raises(MPI.Exception) as raised:
+        made.run()
+    assert raised.value.Get_error_class() == MPI.ERR_RANK and made.program.active
+    with pytest.raises(RuntimeError, match="active"):
+        made.run()
+    comm.Free()
+
+
+FALLBACK = """
+import warnings, sys
+import {before}
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import numpy as np, hiercoll
+    from mpi4py import MPI
+    for _ in range(3):
+        hiercoll.alltoall(MPI.COMM_SELF, np.arange(4), algorithm="pairwise")
+from hiercoll.runtime import compiled
+print(compiled.load()[0], len(told), *[each.message for each in told], sep="; ")
+"""
+
+
+def outcome(before: str, **environment: str) -> str:
+    """What a program says of its engine."""
+    code = FALLBACK.format(before="os" if before == "" else "os\n" + before)
+    env = {"PATH": "/usr/bin:/bin", "HIERCOLL_TABLE": "model", **environment}
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert told.returncode == 0, told.stderr
+    return told.stdout.strip()
+
+
+def test_without_a_compiled_engine() -> None:
+    """Python's engines take over: in silence where nothing was built, saying why once where it was asked for."""
+    missing = "sys.modules['hiercoll.runtime._engine'] = None"
+    assert outcome(missing) == "None; 0"
+    why = "no compiled engine, Python's run: it was not built: there was no C compiler when hiercoll was installed"
+    assert outcome(missing, HIERCOLL_ENGINE="c") == f"None; 1; {why}"
+    assert outcome("", HIERCOLL_ENGINE="python") == "None; 0"
+
+
+@needs_engine
+def test_a_library_whose_functions_are_not_found() -> None:
+    """Nor a faulty build: Python's engines take over, and it is said why, once."""
+    fault = "import types; m = types.ModuleType('hiercoll.runtime._engine')\n"
+    fault += "def setup(*_): raise OSError('MPI_Isend is not found')\n"
+    fault += "m.setup = setup; sys.modules['hiercoll.runtime._engine'] = m"
+    assert outcome(fault) == "None; 1; no compiled engine, Python's run: MPI_Isend is not found"
