@@ -11,7 +11,16 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall, waitall
-from hiercoll.calls.serving import begin, call_known, hold, repeat, serve, serve_unknown_sizes, sizes_are_unknown
+from hiercoll.calls.serving import (
+    begin,
+    call_known,
+    hold,
+    new_result,
+    repeat,
+    serve,
+    serve_unknown_sizes,
+    sizes_are_unknown,
+)
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.runtime import compiled, progress
@@ -78,8 +87,10 @@ def alltoall(
     BufferSizeError, BufferTypeError, BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError, ConstraintError. Collective (MPI 4.1, 6.8).
     """
-    if stream is None and call_known(ALLTOALL, comm, sendbuf, recvbuf, 0, algorithm, transport, params):
-        return recvbuf
+    if stream is None:
+        into = new_result(ALLTOALL, comm, sendbuf) if recvbuf is None else recvbuf
+        if call_known(ALLTOALL, comm, sendbuf, into, 0, algorithm, transport, params):
+            return into
     return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
@@ -100,8 +111,10 @@ def allgather(
     ``MPI.IN_PLACE`` the rank's block lies in its place in ``recvbuf``. Collective
     (MPI 4.1, 6.7).
     """
-    if stream is None and call_known(ALLGATHER, comm, sendbuf, recvbuf, 0, algorithm, transport, params):
-        return recvbuf
+    if stream is None:
+        into = new_result(ALLGATHER, comm, sendbuf) if recvbuf is None else recvbuf
+        if call_known(ALLGATHER, comm, sendbuf, into, 0, algorithm, transport, params):
+            return into
     return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 

@@ -93,6 +93,18 @@ def _call_known() -> Callable[..., bool]:
 call_known = _call_known()
 
 
+def new_result(collective: Collective, comm: Any, send: Any) -> Any:
+    """A new receive array for a plain array; None for anything else."""
+    if type(send) is not np.ndarray or not send.flags.c_contiguous:
+        return None
+    if collective.send is collective.recv:
+        return np.empty_like(send)
+    try:
+        return np.empty((comm.size, *send.shape), send.dtype)
+    except (AttributeError, MPI.Exception):  # no communicator: the slow path says so
+        return None
+
+
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
     """What `known_plan` asks for, of arguments that have been found sound; None for what it does not know."""
     send, recv = given.send, given.recv
@@ -168,6 +180,8 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
 def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
     """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
     collective = request.collective
+    if given.recv is None:
+        given = given._replace(recv=request.result)
     if not collective.is_even:
         if plan is not None:
             session.remember(uneven_alias(collective, given), plan)

@@ -279,3 +279,24 @@ def test_programs_refuse_misuse(comm: MPI.Intracomm) -> None:
     assert program is not None
     with pytest.raises(RuntimeError, match="freed"):
         program.run()
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_new_results(shape: tuple[int, ...], comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """A call without a receive array is known, too; each has a new one, of the shape that a first call gives."""
+    last: list[np.ndarray] = []
+    for turn in range(4):
+        send = np.arange(SIZE * np.prod(shape)).reshape((SIZE, *shape)) + 1000 * RANK + turn
+        got = hiercoll.alltoall(comm, send, algorithm="pairwise")
+        every = hiercoll.allgather(comm, send[0], algorithm="ring")
+        want = np.empty_like(send)
+        comm.Alltoall(send, want)
+        np.testing.assert_array_equal(got, want)
+        want = np.empty((SIZE, *shape), send.dtype)
+        comm.Allgather(send[0], want)
+        np.testing.assert_array_equal(every, want)
+        assert not any(np.shares_memory(got, other) for other in last)
+        last += [got, every]
+    assert len(slow) == 2
+    turned = hiercoll.alltoall(comm, np.asfortranarray(send), algorithm="pairwise")  # made in another way
+    assert turned.shape == send.shape and len(slow) == (2 if send.flags.f_contiguous else 3)
