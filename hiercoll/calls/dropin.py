@@ -216,9 +216,8 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
                     progress.before_blocking()
                 native(self, *given)
                 return NATIVE
-            if (plan := repeat(known, collective, Arguments(send, recv))) is not None:
-                known.run(plan)
-                return plan.name
+            if (ran := repeat(known, self, collective, Arguments(send, recv))) is not None:
+                return ran
         return _serve(self, collective, Arguments(send, recv), partial(native, self, *given))
 
     return serve_call

@@ -353,8 +353,8 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
         policy.count()
         progress.before_blocking()
         _native(session, collective, given)
-    elif (plan := repeat(session, collective, given)) is not None:
-        session.run(plan)
+    elif repeat(session, comm, collective, given) is not None:
+        pass
     elif unknown:
         native = partial(_checked_native, session, collective, given)
         serve_unknown_sizes(session, collective, given, native, strict=True)

@@ -20,7 +20,7 @@ from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread
+from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE
 from hiercoll.tuner import Spread
@@ -180,15 +180,18 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
 def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
     """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
     collective = request.collective
-    if given.recv is None:
+    if given.recv is None and request.result.flags.c_contiguous:
         given = given._replace(recv=request.result)
     if not collective.is_even:
-        if plan is not None:
+        if plan is not None and plan.program is not None and given.limit == LIMIT:
+            call = (collective, given.send, given.recv, given.algorithm, given.params)
+            compiled.remember_blocks(session.routes, *call, plan.program)
+        elif plan is not None and plan.program is None:
             session.remember(uneven_alias(collective, given), plan)
         return
     alias, program = equal_alias(collective, given), None if plan is None else plan.program
     if alias is not None and (program is not None or _may_pass(session, request, given)):
-        target = getattr(MPI.Comm, collective.native) if program is None else program
+        target = getattr(session.user, collective.native) if program is None else program
         buffers = (None if collective.one_buffer else given.send, given.recv)
         choice = (given.root, given.algorithm, given.transport, given.params)
         compiled.remember(session.routes, collective, *buffers, *choice, target)
@@ -199,7 +202,8 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     """Whether the call may go to mpi4py as it is: its own, with elements that it knows, and nobody looks on."""
     elements: Any = MPI._typedict
-    return request.variant.is_native and session.unwatched and given.recv.dtype.char in elements
+    known = given.recv.dtype.char in elements and given.recv.flags.c_contiguous
+    return known and request.variant.is_native and session.unwatched
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:
@@ -208,8 +212,8 @@ def sizes_are_unknown(session: Session, collective: Collective, given: Arguments
     return unknown and not given.params and bool(given.limit == LIMIT)
 
 
-def repeat(session: Session, collective: Collective, given: Arguments) -> Plan | None:
-    """The kept plan of a call with blocks of any sizes whose arguments were seen before; the call is counted."""
+def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given: Arguments) -> str | None:
+    """Serve a call with blocks of any sizes whose arguments were seen before; the call is counted. Returns what ran."""
     if not session.unwatched:
         return None
     policy = session.policy.uneven(collective) if sizes_are_unknown(session, collective, given) else None
@@ -217,13 +221,16 @@ def repeat(session: Session, collective: Collective, given: Arguments) -> Plan |
         if not policy.is_fixed:
             return None
         given = given._replace(algorithm=policy.current.algorithm, params=policy.current.params)
-    plan = session.recent.get(uneven_alias(collective, given))
-    if plan is None or plan.is_freed:
-        return None
-    if policy is not None:
+    ran = None
+    if given.limit == LIMIT and compiled.call_blocks(collective, comm, *given[:2], given.algorithm, given.params):
+        ran = spelled(collective, given.algorithm, given.params)
+    elif (plan := session.recent.get(uneven_alias(collective, given))) is not None and not plan.is_freed:
+        session.touch(plan)
+        session.run(plan)
+        ran = plan.name
+    if ran is not None and policy is not None:
         policy.count()
-    session.touch(plan)
-    return plan
+    return ran
 
 
 def serve_unknown_sizes(

@@ -37,7 +37,10 @@ enum kind {
     COPY,   /* base, offset, base, offset of the target, bytes, pieces, distance of pieces, and in the target */
     RAISE,  /* index of a flag */
     FLAGS,  /* starts back, indices of flags .. */
-    DONE    /* step of a flow that is complete with the one that begins it: its message has no bytes */
+    DONE,   /* step of a flow that is complete with the one that begins it: its message has no bytes */
+    SEND_BLOCK,    /* base (send or recv), block, peer, tag, slot: where and as long as this start's tables say */
+    RECEIVE_BLOCK,
+    COPY_BLOCK     /* base, block, base, block of the target */
 };
 
 /* A step of a flow: its words, how many steps it needs, and which need it. It is complete when its words are done; one
@@ -51,7 +54,7 @@ typedef struct {
 static struct {
     void *isend, *irecv, *testall, *testsome, *test, *iprobe;
     int width;            /* bytes of a handle */
-    int64_t null;         /* MPI_REQUEST_NULL */
+    int64_t null, byte;   /* MPI_REQUEST_NULL, MPI_BYTE */
     int any_tag;
     Py_ssize_t status;    /* bytes */
     PyObject *exception;  /* MPI.Exception */
@@ -109,6 +112,8 @@ typedef struct {
     int64_t ready_count[2];
     int *found;                   /* slots, by the MPI library */
     int64_t bases[BASES], comm;
+    Py_ssize_t blocks[2];         /* of send and recv, where their sizes are given with each start */
+    int64_t *sizes[2], *places[2];
     int tag, rank;
     int64_t *flags, *window;      /* of the window: its flags; the number of starts, and when it was used last */
     int64_t used;                 /* when the program was, in calls */
@@ -118,14 +123,15 @@ static const char *no_memory = "no memory for a program";
 
 static int Program_init(Program *self, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"code", "flow", "steps", "requests", "comm", "tag", "rank", "bases", "flags", "window",
-                            "owners", NULL};
+    static char *names[] = {"code", "flow", "steps", "requests", "comm", "tag", "rank", "bases", "blocks",
+                            "flags", "window", "owners", NULL};
     Py_buffer code, flow;
     long long comm, bases[BASES];
     unsigned long long flags, window;
     PyObject *owners;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "y*y*LiLii(LLLL)KKO", names, &code, &flow, &self->number,
-                                     &self->requests, &comm, &self->tag, &self->rank, &bases[0], &bases[1], &bases[2], &bases[3], &flags, &window, &owners))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "y*y*LiLii(LLLL)(nn)KKO", names, &code, &flow, &self->number,
+                                     &self->requests, &comm, &self->tag, &self->rank, &bases[0], &bases[1], &bases[2], &bases[3],
+                                     &self->blocks[0], &self->blocks[1], &flags, &window, &owners))
         return -1;
     self->length = code.len / 8;
     self->code = PyMem_Malloc((size_t)code.len + 1);
@@ -133,10 +139,16 @@ static int Program_init(Program *self, PyObject *args, PyObject *named)
     self->slots = PyMem_Malloc(handles);
     self->gathered = PyMem_Malloc(handles);
     self->statuses = PyMem_Malloc((size_t)(self->requests + 1) * (size_t)mpi.status);
-    size_t number = (size_t)self->number;
+    size_t number = (size_t)self->number, tables = (size_t)(self->blocks[0] + self->blocks[1]);
+    self->sizes[0] = PyMem_Calloc(2 * tables + 1, 8);
+    if (self->sizes[0]) {
+        self->places[0] = self->sizes[0] + self->blocks[0];
+        self->sizes[1] = self->places[0] + self->blocks[0];
+        self->places[1] = self->sizes[1] + self->blocks[1];
+    }
     self->found = PyMem_Malloc((size_t)(self->requests + 1) * sizeof(int));
     self->flow = number ? PyMem_Malloc((size_t)flow.len + 3 * number * 8) : NULL;
-    int good = self->code && self->slots && self->gathered && self->statuses && self->found && (self->flow || !number);
+    int good = self->sizes[0] && self->code && self->slots && self->gathered && self->statuses && self->found && (self->flow || !number);
     if (good) {
         memcpy((void *)self->code, code.buf, (size_t)code.len);
         if (number) {
@@ -177,6 +189,7 @@ static void Program_dealloc(Program *self)
         PyMem_Free(self->found);
     }
     PyMem_Free(self->flow);
+    PyMem_Free(self->sizes[0]);
     PyMem_Free((void *)self->code);
     Py_XDECREF(self->owners);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -313,6 +326,21 @@ static int wait_for_messages(Program *self, const int64_t *step, int block)
     return done;
 }
 
+static int begin_block(Program *self, const int64_t *step)
+{
+    int64_t count = self->sizes[step[2]][step[3]];
+    if (!count) { /* as the other end knows, too */
+        if (self->flow)
+            complete_step(self, self->completes[step[6]]);
+        return 1;
+    }
+    int code = begin_message(step[0] == SEND_BLOCK ? mpi.isend : mpi.irecv,
+                             (void *)(uintptr_t)(self->bases[step[2]] + self->places[step[2]][step[3]]), (int)count,
+                             mpi.byte, (int)step[4], self->tag + (int)step[5], self->comm,
+                             self->slots + step[6] * mpi.width);
+    return code ? failed(code) : 1;
+}
+
 /* Do the words of a step: 1 when that is done, 0 if not, -1 with an exception. */
 static int do_words(Program *self, const int64_t *step, int block)
 {
@@ -339,6 +367,14 @@ static int do_words(Program *self, const int64_t *step, int block)
         break;
     case DONE:
         complete_step(self, step[2]);
+        break;
+    case SEND_BLOCK:
+    case RECEIVE_BLOCK:
+        return begin_block(self, step);
+    case COPY_BLOCK:
+        memmove((void *)(uintptr_t)(self->bases[step[4]] + self->places[step[4]][step[5]]),
+                (void *)(uintptr_t)(self->bases[step[2]] + self->places[step[2]][step[3]]),
+                (size_t)self->sizes[step[2]][step[3]]);
         break;
     }
     return done;
@@ -446,6 +482,27 @@ static PyObject *Program_move(Program *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* place(sizes, places) of the blocks of send and then of recv, in bytes, 64 bits each. */
+static PyObject *Program_place(Program *self, PyObject *args)
+{
+    Py_buffer sizes, places;
+    if (!PyArg_ParseTuple(args, "y*y*", &sizes, &places))
+        return NULL;
+    Py_ssize_t first = self->blocks[0], all = first + self->blocks[1];
+    int good = sizes.len == 8 * all && places.len == 8 * all;
+    if (good) {
+        memcpy(self->sizes[0], sizes.buf, 8 * (size_t)first);
+        memcpy(self->sizes[1], (int64_t *)sizes.buf + first, 8 * (size_t)(all - first));
+        memcpy(self->places[0], places.buf, 8 * (size_t)first);
+        memcpy(self->places[1], (int64_t *)places.buf + first, 8 * (size_t)(all - first));
+    }
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&places);
+    if (!good)
+        return PyErr_Format(PyExc_ValueError, "not the sizes and places of %zd blocks", all);
+    Py_RETURN_NONE;
+}
+
 /* Append an index to a list; 0, or -1 with an exception. */
 static int append(PyObject *list, int64_t index)
 {
@@ -519,6 +576,7 @@ static PyMethodDef program_methods[] = {
     {"start", (PyCFunction)Program_start, METH_NOARGS, "Begin a start; whether everything is done already."},
     {"progress", (PyCFunction)Program_progress, METH_O, "Go on, if asked to until everything is done; whether it is."},
     {"move", (PyCFunction)Program_move, METH_VARARGS, "The addresses of the send and the receive buffer from now on."},
+    {"place", (PyCFunction)Program_place, METH_VARARGS, "Sizes and places of all blocks from now on, in bytes."},
     {"pending", (PyCFunction)Program_pending, METH_NOARGS,
      "Slots of requests that are not complete, flags that are not raised, and the word that it has come to."},
     {"free", (PyCFunction)Program_free, METH_NOARGS, "It is not started any more."},
@@ -695,28 +753,38 @@ static int describe(Call *call, PyObject *collective, PyObject *send, PyObject *
     return PyDict_Size(params) ? add_parameters(key, params) : 0;
 }
 
+/* mpi4py's own call; ``native`` is a function of communicators, or (``comm`` is NULL) the method of one. */
 static PyObject *call_native(PyObject *native, PyObject *comm, PyObject *send, PyObject *recv, PyObject *root)
 {
-    int one_buffer = send == Py_None;
-    return PyObject_CallFunctionObjArgs(native, comm, one_buffer ? recv : send, one_buffer ? root : recv, NULL);
+    PyObject *first = send == Py_None ? recv : send, *second = send == Py_None ? root : recv;
+    if (!comm)
+        return PyObject_CallFunctionObjArgs(native, first, second, NULL);
+    return PyObject_CallFunctionObjArgs(native, comm, first, second, NULL);
 }
 
-/* 1 if a call was served, 0 if Python is to serve it, -1 with an exception. */
-static int serve(Routes *routes, Call *call, PyObject *comm, PyObject *send, PyObject *recv, PyObject *root)
+/* What serves calls with this key, borrowed; NULL, perhaps with an exception, if that is not known. */
+static PyObject *find(Routes *routes, const Key *key)
 {
-    PyObject *key = PyBytes_FromStringAndSize(call->key.bytes, (Py_ssize_t)call->key.length);
-    if (!key)
-        return -1;
-    PyObject *found = PyDict_GetItemWithError(routes->known, key);
-    Py_DECREF(key);
-    if (found && Py_TYPE(found) != program_type) {
-        PyObject *done = call_native(found, comm, send, recv, root);
-        Py_XDECREF(done);
-        return done ? 1 : -1;
-    }
-    Program *program = (Program *)found;
-    if (!program || program->is_freed || program->active)
-        return 0;
+    PyObject *bytes = PyBytes_FromStringAndSize(key->bytes, (Py_ssize_t)key->length);
+    PyObject *found = bytes ? PyDict_GetItemWithError(routes->known, bytes) : NULL;
+    Py_XDECREF(bytes);
+    return found;
+}
+
+/* Let calls with this key be served by the target: 1, or -1 with an exception. */
+static int keep(Routes *routes, const Key *key, PyObject *target)
+{
+    if (PyDict_Size(routes->known) >= MOST_KNOWN)
+        PyDict_Clear(routes->known);
+    PyObject *bytes = PyBytes_FromStringAndSize(key->bytes, (Py_ssize_t)key->length);
+    int outcome = bytes && PyDict_SetItem(routes->known, bytes, target) == 0 ? 1 : -1;
+    Py_XDECREF(bytes);
+    return outcome;
+}
+
+/* Run a program on the buffers of a call: 1, or -1 with an exception, of which the session is told. */
+static int run(Routes *routes, Program *program, const Call *call)
+{
     Py_INCREF((PyObject *)program);
     program->used = ++routes->calls;
     if (program->window)
@@ -736,6 +804,23 @@ static int serve(Routes *routes, Call *call, PyObject *comm, PyObject *send, PyO
     return outcome;
 }
 
+/* 1 if a call was served, 0 if Python is to serve it, -1 with an exception. */
+static int serve(Routes *routes, Call *call, PyObject *send, PyObject *recv, PyObject *root)
+{
+    PyObject *found = find(routes, &call->key);
+    if (!found)
+        return PyErr_Occurred() ? -1 : 0;
+    if (Py_TYPE(found) != program_type) {
+        if (!PyBuffer_IsContiguous(&call->recv, 'C') || (call->views > 1 && !PyBuffer_IsContiguous(&call->send, 'C')))
+            return 0; /* mpi4py takes no other order */
+        PyObject *done = call_native(found, NULL, send, recv, root);
+        Py_XDECREF(done);
+        return done ? 1 : -1;
+    }
+    Program *program = (Program *)found;
+    return program->is_freed || program->active ? 0 : run(routes, program, call);
+}
+
 /* call(collective, comm, send, recv, root, algorithm, transport, params): whether it was served. */
 static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -751,7 +836,153 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
     int outcome = 0;
     if (view_recv(&call, args[3]) == 0 &&
         describe(&call, args[0], args[2], args[4], args[5], args[6], args[7]) == 0)
-        outcome = serve(routes, &call, args[1], args[2], args[3], args[4]);
+        outcome = serve(routes, &call, args[2], args[3], args[4]);
+    else
+        PyErr_Clear();
+    end_call(&call);
+    return as_bool(outcome);
+}
+
+/* Whole numbers of a list or of an array of signed ones; 0, or -1 for what Python is to look at. */
+static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
+{
+    if (PyList_CheckExact(from)) {
+        if (PyList_Size(from) != count)
+            return -1;
+        for (Py_ssize_t each = 0; each < count; each++) {
+            PyObject *number = PyList_GetItem(from, each);
+            if (!PyLong_CheckExact(number))
+                return -1;
+            numbers[each] = PyLong_AsLongLong(number); /* too large ones: -1, which is refused below */
+        }
+        return 0;
+    }
+    Py_buffer view;
+    if (Py_TYPE(from) != calls.array || PyObject_GetBuffer(from, &view, PyBUF_FORMAT | PyBUF_ND) < 0)
+        return -1;
+    int good = view.ndim == 1 && view.len == count * view.itemsize && view.format && !view.format[1] &&
+               strchr("ilq", view.format[0]) && (view.itemsize == 4 || view.itemsize == 8);
+    if (good && view.itemsize == 8)
+        memcpy(numbers, view.buf, (size_t)view.len);
+    else if (good)
+        for (Py_ssize_t each = 0; each < count; each++)
+            numbers[each] = ((int32_t *)view.buf)[each];
+    PyBuffer_Release(&view);
+    return good ? 0 : -1;
+}
+
+/* Sizes and places of blocks in bytes, of an array's counts or of (counts, displacements) in its elements; 0, or -1 for
+ * what Python is to look at: other kinds, and all that is wrong. */
+static int read_blocks(PyObject *given, const Py_buffer *view, int64_t *sizes, int64_t *places, Py_ssize_t count)
+{
+    PyObject *counts = given, *displacements = NULL;
+    if (PyTuple_CheckExact(given)) {
+        if (PyTuple_Size(given) != 2)
+            return -1;
+        counts = PyTuple_GetItem(given, 0);
+        displacements = PyTuple_GetItem(given, 1);
+    }
+    if (read_numbers(counts, sizes, count) < 0 || (displacements && read_numbers(displacements, places, count) < 0))
+        return -1;
+    int64_t next = 0, item = view->itemsize, most = view->len / item;
+    for (Py_ssize_t each = 0; each < count; each++) {
+        int64_t size = sizes[each], place = displacements ? places[each] : next;
+        if (size < 0 || size > most || size * item > INT32_MAX || place < 0 || (size && place > most - size))
+            return -1;
+        next = place + size;
+        sizes[each] = size * item;
+        places[each] = place * item;
+    }
+    return 0;
+}
+
+/* An array and what says which blocks it has: of a list or a tuple of two, or all of an array (which has one). */
+static int view_blocks(PyObject *given, Py_buffer *view, PyObject **blocks, int flags)
+{
+    PyObject *array = given;
+    *blocks = NULL;
+    if (PyList_CheckExact(given) && PyList_Size(given) == 2) {
+        array = PyList_GetItem(given, 0);
+        *blocks = PyList_GetItem(given, 1);
+    } else if (PyTuple_CheckExact(given) && PyTuple_Size(given) == 2) {
+        array = PyTuple_GetItem(given, 0);
+        *blocks = PyTuple_GetItem(given, 1);
+    }
+    if (Py_TYPE(array) != calls.array)
+        return -1;
+    return PyObject_GetBuffer(array, view, flags | PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS);
+}
+
+/* What tells a call with blocks of any sizes from others: all but the sizes, which are given with each start. */
+static int describe_blocks(Call *call, PyObject *collective, PyObject *send, PyObject *recv, PyObject *algorithm,
+                           PyObject *params, PyObject *blocks[2])
+{
+    Key *key = &call->key;
+    key->length = 0;
+    call->views = 0;
+    if (view_blocks(recv, &call->recv, &blocks[1], PyBUF_WRITABLE) < 0)
+        return -1;
+    call->views = 1;
+    if (view_blocks(send, &call->send, &blocks[0], 0) < 0)
+        return -1;
+    call->views = 2;
+    if (!blocks[1] || !call->send.itemsize || !call->recv.itemsize ||
+        add_number(key, (int64_t)(uintptr_t)collective) < 0 || add_number(key, blocks[0] != NULL) < 0 ||
+        add_text(key, algorithm) < 0)
+        return -1;
+    return PyDict_Size(params) ? add_parameters(key, params) : 0;
+}
+
+/* call_blocks(collective, comm, send, recv, algorithm, params): of any sizes; whether it was served. */
+static PyObject *engine_call_blocks(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 6) {
+        PyErr_SetString(PyExc_TypeError, "call_blocks() takes 6 arguments");
+        return NULL;
+    }
+    Routes *routes = find_routes(args[1]);
+    if (!routes)
+        Py_RETURN_FALSE;
+    Call call;
+    PyObject *blocks[2];
+    Program *program = NULL;
+    int outcome = 0;
+    if (describe_blocks(&call, args[0], args[2], args[3], args[4], args[5], blocks) == 0) {
+        program = (Program *)find(routes, &call.key);
+        if (program && !program->is_freed && !program->active) {
+            Py_ssize_t *number = program->blocks;
+            int64_t **sizes = program->sizes, **places = program->places;
+            int good = read_blocks(blocks[1], &call.recv, sizes[1], places[1], number[1]) == 0;
+            if (good && blocks[0])
+                good = read_blocks(blocks[0], &call.send, sizes[0], places[0], number[0]) == 0;
+            else if (good && (good = call.send.len <= INT32_MAX)) {
+                sizes[0][0] = call.send.len;
+                places[0][0] = 0;
+            }
+            if (good && sizes[0][number[0] > 1 ? program->rank : 0] == sizes[1][program->rank])
+                outcome = run(routes, program, &call);
+        }
+    }
+    if (!outcome)
+        PyErr_Clear();
+    end_call(&call);
+    return as_bool(outcome);
+}
+
+/* remember_blocks(routes, collective, send, recv, algorithm, params, program) */
+static PyObject *engine_remember_blocks(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 7) {
+        PyErr_SetString(PyExc_TypeError, "remember_blocks() takes 7 arguments");
+        return NULL;
+    }
+    Call call;
+    PyObject *blocks[2];
+    int outcome = 0;
+    if (describe_blocks(&call, args[1], args[2], args[3], args[4], args[5], blocks) == 0)
+        outcome = keep((Routes *)args[0], &call.key, args[6]);
     else
         PyErr_Clear();
     end_call(&call);
@@ -771,11 +1002,7 @@ static PyObject *engine_remember(PyObject *module, PyObject *const *args, Py_ssi
     int outcome = 0;
     if (view_recv(&call, args[3]) == 0 &&
         describe(&call, args[1], args[2], args[4], args[5], args[6], args[7]) == 0) {
-        PyObject *key = PyBytes_FromStringAndSize(call.key.bytes, (Py_ssize_t)call.key.length);
-        if (PyDict_Size(routes->known) >= MOST_KNOWN)
-            PyDict_Clear(routes->known);
-        outcome = key && PyDict_SetItem(routes->known, key, args[8]) == 0 ? 1 : -1;
-        Py_XDECREF(key);
+        outcome = keep(routes, &call.key, args[8]);
     } else
         PyErr_Clear();
     end_call(&call);
@@ -947,7 +1174,7 @@ static PyObject *method(int index, PyObject *self, PyObject *const *args, Py_ssi
             for (int each = 0; each < routes->sizes && !is_native; each++)
                 is_native = routes->native[each].collective == slot->collective && routes->native[each].bytes == call.recv.len;
         if (!is_native && describe(&call, slot->collective, send, root, calls.automatic, calls.automatic, calls.plain) == 0)
-            outcome = serve(routes, &call, self, send, recv, root);
+            outcome = serve(routes, &call, send, recv, root);
         else
             PyErr_Clear();
     } else
@@ -1023,14 +1250,14 @@ static void *resolve(void *library, const char *name)
     return found;
 }
 
-/* setup(library, width, null, any_tag, status, exception, comm, offset, array, background, observers, automatic) */
+/* setup(library, width, null, byte, any_tag, status, exception, comm, offset, array, background, observers, automatic) */
 static PyObject *engine_setup(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *path;
-    long long null;
+    long long null, byte;
     PyObject *exception, *background, *observers, *automatic;
-    if (!PyArg_ParseTuple(args, "siLinOOnOOOO", &path, &mpi.width, &null, &mpi.any_tag, &mpi.status, &exception,
+    if (!PyArg_ParseTuple(args, "siLLinOOnOOOO", &path, &mpi.width, &null, &byte, &mpi.any_tag, &mpi.status, &exception,
                           &calls.comm, &calls.comm_offset, &calls.array, &background, &observers, &automatic))
         return NULL;
     if (mpi.width != 4 && mpi.width != 8)
@@ -1042,6 +1269,7 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
         !(mpi.iprobe = resolve(library, "MPI_Iprobe")))
         return NULL;
     mpi.null = null;
+    mpi.byte = byte;
     Py_INCREF(exception);
     Py_INCREF((PyObject *)calls.comm);
     Py_INCREF((PyObject *)calls.array);
@@ -1065,6 +1293,8 @@ static PyMethodDef functions[] = {
     {"setup", engine_setup, METH_VARARGS, "Find the functions of the MPI library. Raises OSError."},
     {"register", engine_register, METH_VARARGS, "The routes of a communicator, or None."},
     {"call", (PyCFunction)(void (*)(void))engine_call, METH_FASTCALL, "Serve a call that is known; whether it is."},
+    {"call_blocks", (PyCFunction)(void (*)(void))engine_call_blocks, METH_FASTCALL, "The same with blocks of any sizes."},
+    {"remember_blocks", (PyCFunction)(void (*)(void))engine_remember_blocks, METH_FASTCALL, "The same for them."},
     {"remember", (PyCFunction)(void (*)(void))engine_remember, METH_FASTCALL, "A call is served by a program."},
     {"method", engine_method, METH_VARARGS, "A method of communicators that serves calls that are known."},
     {NULL, NULL, 0, NULL}};

@@ -54,6 +54,7 @@ class Binding:
     their buffers; ``offers`` are those of this rank's own, with the buffers' addresses.
     ``reduction``: what reductions do. ``once``: the plan runs only once.
     ``sizes``: of uneven blocks, for schedules that exchange them. ``traced``: operations are to be timed.
+    ``blocks``: of send and recv, if their sizes come with each start.
     """
 
     comm: MPI.Intracomm
@@ -69,12 +70,15 @@ class Binding:
     once: bool = False
     sizes: SizeTable | None = None
     traced: bool = False
+    blocks: tuple[int, int] | None = None
 
 
 def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compiled:
     """What runs ``steps``."""
     if can_compile(steps, binding.memory.kind) and not binding.traced:
         where = (binding.comm, binding.tag, binding.addresses, binding.window, binding.lane_of)
+        if binding.blocks is not None:
+            return Compiled(steps, None, *where, binding.blocks)
         return Compiled(steps, binding.layout, *where)
     parts: dict[int, Part] = {}
     bind_steps(steps, steps.constant, binding, parts)

@@ -31,7 +31,7 @@ from hiercoll.schedule import BufferName, Copy, Recv, Region, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
 from hiercoll.schedule.transports import AUTO
 
-SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE = range(7)  # as in _engine.c
+SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, SEND_BLOCK, RECEIVE_BLOCK, COPY_BLOCK = range(10)  # as in _engine.c
 BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared")
 observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
 
@@ -56,11 +56,10 @@ def load() -> tuple[ModuleType | None, str]:
 
 def _set_up(module: Any) -> None:
     """Raises OSError where a function of the MPI library is not found."""
-    handle, comm = MPI._sizeof(MPI.REQUEST_NULL), MPI.COMM_SELF
-    module.setup(
-        MPI.__file__, handle, value_of(MPI.REQUEST_NULL), MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception,
-        MPI.Comm, MPI._addressof(comm) - id(comm), np.ndarray, progress.active, observers, AUTO,
-    )  # fmt: skip
+    comm = MPI.COMM_SELF
+    handles = (MPI._sizeof(MPI.REQUEST_NULL), value_of(MPI.REQUEST_NULL), value_of(MPI.BYTE))
+    arguments = (MPI.Comm, MPI._addressof(comm) - id(comm), np.ndarray, progress.active, observers, AUTO)
+    module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception, *arguments)
 
 
 def value_of(handle: Any) -> int:
@@ -83,8 +82,9 @@ class Code(NamedTuple):
     datatypes: Datatypes
 
 
-def compile_steps(steps: Steps, layout: Layout, window: Window | None, lane_of: Sequence[int]) -> Code:
-    """Steps that `Steps.are_basic`, for data that lie like that."""
+def compile_steps(steps: Steps, layout: Layout | None, window: Window | None, lane_of: Sequence[int]) -> Code:
+    """Steps that `Steps.are_basic`, for data that lie like that; without a layout, steps that `Steps.are_by_block`, for
+    blocks whose sizes and places come with each start."""
     code, ops, byte = Code(array("q"), array("q"), [], {}, {}), steps.schedule.ops, value_of(MPI.BYTE)
     completes = {} if steps.in_sequence else steps.flow.completes
     slots: dict[int, int] = {}  # of the requests of messages that are under way, by operation
@@ -95,7 +95,16 @@ def compile_steps(steps: Steps, layout: Layout, window: Window | None, lane_of: 
 
     def add_operation(index: int) -> None:
         op: Any = ops[index]
-        if isinstance(op, (Send, Recv)):
+        if layout is None:
+            ends = [op.source, op.target] if isinstance(op, Copy) else [op.region]
+            places = [number for end in ends for number in (BASES.index(end.buffer), end.blocks[0])]
+            if isinstance(op, Copy):
+                add(COPY_BLOCK, *places)
+            else:
+                slots[index] = len(code.messages)
+                add(SEND_BLOCK if isinstance(op, Send) else RECEIVE_BLOCK, *places, op.peer, op.tag, slots[index])
+                code.messages.append(index)
+        elif isinstance(op, (Send, Recv)):
             if runs := layout.runs(op.region):
                 offset, number, datatype = typed(runs, code.datatypes)
                 kind, base = SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer)
@@ -163,17 +172,19 @@ def _evenly(pieces: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int, int, 
 
 
 class Compiled:
-    """Steps run by the compiled engine. See `engines.Engine`."""
+    """Steps run by the compiled engine. See `engines.Engine`. Without a ``layout`` so many
+    ``blocks`` of send and recv get their sizes and places with each start."""
 
     def __init__(
         self,
         steps: Steps,
-        layout: Layout,
+        layout: Layout | None,
         comm: MPI.Intracomm,
         tag: int,
         addresses: dict[BufferName, int],
         window: Window | None,
         lane_of: Sequence[int],
+        blocks: tuple[int, int] = (0, 0),
     ) -> None:
         module: Any = load()[0]
         self._ops, self._window, self._lane_of = steps.schedule.ops, window, lane_of
@@ -182,10 +193,17 @@ class Compiled:
         flags, counts = (window.flags_address, window.counts.buffer_info()[0]) if window is not None else (0, 0)
         number = 0 if steps.in_sequence else len(steps.steps)
         self.program = module.Program(
-            code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases, flags, counts,
-            (window, comm),
+            code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases, blocks,
+            flags, counts, (window, comm),
         )  # fmt: skip
         self.run: Callable[[], None] = self.program.run
+        self._by_block = layout is None
+
+    def move(self, send: int, recv: int, sizes: Sequence[Any] = (), places: Sequence[Any] = ()) -> None:
+        """The addresses of the program's buffers from now on; and, for blocks of any sizes, those of send and recv."""
+        self.program.move(send, recv)
+        if self._by_block:
+            self.program.place(*(np.concatenate(each).astype(np.int64) for each in (sizes, places)))
 
     def start(self) -> None:
         """Begin a start."""
@@ -259,6 +277,20 @@ def remember(
     module: Any = load()[0]
     if module is not None:
         module.remember(routes, collective, send, recv, root, algorithm, transport, params, target)
+
+
+def call_blocks(*given: Any) -> bool:
+    """Serve a call with blocks of any sizes that is known: of a collective, the communicator, what is sent and where it
+    is received, algorithm and parameters. Whether it has been."""
+    module: Any = load()[0]
+    return module is not None and bool(module.call_blocks(*given))
+
+
+def remember_blocks(*given: Any) -> None:
+    """Let a program serve such calls, of the routes of a communicator; as `call_blocks`, the program last."""
+    module: Any = load()[0]
+    if module is not None:
+        module.remember_blocks(*given)
 
 
 def method(name: str, collective: object, one_buffer: bool, python: Any, native: Any) -> Any:

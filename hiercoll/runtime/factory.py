@@ -97,6 +97,7 @@ class PlanFactory:
             plan, window = self._native(request, lifetime), None
         else:
             plan, window = self._scheduled(request, lifetime, traced)
+            request.place(plan.move)
         plan.frame(request.before, request.after)
         if lifetime is not Lifetime.KEPT:
             plan.keep_alive(request.received.owner, request.sent.owner if request.sent else None)
@@ -127,9 +128,18 @@ class PlanFactory:
 
     def moves(self, request: Request) -> bool:
         """Whether one plan serves such requests wherever their buffers lie."""
-        if request.is_native or request.is_empty or not (request.is_plain and request.collective.is_even):
+        if request.is_native or request.is_empty or not request.is_plain:
             return False
-        return can_compile(lower(self.schedule(request)), request.memory)
+        steps = lower(self.schedule(request))
+        if not request.collective.is_even and not (steps.are_by_block and request.counts_are_ints):
+            return False
+        return can_compile(steps, request.memory)
+
+    def _by_block(self, request: Request, traced: bool) -> tuple[int, int] | None:
+        """How many blocks of send and recv get their sizes and places with each start; None where a plan has them."""
+        if traced or request.collective.is_even or not self.moves(request):
+            return None
+        return request.sent.blocks if request.sent is not None else 0, request.received.blocks
 
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
@@ -213,14 +223,15 @@ class PlanFactory:
             blocks = request.blocks(session.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
-        binding = Binding(
-            comm, lane_of, memory, laid.layout, places.places, tag, window, once=once, sizes=table, traced=traced
-        )
+        where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
+        binding = Binding(*where, once=once, sizes=table, traced=traced, blocks=self._by_block(request, traced))
         return laid.steps, binding, places
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
         received, rank = request.received, self._session.rank
+        if self._by_block(request, traced):
+            return Laid(BlockLayout(0), 0, 0, lower(schedule))  # the layout comes with each start
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
             layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved

@@ -77,10 +77,11 @@ class Plan:
         else:
             self.program.used = number
 
-    def move(self, send: int, recv: int) -> None:
-        """The addresses of the program's buffers from now on, of a plan of the compiled engine."""
-        if self.program is not None:
-            self.program.move(send, recv)
+    def move(self, send: int, recv: int, *blocks: Any) -> None:
+        """The addresses of the program's buffers from now on, of a plan of the compiled engine; and the sizes and
+        places of ``blocks``, in bytes, where they differ."""
+        if isinstance(self._engine, Compiled):
+            self._engine.move(send, recv, *blocks)
 
     def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
         """Hold on to ``owners``, with ``nbytes`` of scratch, until the plan is freed."""

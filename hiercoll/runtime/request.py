@@ -206,8 +206,25 @@ class Request:
     @property
     def moving_key(self) -> Key:
         """The key of a plan that serves such requests wherever their buffers lie."""
+        if not self.collective.is_even:
+            return Key(self.common, self.received.place, (), ())
         sent = () if self.sent is None else self.sent.key[1:]
         return Key(self.common, self.received.place, sent, self.received.key[1:])
+
+    @property
+    def counts_are_ints(self) -> bool:
+        """Whether there are two buffers, whose blocks are not larger than MPI counts."""
+        both = [] if self.sent is None else [self.sent.sizes, self.received.sizes]
+        return bool(both) and all(sizes is not None and sizes.max(initial=0) < 2**31 for sizes in both)
+
+    def place(self, move: Callable[..., None]) -> None:
+        """Move a plan that serves such requests wherever their buffers lie."""
+        received, sent = self.received, self.sent
+        where = (0 if sent is None else sent.address, received.address)
+        if self.collective.is_even or sent is None:
+            move(*where)
+        else:
+            move(*where, (sent.sizes, received.sizes), (sent.at, received.at))
 
     @property
     def name(self) -> str:

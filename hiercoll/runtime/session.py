@@ -262,7 +262,7 @@ class Session:
         plan: Plan | None = self.plans.get(key)
         if plan is not None:
             self.touch(plan)
-            plan.move(0 if request.sent is None else request.sent.address, request.received.address)
+            request.place(plan.move)
             return plan
         on_host = request.memory == "host" and request.note is None and not moves
         if on_host and (not request.is_plain or self._is_new(key)):

@@ -116,6 +116,13 @@ class Steps:
         return basic and not self.schedule.sizes
 
     @cached_property
+    def are_by_block(self) -> bool:
+        """Whether each operation moves one whole block of the program's own buffers."""
+        regions = [region for op in self.schedule.ops for region in (*reads(op), *writes(op))]
+        plain = all(len(each.blocks) == 1 and each.part is None and each.buffer in ("send", "recv") for each in regions)
+        return plain and self.are_basic and not self.schedule.flags
+
+    @cached_property
     def flow(self) -> Flow:
         """What drives steps that are not in sequence."""
         steps = self.steps

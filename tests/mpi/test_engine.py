@@ -300,3 +300,57 @@ def test_new_results(shape: tuple[int, ...], comm: MPI.Intracomm, slow: list[Any
     assert len(slow) == 2
     turned = hiercoll.alltoall(comm, np.asfortranarray(send), algorithm="pairwise")  # made in another way
     assert turned.shape == send.shape and len(slow) == (2 if send.flags.f_contiguous else 3)
+
+
+@pytest.mark.parametrize("spelling", ["counts", "displacements", "a list", "int32", "tuples"])
+@pytest.mark.parametrize("collective", ["alltoallv", "allgatherv"])
+def test_blocks_of_any_sizes(collective: str, spelling: str, comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """Counts drawn anew for every call are the same call; zeros, too."""
+    random = np.random.default_rng(5)
+    algorithm = "pairwise" if collective == "alltoallv" else "ring"
+    for _ in range(12):
+        table = random.integers(0, 7, (SIZE, SIZE))
+        if collective == "allgatherv":
+            table = np.repeat(table[:, :1], SIZE, 1)
+        sent, received = table[RANK], table[:, RANK].copy()
+        gaps = random.integers(0, 3, SIZE) if spelling == "displacements" else np.zeros(SIZE, int)
+        at = np.cumsum(received + gaps) - received
+        recv = np.full(int((received + gaps).sum()) + 1, -1)
+        whole = np.arange(int(sent.sum())) + 1000 * RANK
+        counts: Any = {"a list": received.tolist(), "int32": received.astype("i4")}.get(spelling, received)
+        into: Any = [recv, (received, at) if spelling == "displacements" else counts]
+        out: Any = [whole, sent] if collective == "alltoallv" else whole[: sent[0]]
+        if spelling == "tuples":
+            into, out = tuple(into), tuple(out) if isinstance(out, list) else out
+        getattr(hiercoll, collective)(comm, out, into, algorithm=algorithm)
+        for peer in range(SIZE):
+            first = int(table[peer, :RANK].sum()) if collective == "alltoallv" else 0
+            got = recv[at[peer] : at[peer] + received[peer]]
+            np.testing.assert_array_equal(got, first + np.arange(received[peer]) + 1000 * peer)
+    assert len(slow) == 1
+
+
+WRONG_BLOCKS: dict[str, Any] = {
+    "a negative count": [-1] + [2] * (SIZE - 1),
+    "counts beyond the buffer": [100] * SIZE,
+    "too few counts": [1] * (SIZE - 1),
+    "an own block of two sizes": [2 + (peer == RANK) for peer in range(SIZE)],
+    "a huge count": [2**62] * SIZE,
+    "words": ["x"] * SIZE,
+    "negative displacements": ([1] * SIZE, [-1] * SIZE),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_BLOCKS)
+def test_wrong_blocks_of_known_calls(what: str, comm: MPI.Intracomm) -> None:
+    """They are refused as those of a first call, on every rank, and leave the call as it was."""
+    counts = np.full(SIZE, 2)
+    send, recv = np.arange(2 * SIZE) + 100 * RANK, np.full(2 * SIZE, -1)
+    for _ in range(2):
+        hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="pairwise")
+        with pytest.raises(hiercoll.ArgumentError):
+            hiercoll.alltoallv(comm, [send, counts], [recv, WRONG_BLOCKS[what]], algorithm="pairwise")
+    recv[:] = -1
+    hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="pairwise")
+    want = np.concatenate([[2 * RANK, 2 * RANK + 1] + 100 * np.array([peer, peer]) for peer in range(SIZE)])
+    np.testing.assert_array_equal(recv, want)

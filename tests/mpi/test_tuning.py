@@ -217,7 +217,7 @@ def test_configure_changes_what_auto_runs(on_layout: OnLayout) -> None:
             recv[:] = 0xA5
             hiercoll.allgather(comm, send, recv)
             assert np.array_equal(recv, want)
-        if comm.size > 1:
+        if comm.size > 1 and name != "native":
             assert any(name in plan.name for plan in get_session(comm).plans.values())
     with pytest.raises(hiercoll.ParameterError, match="'online' or None"):
         hiercoll.configure(comm, tune="always")  # type: ignore[arg-type]
