@@ -91,22 +91,28 @@ def main() -> int:
     """Run and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environments", nargs=3, type=Path)
-    parser.add_argument("--record", type=Path, help="write the record to this file (JSON Lines)")
+    parser.add_argument("--record", type=Path, help="append the record to this file (JSON Lines)")
     parser.add_argument("--only", default="", help="the steps whose words contain this")
     options = parser.parse_args()
     told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
     about = {"commit": told.stdout.strip(), "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
-    records: list[dict[str, object]] = [about | versions(options.environments)]
+    records: list[dict[str, object]] = []
+
+    def note(record: dict[str, object]) -> None:
+        if options.record:
+            with options.record.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    note(about | versions(options.environments))
     for step in steps(*options.environments):
         if options.only in step.words:
             print(f"==== {step.words}", flush=True)
             code, seconds, last = run(step)
-            records.append({"step": step.words, "status": code, "seconds": round(seconds), "last": last})
-            if options.record:
-                options.record.write_text("".join(json.dumps(record) + "\n" for record in records))
-    for record in records[1:]:
+            records.append({"step": step.words, "status": code, "seconds": round(seconds), "last": last[:200]})
+            note(records[-1])
+    for record in records:
         print("ok    " if record["status"] == 0 else "FAILED", f"{record['seconds']:6} s ", record["step"])
-    return int(any(record["status"] for record in records[1:]))
+    return int(any(record["status"] for record in records))
 
 
 if __name__ == "__main__":

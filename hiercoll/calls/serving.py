@@ -180,7 +180,7 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
 def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
     """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
     collective = request.collective
-    if given.recv is None and request.result.flags.c_contiguous:
+    if given.recv is None and type(request.result) is np.ndarray and request.result.flags.c_contiguous:
         given = given._replace(recv=request.result)
     if not collective.is_even:
         if plan is not None and plan.program is not None and given.limit == LIMIT:

@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, cast
@@ -142,7 +143,8 @@ class Session:
         self.tags = Tags(int(limit), len(self.numbers), self.rank)
         self.routes = routes = compiled.make_routes(self._interrupted_program)
         dropped, gather = self._forget_plans_without_window, self._gather_on_node
-        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick)
+        meet = partial(self.meet, "agreement on a larger window")
+        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meet)
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
         self.recent: dict[Alias | None, Plan] = {}  # by arguments as they were given
         self._seen: dict[RequestKey, bool] = {}

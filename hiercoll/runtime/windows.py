@@ -16,7 +16,8 @@ from hiercoll.runtime.cache import Cache
 
 class Windows:
     """Windows by what they are for. ``dropped`` is called with the keys that are still kept, when some have gone;
-    ``gather`` gives every rank's value on the node, and is collective there; ``tick`` counts uses (see `Cache`)."""
+    ``gather`` gives every rank's value on the node, and is collective there; ``tick`` counts uses (see `Cache`);
+    ``meet`` is called before ranks wait for each other to free a window, and may raise CollectiveTimeout."""
 
     def __init__(
         self,
@@ -25,9 +26,10 @@ class Windows:
         dropped: Callable[[Cache], None],
         gather: Callable[[object], list[Any]],
         tick: Callable[[], int] | None = None,
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         self.kept = Cache(entries, nbytes, tick)
-        self._dropped, self._gather = dropped, gather
+        self._dropped, self._gather, self._meet = dropped, gather, meet
         self._owned: dict[Any, Any] = {}  # by plan that a program holds; None for one without
         self._places: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # in bytes
         self._retired: list[Any] = []  # of freed plans, until all ranks have freed theirs
@@ -46,6 +48,7 @@ class Windows:
             self.kept.touch(key)
             return window
         if window is not None:
+            self._meet()  # freeing waits for the others on the node
             nbytes = max(nbytes, 2 * self._places[window])
             self.kept.drop(key)
             self._dropped(self.kept)
