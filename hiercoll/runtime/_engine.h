@@ -1,0 +1,43 @@
+/* What the two parts of the compiled engine have in common: programs (_engine.c), and calls that find them (_calls.c). */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+enum { BASES = 4 }; /* send, recv, scratch, shared */
+
+/* A step of a flow: its words, how many steps it needs, and which need it. It is complete when its words are done; one
+ * that ``begins`` messages completes nothing, others are complete with them. */
+typedef struct {
+    int64_t from, to, needs, first, last, begins;
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owners;             /* what must live as long */
+    int64_t *memory;              /* of all arrays below but the last two */
+    int64_t *code;                /* words of all steps; see `enum kind` */
+    Py_ssize_t length, at;        /* words; the step that the current start has come to */
+    Py_ssize_t seen;              /* flags of that step that are raised */
+    int awaited;                  /* whether its requests are gathered */
+    int active, is_freed, requests, tag, rank;
+    char *slots, *gathered, *statuses;
+    int64_t bases[BASES], comm;
+    Py_ssize_t blocks[2];         /* of send and recv, where their sizes are given with each start */
+    int64_t *sizes[2], *places[2];
+    const Step *steps;            /* of a flow; NULL: in sequence */
+    const int64_t *completes, *dependents; /* by slot, the step that is complete with its message; of all steps */
+    int64_t number, left;         /* steps; those that are to be completed in the current start */
+    int64_t *waiting, *ready[2];  /* by step, for how many others; steps to be launched: local ones, and messages */
+    int64_t ready_count[2];
+    int *found;                   /* slots, by the MPI library */
+    int64_t *flags, *window;      /* of the window: its flags; the number of starts, and when it was used last */
+    long long used;               /* when the program was, in calls */
+} Program;
+
+extern PyTypeObject *program_type;
+
+int64_t get_handle(const char *at);
+int begin_program(Program *self);              /* 0, or -1 with an exception */
+int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
+int add_calls(PyObject *module);               /* 0, or -1 with an exception */
