@@ -22,6 +22,7 @@ from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
+from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE
 from hiercoll.tuner import Spread
 
@@ -91,6 +92,17 @@ def _call_known() -> Callable[..., bool]:
 
 
 call_known = _call_known()
+_call_blocks = compiled.call_blocks()
+
+
+def blocks_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
+    """Serve a call with blocks of any sizes that names its algorithm, if it is known; whether it has been."""
+    named = type(given.algorithm) is str and given.algorithm != AUTO and type(given.limit) is int
+    return (
+        named
+        and given.limit == LIMIT
+        and _call_blocks(collective, comm, given.send, given.recv, given.algorithm, given.params)
+    )
 
 
 def new_result(collective: Collective, comm: Any, send: Any) -> Any:
@@ -222,7 +234,7 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
             return None
         given = given._replace(algorithm=policy.current.algorithm, params=policy.current.params)
     ran = None
-    if given.limit == LIMIT and compiled.call_blocks(collective, comm, *given[:2], given.algorithm, given.params):
+    if blocks_known(comm, collective, given):
         ran = spelled(collective, given.algorithm, given.params)
     elif (plan := session.recent.get(uneven_alias(collective, given))) is not None and not plan.is_freed:
         session.touch(plan)

@@ -280,15 +280,15 @@ def remember(
         module.remember(routes, collective, send, recv, root, algorithm, transport, params, target)
 
 
-def call_blocks(*given: Any) -> bool:
-    """Serve a call with blocks of any sizes that is known: of a collective, the communicator, what is sent and where it
-    is received, algorithm and parameters. Whether it has been."""
+def call_blocks() -> Callable[..., bool]:
+    """The same for blocks of any sizes: of a collective, the communicator, what is sent and where it is received,
+    algorithm and parameters."""
     module: Any = load()[0]
-    return module is not None and bool(module.call_blocks(*given))
+    return (lambda *_: False) if module is None else module.call_blocks
 
 
 def remember_blocks(*given: Any) -> None:
-    """Let a program serve such calls, of the routes of a communicator; as `call_blocks`, the program last."""
+    """Let a program, the last argument, serve such calls; with the routes of the communicator in place of itself."""
     module: Any = load()[0]
     if module is not None:
         module.remember_blocks(*given)
