@@ -4,7 +4,8 @@
 
 Needs valgrind. One rank calls each subject ten thousand times under callgrind, and again with twice as many calls;
 the difference is what the calls execute. One rank moves no message and waits for nobody: what is counted is the way
-from the arguments to the plan, and a copy of 64 bytes. ``comm.Alltoall`` is mpi4py's own call with the MPI library's part.
+from the arguments to the plan, and a copy of 64 bytes. ``comm.Alltoall`` is mpi4py's own call with the MPI library's
+part.
 """
 
 from __future__ import annotations
