@@ -27,12 +27,22 @@ def _real(number: int) -> Device:
     return CupyDevice(number)
 
 
-def _of_driver(address: int) -> Device:
+@lru_cache(maxsize=1)
+def _driver() -> Callable[[int], int] | str:
+    """What gives the number of an address' device; why there is none, which is found out once: an import that fails is
+    tried anew each time, and costs milliseconds."""
     try:
         from hiercoll.cuda.cupy_device import device_number
     except ImportError as error:
-        raise DeviceError("device array", NEEDED, str(error)) from None
-    return _real(device_number(address))
+        return str(error)
+    return device_number
+
+
+def _of_driver(address: int) -> Device:
+    number = _driver()
+    if isinstance(number, str):
+        raise DeviceError("device array", NEEDED, number)
+    return _real(number(address))
 
 
 _provider: Provider = _of_driver
