@@ -21,7 +21,15 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from hiercoll.calls import requests
-from hiercoll.calls.serving import held_request, known_plan, repeat, serve, serve_unknown_sizes, sizes_are_unknown
+from hiercoll.calls.serving import (
+    held_request,
+    known_plan,
+    remember,
+    repeat,
+    serve,
+    serve_unknown_sizes,
+    sizes_are_unknown,
+)
 from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError, CommunicatorError
@@ -244,7 +252,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     if request.variant.is_native and not request.is_empty and session.unwatched and request.note is None:
         if request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
             session.policy.native_sizes.add((collective, request.received.nbytes))
-            session.routes.add_native(collective, request.received.nbytes)
+            remember(session, request, given, None)
         progress.before_blocking()
         native()  # on the user's communicator, on all ranks, however they spell it
         return NATIVE
@@ -381,14 +389,9 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
-            quick: Any = _compiled(collective, method) if name == collective.native and collective.is_even else None
-            setattr(Collectives, name, method if quick is None else quick)
-
-
-def _compiled(collective: Collective, method: Callable[..., Any]) -> Any:
-    """The blocking method, by the compiled engine where it knows the call."""
-    native = getattr(MPI.Comm, collective.native)
-    return compiled.method(collective.native, collective, collective.one_buffer, method, native)
+            if name == collective.native and collective.is_even:
+                method = compiled.method(MPI.Intracomm, name, collective, collective.one_buffer, method)
+            setattr(Collectives, name, method)
 
 
 _add_methods()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -13,7 +14,6 @@ from mpi4py import MPI
 from hiercoll.calls.background import BackgroundCall, waitall
 from hiercoll.calls.serving import (
     begin,
-    blocks_known,
     call_known,
     hold,
     new_result,
@@ -31,6 +31,7 @@ from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session, mpi_library
 from hiercoll.tables import NATIVE, Table
 
+Function = TypeVar("Function", bound="Callable[..., Any]")
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
 __all__ = [
@@ -57,6 +58,12 @@ __all__ = [
 ]
 
 
+def _quick(collective: Collective) -> Callable[[Function], Function]:
+    """A blocking function, by the compiled engine where it knows the call."""
+    return partial(compiled.function, collective, collective.one_buffer)
+
+
+@_quick(ALLTOALL)
 def alltoall(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -90,11 +97,12 @@ def alltoall(
     """
     if stream is None:
         into = new_result(ALLTOALL, comm, sendbuf) if recvbuf is None else recvbuf
-        if call_known(ALLTOALL, comm, sendbuf, into, 0, algorithm, transport, params):
+        if call_known(ALLTOALL, comm, sendbuf, into, 0, algorithm, transport, **params):
             return into
     return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
+@_quick(ALLGATHER)
 def allgather(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -114,11 +122,12 @@ def allgather(
     """
     if stream is None:
         into = new_result(ALLGATHER, comm, sendbuf) if recvbuf is None else recvbuf
-        if call_known(ALLGATHER, comm, sendbuf, into, 0, algorithm, transport, params):
+        if call_known(ALLGATHER, comm, sendbuf, into, 0, algorithm, transport, **params):
             return into
     return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
+@_quick(ALLTOALLV)
 def alltoallv(
     comm: MPI.Intracomm,
     sendbuf: Any,
@@ -149,6 +158,7 @@ def alltoallv(
     return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
 
 
+@_quick(ALLGATHERV)
 def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
     """Gather the ``sendbuf`` of every rank, each of its own size, in ``recvbuf`` on every rank.
 
@@ -159,6 +169,7 @@ def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: st
     return _uneven_call(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+@_quick(BCAST)
 def bcast(
     comm: MPI.Intracomm,
     buf: Buffer,
@@ -178,7 +189,7 @@ def bcast(
     Returns the array. Raises an ArgumentError before any data moves: BufferSizeError, BufferTypeError,
     CommunicatorError, UnknownAlgorithmError, ParameterError (``root`` too), ConstraintError. Collective (MPI 4.1, 6.4).
     """
-    if stream is None and call_known(BCAST, comm, None, buf, root, algorithm, transport, params):
+    if stream is None and call_known(BCAST, comm, None, buf, root, algorithm, transport, **params):
         return buf
     return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
@@ -345,8 +356,6 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
 
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with blocks of any sizes."""
-    if blocks_known(comm, collective, given):
-        return given.recv[0]
     session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
     if session is None or not session.unwatched:
         session = get_session(comm)

@@ -73,7 +73,8 @@ def _known(
     root: Any,
     algorithm: str,
     transport: str,
-    params: dict[str, Any],
+    /,
+    **params: Any,
 ) -> bool:
     """Serve a call with equal blocks on arrays, if it is known; whether it has been."""
     if type(recv) is not np.ndarray or not (send is None or type(send) is np.ndarray):
@@ -85,24 +86,20 @@ def _known(
     return True
 
 
-def _call_known() -> Callable[..., bool]:
-    """What serves a call with equal blocks, if it is known: the compiled engine first, if there is one."""
-    first = compiled.call()
-    return _known if first is None else lambda *call: first(*call) or _known(*call)
+_first = compiled.call()
 
 
-call_known = _call_known()
-_call_blocks = compiled.call_blocks()
+def call_known(*call: Any, **params: Any) -> bool:
+    """Serve a call with equal blocks, if it is known: the compiled engine first, if there is one."""
+    return (_first is not None and _first(*call, **params)) or _known(*call, **params)
 
 
 def blocks_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
     """Serve a call with blocks of any sizes that names its algorithm, if it is known; whether it has been."""
-    named = type(given.algorithm) is str and given.algorithm != AUTO and type(given.limit) is int
-    return (
-        named
-        and given.limit == LIMIT
-        and _call_blocks(collective, comm, given.send, given.recv, given.algorithm, given.params)
-    )
+    if _first is None or type(given.limit) is not int or given.limit != LIMIT:
+        return False
+    call = (collective, comm, given.send, given.recv, given.root, given.algorithm, given.transport)
+    return _first(*call, **given.params)
 
 
 def new_result(collective: Collective, comm: Any, send: Any) -> Any:
@@ -177,7 +174,7 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
     if plan is None:
         ran = session.run_once(request)
         if request.variant.is_native and request.note is None:
-            _remember(session, request, given, None)
+            remember(session, request, given, None)
         return ran
     plan.stream = request.stream
     begin = perf_counter()
@@ -185,30 +182,34 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
     if request.note is not None:
         request.note(perf_counter() - begin)
     else:
-        _remember(session, request, given, plan)
+        remember(session, request, given, plan)
     return plan.name
 
 
-def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
+def remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
     """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
     collective = request.collective
     if given.recv is None and type(request.result) is np.ndarray and request.result.flags.c_contiguous:
         given = given._replace(recv=request.result)
+    program = None if plan is None else plan.program
     if not collective.is_even:
-        if plan is not None and plan.program is not None and given.limit == LIMIT:
-            call = (collective, given.send, given.recv, given.algorithm, given.params)
-            compiled.remember_blocks(session.routes, *call, plan.program)
-        elif plan is not None and plan.program is None:
+        if program is not None and given.limit == LIMIT and given.algorithm != AUTO:
+            _remember_call(session, program, collective, given)
+        elif plan is not None and program is None:
             session.remember(uneven_alias(collective, given), plan)
         return
-    alias, program = equal_alias(collective, given), None if plan is None else plan.program
+    alias = equal_alias(collective, given)
     if alias is not None and (program is not None or _may_pass(session, request, given)):
-        target = getattr(session.user, collective.native) if program is None else program
-        buffers = (None if collective.one_buffer else given.send, given.recv)
-        choice = (given.root, given.algorithm, given.transport, given.params)
-        compiled.remember(session.routes, collective, *buffers, *choice, target)
+        _remember_call(session, program or getattr(session.user, collective.native), collective, given)
     if plan is not None and (program is None or not session.unwatched):
         session.remember(alias, plan)
+
+
+def _remember_call(session: Session, target: Any, collective: Collective, given: Arguments) -> None:
+    """Let the compiled engine find what serves such calls."""
+    send = None if collective.one_buffer else given.send
+    choice = (given.root, given.algorithm, given.transport)
+    session.routes.remember(target, collective, send, given.recv, *choice, **given.params)
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:

@@ -2,37 +2,64 @@
  *
  * A key holds all that tells a call from others, but for the addresses of its buffers: collective, root, sizes and types
  * of arrays, algorithm, transport and parameters. Whatever is not a plain call on arrays, or is wrong, is left to Python,
- * which looks at it from the beginning, and says what is wrong. */
+ * which looks at it from the beginning, and says what is wrong.
+ *
+ * Between calls a program fills the caches with other data. So a call looks at few places of memory: at the fields of
+ * arrays, not through their buffer protocol; at the addresses of texts, not at their letters. */
 
 #include "_engine.h"
 #include <string.h>
 
 enum {
     MOST_KNOWN = 256, /* calls on a communicator */
-    MOST_NATIVE = 64, /* sizes that are known to be left to the MPI library */
-    KEY_BYTES = 512,
-    FORMAT_BYTES = 8,
-    METHODS = 32
+    PLACES = 512,     /* for them: so many that a free one is near */
+    MOST_WORDS = 24,  /* of a key */
+    MOST_ENTRIES = 32 /* functions, and methods of drop-in communicators */
 };
+
+/* How NumPy's arrays begin (its PyArrayObject_fields); `setup_calls` looks whether they do. */
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    int dimensions;
+    Py_ssize_t *shape, *strides;
+    PyObject *base, *type;
+    int flags;
+} Array;
+enum { C_ORDER = 1, FORTRAN_ORDER = 2, ALIGNED = 0x100, WRITEABLE = 0x400 }; /* flags */
+
+typedef struct {
+    int64_t words[MOST_WORDS]; /* of an object its address */
+    uint32_t objects;          /* which words are objects, a bit each */
+    int length;
+} Key;
+
+/* A call, and what serves it: a program, or mpi4py's method. */
+typedef struct {
+    Key key;
+    PyObject *target;
+    int64_t items[2], bytes[2]; /* of send and recv: of an element, and of all of them */
+} Known;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *known;  /* programs, or mpi4py's methods, by key */
+    Known **places;   /* one is where the hash of its key leads to, or at the next place that was free */
     PyObject *failed; /* called with a program in which an exception was raised */
     int is_open;      /* whether calls may be served here */
-    int sizes;
-    struct {
-        PyObject *collective;
-        Py_ssize_t bytes;
-    } native[MOST_NATIVE];
+    int count;
     long long calls;
 } Routes;
+
+enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OPTIONS };
+static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream"};
 
 static struct {
     PyTypeObject *comm, *array;
     Py_ssize_t offset;                /* of the handle in a communicator object */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
-    PyObject *automatic, *plain;      /* "auto"; no parameters */
+    PyObject *automatic, *zero;       /* "auto"; 0 */
+    PyObject *options[OPTIONS];       /* their names */
+    PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
     PyObject *routes;                 /* of each communicator, by handle */
     int64_t last_handle;
     Routes *last; /* borrowed from ``routes`` */
@@ -53,102 +80,72 @@ static Routes *find_routes(PyObject *comm)
     return calls.last && calls.last->is_open && !PyList_Size(calls.background) ? calls.last : NULL;
 }
 
+#define FAST(function) (PyCFunction)(void (*)(void))function
+
 /* ---- Keys. Functions return 0, or -1 for what Python is to look at (perhaps with an exception, of no interest). */
 
+/* The arguments of a call, and what tells it from others. */
 typedef struct {
-    char bytes[KEY_BYTES];
-    size_t length;
-} Key;
-
-/* A call's buffers, and what tells it from others. */
-typedef struct {
-    Py_buffer send, recv;
-    int views;
+    PyObject *given[2];     /* send and recv; send is None where there is one buffer */
+    PyObject *blocks[2];    /* which blocks they have, if they come with that */
+    const Array *arrays[2]; /* NULL for None */
+    PyObject *options[OPTIONS];
     Key key;
 } Call;
 
-static void end_call(Call *call)
+static int add_number(Key *key, int64_t number)
 {
-    if (call->views > 1)
-        PyBuffer_Release(&call->send);
-    if (call->views > 0)
-        PyBuffer_Release(&call->recv);
-}
-
-static int add(Key *key, const void *from, size_t count)
-{
-    if (key->length + count > KEY_BYTES)
+    if (key->length == MOST_WORDS)
         return -1;
-    memcpy(key->bytes + key->length, from, count);
-    key->length += count;
+    key->words[key->length++] = number;
     return 0;
 }
 
-static int add_number(Key *key, int64_t number) { return add(key, &number, 8); }
+static int add_object(Key *key, const void *object)
+{
+    key->objects |= 1u << key->length;
+    return add_number(key, (int64_t)(uintptr_t)object);
+}
 
+static PyObject *object_in(const Key *key, int index) /* NULL if that is none */
+{
+    return key->objects >> index & 1 ? (PyObject *)(uintptr_t)key->words[index] : NULL;
+}
+
+/* Equal texts are one object once they are interned, as most are from the beginning. */
 static int add_text(Key *key, PyObject *text)
 {
-    Py_ssize_t length;
-    const char *from = PyUnicode_CheckExact(text) ? PyUnicode_AsUTF8AndSize(text, &length) : NULL;
-    return !from || length > KEY_BYTES || add_number(key, length) < 0 ? -1 : add(key, from, (size_t)length);
-}
-
-static int add_buffer(Key *key, const Py_buffer *view)
-{
-    char format[FORMAT_BYTES] = {0};
-    if (!view->format || strlen(view->format) >= FORMAT_BYTES)
+    if (!PyUnicode_CheckExact(text))
         return -1;
-    memcpy(format, view->format, strlen(view->format));
-    return add_number(key, view->len) < 0 ? -1 : add(key, format, FORMAT_BYTES);
+    Py_INCREF(text);
+    PyUnicode_InternInPlace(&text);
+    Py_DECREF(text); /* others own it as long as the key is looked for */
+    return add_object(key, text);
 }
 
-/* Whatever is not a whole number or a text (True and 2.0 equal numbers) is for Python to refuse. */
-static int add_parameters(Key *key, PyObject *params)
+static int add_whole_number(Key *key, PyObject *number)
 {
-    PyObject *name, *value;
-    Py_ssize_t position = 0;
-    while (PyDict_CheckExact(params) && PyDict_Next(params, &position, &name, &value)) {
-        int overflow = 0;
-        if (add_text(key, name) < 0)
-            return -1;
-        if (!PyLong_CheckExact(value)) {
-            if (add_text(key, value) < 0)
-                return -1;
-        } else if (add_number(key, -1) < 0 || add_number(key, PyLong_AsLongLongAndOverflow(value, &overflow)) < 0 ||
-                   overflow)
-            return -1;
-    }
-    return PyDict_CheckExact(params) ? 0 : -1;
-}
-
-static int view_array(PyObject *array, Py_buffer *view, int flags, Call *call)
-{
-    if (Py_TYPE(array) != calls.array ||
-        PyObject_GetBuffer(array, view, flags | PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS) < 0)
-        return -1;
-    call->views++;
-    return 0;
-}
-
-/* A call with equal blocks, whose receive buffer has been looked at. */
-static int describe(Call *call, PyObject *collective, PyObject *send, PyObject *root, PyObject *algorithm,
-                    PyObject *transport, PyObject *params)
-{
-    Key *key = &call->key;
-    key->length = 0;
     int overflow = 0;
-    if ((root && !PyLong_CheckExact(root)) || add_number(key, (int64_t)(uintptr_t)collective) < 0 ||
-        add_number(key, root ? PyLong_AsLongLongAndOverflow(root, &overflow) : 0) < 0 || overflow ||
-        add_buffer(key, &call->recv) < 0)
-        return -1;
-    if (send != Py_None) {
-        if (view_array(send, &call->send, 0, call) < 0 || add_buffer(key, &call->send) < 0)
-            return -1;
-        const char *to = call->recv.buf, *from = call->send.buf;
-        if (from < to + call->recv.len && to < from + call->send.len)
+    return add_number(key, PyLong_AsLongLongAndOverflow(number, &overflow)) < 0 || overflow ? -1 : 0;
+}
+
+/* Those of the options that a function has; all other names are parameters of the algorithm. Values that are no whole
+ * numbers or texts (True and 2.0 equal numbers) are for Python to refuse. */
+static int read_options(Call *call, unsigned options, PyObject *const *values, PyObject *names)
+{
+    Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    for (Py_ssize_t each = 0; each < count; each++) {
+        PyObject *name = PyTuple_GetItem(names, each), *value = values[each];
+        int option = 0;
+        while (option < OPTIONS && name != calls.options[option])
+            option++;
+        if (option < OPTIONS && options >> option & 1)
+            call->options[option] = value;
+        else if (add_text(&call->key, name) < 0 ||
+                 (PyLong_CheckExact(value) ? add_whole_number : add_text)(&call->key, value) < 0)
             return -1;
     }
-    return add_text(key, algorithm) < 0 || add_text(key, transport) < 0 ? -1 : add_parameters(key, params);
+    return 0;
 }
 
 /* Of a list or a tuple of two, an array and what says which blocks it has; of an array alone, all of it (NULL). */
@@ -166,21 +163,51 @@ static PyObject *split(PyObject *given, PyObject **blocks)
     return given;
 }
 
-/* A call with blocks of any sizes: all but the sizes, which come with each start. */
-static int describe_blocks(Call *call, PyObject *const *args, PyObject *blocks[2])
+static int64_t elements(const Array *array)
 {
-    PyObject *collective = args[0], *send = split(args[2], &blocks[0]), *recv = split(args[3], &blocks[1]);
-    Key *key = &call->key;
-    key->length = 0;
-    if (!blocks[1] || view_array(recv, &call->recv, PyBUF_WRITABLE, call) < 0 ||
-        view_array(send, &call->send, 0, call) < 0 || !call->send.itemsize || !call->recv.itemsize)
-        return -1;
-    if (add_number(key, (int64_t)(uintptr_t)collective) < 0 || add_number(key, blocks[0] != NULL) < 0)
-        return -1;
-    return add_text(key, args[4]) < 0 ? -1 : add_parameters(key, args[5]);
+    int64_t count = 1;
+    for (int each = 0; each < array->dimensions; each++)
+        count *= array->shape[each];
+    return count;
 }
 
-/* Whole numbers of a list, or of an array of signed ones. */
+/* Of blocks of any sizes the key says only that they are: sizes come with each start. */
+static int add_buffer(Call *call, int end)
+{
+    const Array *array = (const Array *)split(call->given[end], &call->blocks[end]);
+    if (Py_TYPE((PyObject *)array) != calls.array || !(array->flags & (C_ORDER | FORTRAN_ORDER)))
+        return -1;
+    call->arrays[end] = array;
+    int64_t size = call->blocks[end] ? -2 : call->blocks[1] ? -1 : elements(array);
+    return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
+}
+
+static void begin_call(Call *call, PyObject *send, PyObject *recv, PyObject *root)
+{
+    call->given[0] = send;
+    call->given[1] = recv;
+    call->arrays[0] = NULL;
+    call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
+    call->options[ROOT] = root ? root : calls.zero;
+    call->options[STREAM] = Py_None;
+    call->key.objects = 0;
+    call->key.length = 0;
+}
+
+static int describe(Call *call, PyObject *collective)
+{
+    PyObject *const *options = call->options;
+    Key *key = &call->key;
+    if (add_buffer(call, 1) < 0 || !(call->arrays[1]->flags & WRITEABLE) ||
+        (call->given[0] != Py_None && add_buffer(call, 0) < 0))
+        return -1;
+    if (options[STREAM] != Py_None || !PyLong_CheckExact(options[ROOT]) || add_whole_number(key, options[ROOT]) < 0 ||
+        add_text(key, options[ALGORITHM]) < 0 || add_text(key, options[TRANSPORT]) < 0)
+        return -1;
+    return add_object(key, collective);
+}
+
+/* Whole numbers of a list, or of an array of the usual types. */
 static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
 {
     if (PyList_CheckExact(from)) {
@@ -192,32 +219,33 @@ static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
         }
         return good ? 0 : -1;
     }
-    Py_buffer view;
-    if (Py_TYPE(from) != calls.array || PyObject_GetBuffer(from, &view, PyBUF_FORMAT | PyBUF_ND) < 0)
+    const Array *array = (const Array *)from;
+    if (Py_TYPE(from) != calls.array || array->dimensions != 1 || array->shape[0] != count ||
+        (array->flags & (C_ORDER | ALIGNED)) != (C_ORDER | ALIGNED) ||
+        (array->type != calls.wide && array->type != calls.narrow))
         return -1;
-    int good = view.ndim == 1 && view.len == count * view.itemsize && view.format && !view.format[1] &&
-               strchr("ilq", view.format[0]) && (view.itemsize == 4 || view.itemsize == 8);
-    for (Py_ssize_t each = 0; each < count && good; each++)
-        numbers[each] = view.itemsize == 8 ? ((int64_t *)view.buf)[each] : ((int32_t *)view.buf)[each];
-    PyBuffer_Release(&view);
-    return good ? 0 : -1;
+    for (Py_ssize_t each = 0; each < count; each++)
+        numbers[each] = array->type == calls.wide ? ((int64_t *)array->data)[each] : ((int32_t *)array->data)[each];
+    return 0;
 }
 
 /* Sizes and places in bytes, of an array's counts or of (counts, displacements) in its elements. */
-static int read_blocks(PyObject *given, const Py_buffer *view, int64_t *sizes, int64_t *places, Py_ssize_t count)
+static int read_blocks(const Call *call, int end, int64_t item, const Program *program)
 {
-    PyObject *displacements = NULL, *counts = given;
-    if (!given && view->len <= INT32_MAX) { /* all of the array */
-        sizes[0] = view->len;
+    PyObject *displacements = NULL, *counts = call->blocks[end];
+    int64_t *sizes = program->sizes[end], *places = program->places[end];
+    int64_t next = 0, most = elements(call->arrays[end]);
+    Py_ssize_t count = program->blocks[end];
+    if (!counts && most * item <= INT32_MAX) { /* all of the array */
+        sizes[0] = most * item;
         return 0;
     }
-    if (given && PyTuple_CheckExact(given))
-        counts = PyTuple_Size(given) == 2 ? split(given, &displacements) : NULL;
+    if (counts && PyTuple_CheckExact(counts))
+        counts = PyTuple_Size(counts) == 2 ? split(counts, &displacements) : NULL;
     if (!counts || read_numbers(counts, sizes, count) < 0)
         return -1;
     if (displacements && read_numbers(displacements, places, count) < 0)
         return -1;
-    int64_t next = 0, item = view->itemsize, most = view->len / item;
     for (Py_ssize_t each = 0; each < count; each++) {
         int64_t size = sizes[each], place = displacements ? places[each] : next;
         if (size < 0 || size > most || size * item > INT32_MAX || place < 0 || (size && place > most - size))
@@ -229,37 +257,88 @@ static int read_blocks(PyObject *given, const Py_buffer *view, int64_t *sizes, i
     return 0;
 }
 
+/* ---- What is known of a communicator */
+
+/* Where it is, or would be. */
+static Known **place_of(const Routes *routes, const Key *key)
+{
+    uint64_t hash = 0;
+    for (int each = 0; each < key->length; each++) {
+        hash = (hash ^ (uint64_t)key->words[each]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    for (;; hash++) {
+        Known *known = routes->places[hash % PLACES];
+        if (!known || (known->key.length == key->length && known->key.objects == key->objects &&
+                       memcmp(known->key.words, key->words, 8 * (size_t)key->length) == 0))
+            return &routes->places[hash % PLACES];
+    }
+}
+
+static void forget(Known *known)
+{
+    for (int each = 0; known && each < known->key.length; each++)
+        Py_XDECREF(object_in(&known->key, each));
+    if (known)
+        Py_DECREF(known->target);
+    PyMem_Free(known);
+}
+
+static void forget_all(Routes *routes)
+{
+    for (int place = 0; routes->places && place < PLACES; place++) {
+        Known *known = routes->places[place];
+        routes->places[place] = NULL; /* first: what is freed may come here */
+        forget(known);
+    }
+    routes->count = 0;
+}
+
+/* Bytes of an element; -1 with an exception. */
+static int64_t item_of(const Array *array)
+{
+    PyObject *number = PyObject_GetAttrString(array->type, "itemsize");
+    int64_t bytes = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    return bytes;
+}
+
+/* Let ``target`` serve such calls; 1, or -1 with an exception. */
+static int keep(Routes *routes, const Call *call, PyObject *target)
+{
+    Known *known = PyMem_Calloc(1, sizeof(Known));
+    if (!known)
+        return PyErr_NoMemory(), -1;
+    known->key = call->key;
+    known->target = target;
+    Py_INCREF(target);
+    for (int each = 0; each < call->key.length; each++)
+        Py_XINCREF(object_in(&call->key, each));
+    for (int end = 0; end < 2; end++) {
+        known->items[end] = call->arrays[end] ? item_of(call->arrays[end]) : 1;
+        known->bytes[end] = call->arrays[end] ? known->items[end] * elements(call->arrays[end]) : 0;
+        if (known->items[end] <= 0)
+            return forget(known), -1;
+    }
+    if (routes->count >= MOST_KNOWN)
+        forget_all(routes);
+    Known **place = place_of(routes, &known->key), *before = *place;
+    *place = known;
+    routes->count += !before;
+    forget(before);
+    return 1;
+}
+
 /* ---- Serving. Functions return 1 if a call was served, 0 if Python is to serve it, -1 with an exception. */
-
-/* What serves calls with this key, borrowed; NULL, perhaps with an exception, if that is not known. */
-static PyObject *find(Routes *routes, const Key *key)
-{
-    PyObject *bytes = PyBytes_FromStringAndSize(key->bytes, (Py_ssize_t)key->length);
-    PyObject *found = bytes ? PyDict_GetItemWithError(routes->known, bytes) : NULL;
-    Py_XDECREF(bytes);
-    return found;
-}
-
-static int keep(Routes *routes, const Key *key, PyObject *target)
-{
-    if (PyDict_Size(routes->known) >= MOST_KNOWN)
-        PyDict_Clear(routes->known);
-    PyObject *bytes = PyBytes_FromStringAndSize(key->bytes, (Py_ssize_t)key->length);
-    int outcome = bytes && PyDict_SetItem(routes->known, bytes, target) == 0 ? 1 : -1;
-    Py_XDECREF(bytes);
-    return outcome;
-}
 
 static int run(Routes *routes, Program *program, const Call *call)
 {
-    if (program->is_freed || program->active)
-        return 0;
     Py_INCREF((PyObject *)program);
     program->used = ++routes->calls;
     if (program->window)
         program->window[1] = routes->calls;
-    program->bases[0] = call->views > 1 ? (int64_t)(uintptr_t)call->send.buf : 0;
-    program->bases[1] = (int64_t)(uintptr_t)call->recv.buf;
+    program->bases[0] = call->arrays[0] ? (int64_t)(uintptr_t)call->arrays[0]->data : 0;
+    program->bases[1] = (int64_t)(uintptr_t)call->arrays[1]->data;
     int outcome = begin_program(program) < 0 ? -1 : advance_program(program, 1);
     if (outcome < 0) { /* the session is told */
         PyObject *kind, *error, *trace;
@@ -272,100 +351,160 @@ static int run(Routes *routes, Program *program, const Call *call)
     return outcome;
 }
 
-/* mpi4py's own call; ``native`` is a function of communicators, or (``comm`` is NULL) the method of one. */
-static PyObject *call_native(PyObject *native, PyObject *comm, PyObject *send, PyObject *recv, PyObject *root)
+/* mpi4py takes arrays in the order of C alone. */
+static int run_native(PyObject *method, const Call *call)
 {
-    PyObject *first = send == Py_None ? recv : send, *second = send == Py_None ? root : recv;
-    if (!comm)
-        return PyObject_CallFunctionObjArgs(native, first, second, NULL);
-    return PyObject_CallFunctionObjArgs(native, comm, first, second, NULL);
-}
-
-static int serve(Routes *routes, Call *call, PyObject *send, PyObject *recv, PyObject *root)
-{
-    PyObject *found = find(routes, &call->key);
-    if (!found || Py_TYPE(found) == program_type)
-        return found ? run(routes, (Program *)found, call) : PyErr_Occurred() ? -1 : 0;
-    if (!PyBuffer_IsContiguous(&call->recv, 'C') || (call->views > 1 && !PyBuffer_IsContiguous(&call->send, 'C')))
-        return 0; /* mpi4py takes no other order */
-    PyObject *done = call_native(found, NULL, send, recv, root);
+    const Array *send = call->arrays[0], *recv = call->arrays[1];
+    if (!(recv->flags & C_ORDER) || (send && !(send->flags & C_ORDER)))
+        return 0;
+    PyObject *first = call->given[!send], *second = send ? call->given[1] : call->options[ROOT];
+    PyObject *done = PyObject_CallFunctionObjArgs(method, first, second, NULL);
     Py_XDECREF(done);
     return done ? 1 : -1;
 }
 
-static PyObject *outcome_of(int outcome, Call *call)
+static int serve(Routes *routes, const Call *call)
 {
-    if (outcome >= 0)
+    const Known *known = *place_of(routes, &call->key);
+    Program *program = known && Py_TYPE(known->target) == program_type ? (Program *)known->target : NULL;
+    int by_block = call->blocks[1] != NULL;
+    if (!known || (program && (program->is_freed || program->active)) || by_block != (program && program->blocks[1]))
+        return 0;
+    const Array *send = call->arrays[0], *recv = call->arrays[1];
+    if (by_block) {
+        Py_ssize_t own = program->blocks[0] > 1 ? program->rank : 0;
+        if (read_blocks(call, 0, known->items[0], program) < 0 || read_blocks(call, 1, known->items[1], program) < 0 ||
+            program->sizes[0][own] != program->sizes[1][program->rank])
+            return 0;
+    } else if (send && send->data < recv->data + known->bytes[1] && recv->data < send->data + known->bytes[0])
+        return 0;
+    return program ? run(routes, program, call) : run_native(known->target, call);
+}
+
+/* send, recv, root, algorithm and transport, and parameters by name. */
+static int begin_named(Call *call, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    begin_call(call, args[0], args[1], args[2]);
+    call->options[ALGORITHM] = args[3];
+    call->options[TRANSPORT] = args[4];
+    return read_options(call, 0, args + count, names);
+}
+
+static PyObject *has_arguments(Py_ssize_t count)
+{
+    return count == 7 ? Py_None : PyErr_Format(PyExc_TypeError, "7 arguments are wanted, not %zd", count);
+}
+
+static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    (void)module;
+    if (!has_arguments(count))
+        return NULL;
+    Call call;
+    Routes *routes = find_routes(args[1]);
+    int known = routes && begin_named(&call, args + 2, 5, names) == 0 && describe(&call, args[0]) == 0;
+    int outcome = known ? serve(routes, &call) : 0;
+    if (!outcome)
         PyErr_Clear();
-    end_call(call);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
-static PyObject *has_arguments(Py_ssize_t count, Py_ssize_t wanted)
+static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return count == wanted ? Py_None : PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, not %zd", wanted, count);
+    if (!has_arguments(count))
+        return NULL;
+    Call call;
+    int good = begin_named(&call, args + 2, 5, names) == 0 && describe(&call, args[1]) == 0;
+    good = good && keep(self, &call, args[0]) > 0;
+    PyErr_Clear(); /* a call that is not known is Python's to serve */
+    return PyBool_FromLong(good);
 }
 
-static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    (void)module;
-    if (!has_arguments(count, 8))
-        return NULL;
-    Call call = {.views = 0};
-    Routes *routes = find_routes(args[1]);
-    int outcome = 0;
-    if (routes && view_array(args[3], &call.recv, PyBUF_WRITABLE, &call) == 0 &&
-        describe(&call, args[0], args[2], args[4], args[5], args[6], args[7]) == 0)
-        outcome = serve(routes, &call, args[2], args[3], args[4]);
-    return outcome_of(outcome, &call);
-}
+/* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
 
-static PyObject *engine_call_blocks(PyObject *module, PyObject *const *args, Py_ssize_t count)
+static struct entry {
+    int one_buffer;
+    unsigned options; /* that the function has, a bit each */
+    PyObject *collective, *python;
+    PyMethodDef definition;
+} entries[MOST_ENTRIES];
+static int entries_used;
+
+static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    (void)module;
-    if (!has_arguments(count, 6))
-        return NULL;
-    Call call = {.views = 0};
-    Routes *routes = find_routes(args[1]);
-    PyObject *blocks[2];
-    int outcome = 0;
-    Program *program = NULL;
-    if (routes && describe_blocks(&call, args, blocks) == 0 && (program = (Program *)find(routes, &call.key)) &&
-        !program->active) {
-        int64_t **sizes = program->sizes, **places = program->places;
-        Py_ssize_t *number = program->blocks, own = number[0] > 1 ? program->rank : 0;
-        if (read_blocks(blocks[0], &call.send, sizes[0], places[0], number[0]) == 0 &&
-            read_blocks(blocks[1], &call.recv, sizes[1], places[1], number[1]) == 0 &&
-            sizes[0][own] == sizes[1][program->rank])
-            outcome = run(routes, program, &call);
+    Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+    Py_ssize_t first = self != NULL;
+    PyObject *tuple = PyTuple_New(first + count), *options = PyDict_New(), *result = NULL;
+    for (Py_ssize_t each = 0; tuple && each < first + count; each++) {
+        PyObject *argument = each < first ? self : args[each - first];
+        Py_INCREF(argument);
+        PyTuple_SetItem(tuple, each, argument);
     }
-    return outcome_of(outcome, &call);
+    int good = tuple && options;
+    for (Py_ssize_t each = 0; each < named && good; each++)
+        good = PyDict_SetItem(options, PyTuple_GetItem(names, each), args[count + each]) == 0;
+    if (good)
+        result = PyObject_Call(function, tuple, options);
+    Py_XDECREF(tuple);
+    Py_XDECREF(options);
+    return result;
 }
 
-static PyObject *engine_remember(PyObject *module, PyObject *const *args, Py_ssize_t count)
+/* ``self`` is NULL in functions: these take the communicator first, options by name, and return the receive array. */
+static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    (void)module;
-    if (!has_arguments(count, 9))
-        return NULL;
-    Call call = {.views = 0};
-    int outcome = 0;
-    if (view_array(args[3], &call.recv, PyBUF_WRITABLE, &call) == 0 &&
-        describe(&call, args[1], args[2], args[4], args[5], args[6], args[7]) == 0)
-        outcome = keep((Routes *)args[0], &call.key, args[8]);
-    return outcome_of(outcome, &call);
+    const struct entry *entry = &entries[index];
+    Py_ssize_t first = self == NULL, buffers = entry->one_buffer ? 1 : 2, more = count - first - buffers;
+    int is_plain = more == 0;
+    if (self)
+        is_plain = !names && (is_plain || (more == 1 && buffers == 1)) && !PyList_Size(calls.observers);
+    if (is_plain) {
+        Call call;
+        begin_call(&call, buffers == 1 ? Py_None : args[first], args[first + buffers - 1], more ? args[first + 1] : NULL);
+        Routes *routes = find_routes(self ? self : args[0]);
+        int known = routes && read_options(&call, entry->options, args + count, names) == 0 &&
+                    describe(&call, entry->collective) == 0;
+        int outcome = known ? serve(routes, &call) : 0;
+        PyObject *result = self || outcome <= 0 ? Py_None : (PyObject *)call.arrays[1];
+        if (outcome)
+            return outcome < 0 ? NULL : (Py_INCREF(result), result);
+        PyErr_Clear();
+    }
+    return call_python(entry->python, self, args, count, names);
 }
 
-static PyObject *engine_remember_blocks(PyObject *module, PyObject *const *args, Py_ssize_t count)
+#define ENTRY(n)                                                                                                       \
+    static PyObject *enter_##n(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)               \
+    {                                                                                                                  \
+        return enter(n, self, args, count, names);                                                                     \
+    }
+#define NAME(n) FAST(enter_##n),
+#define EIGHT(x, a, b, c, d, e, f, g, h) x(a) x(b) x(c) x(d) x(e) x(f) x(g) x(h)
+#define ALL(x)                                                                                                         \
+    EIGHT(x, 0, 1, 2, 3, 4, 5, 6, 7)                                                                                   \
+    EIGHT(x, 8, 9, 10, 11, 12, 13, 14, 15)                                                                             \
+    EIGHT(x, 16, 17, 18, 19, 20, 21, 22, 23) EIGHT(x, 24, 25, 26, 27, 28, 29, 30, 31)
+ALL(ENTRY)
+static const PyCFunction entry_functions[MOST_ENTRIES] = {ALL(NAME)};
+
+static PyObject *engine_entry(PyObject *module, PyObject *args)
 {
+    PyObject *type, *where, *options;
+    struct entry *entry = &entries[entries_used];
+    const char *name, *doc;
     (void)module;
-    if (!has_arguments(count, 7))
+    if (entries_used == MOST_ENTRIES)
+        Py_RETURN_NONE;
+    if (!PyArg_ParseTuple(args, "OOssOpO!O", &type, &where, &name, &doc, &entry->collective, &entry->one_buffer,
+                          &PyTuple_Type, &options, &entry->python))
         return NULL;
-    Call call = {.views = 0};
-    PyObject *blocks[2], *described[] = {args[1], NULL, args[2], args[3], args[4], args[5]};
-    int outcome = 0;
-    if (describe_blocks(&call, described, blocks) == 0)
-        outcome = keep((Routes *)args[0], &call.key, args[6]);
-    return outcome_of(outcome, &call);
+    for (int option = 0; option < OPTIONS; option++)
+        entry->options |= PySequence_Contains(options, calls.options[option]) > 0 ? 1u << option : 0;
+    Py_INCREF(args); /* for good, and so what it holds, the texts too */
+    PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
+    entry->definition = made;
+    return type == Py_None ? PyCFunction_NewEx(&entry->definition, NULL, where)
+                           : PyDescr_NewMethod((PyTypeObject *)type, &entry->definition);
 }
 
 /* ---- Routes in Python */
@@ -373,26 +512,28 @@ static PyObject *engine_remember_blocks(PyObject *module, PyObject *const *args,
 static int Routes_init(Routes *self, PyObject *args, PyObject *named)
 {
     (void)named;
-    if (self->known)
+    if (self->places)
         PyErr_SetString(PyExc_RuntimeError, "routes are made once");
-    if (self->known || !PyArg_ParseTuple(args, "O", &self->failed))
+    if (self->places || !PyArg_ParseTuple(args, "O", &self->failed))
         return -1;
     Py_INCREF(self->failed);
-    self->known = PyDict_New();
-    return self->known ? 0 : -1;
+    self->places = PyMem_Calloc(PLACES, sizeof *self->places);
+    return self->places ? 0 : (PyErr_NoMemory(), -1);
 }
 
 static int Routes_traverse(Routes *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->known);
+    for (int place = 0; self->places && place < PLACES; place++)
+        if (self->places[place])
+            Py_VISIT(self->places[place]->target);
     Py_VISIT(self->failed);
     return 0;
 }
 
 static int Routes_clear_references(Routes *self)
 {
-    Py_CLEAR(self->known);
+    forget_all(self);
     Py_CLEAR(self->failed);
     return 0;
 }
@@ -402,6 +543,7 @@ static void Routes_dealloc(Routes *self)
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
     Routes_clear_references(self);
+    PyMem_Free(self->places);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -409,8 +551,7 @@ static void Routes_dealloc(Routes *self)
 static PyObject *Routes_clear(Routes *self, PyObject *none)
 {
     (void)none;
-    PyDict_Clear(self->known);
-    self->sizes = 0;
+    forget_all(self);
     Py_RETURN_NONE;
 }
 
@@ -426,27 +567,15 @@ static PyObject *Routes_tick(Routes *self, PyObject *none)
     return PyLong_FromLongLong(++self->calls);
 }
 
-static PyObject *Routes_add_native(Routes *self, PyObject *args)
-{
-    PyObject *collective;
-    Py_ssize_t bytes;
-    if (!PyArg_ParseTuple(args, "On", &collective, &bytes))
-        return NULL;
-    if (self->sizes < MOST_NATIVE) {
-        self->native[self->sizes].collective = collective;
-        self->native[self->sizes++].bytes = bytes;
-    }
-    Py_RETURN_NONE;
-}
-
-static Py_ssize_t Routes_length(Routes *self) { return PyDict_Size(self->known); }
+static Py_ssize_t Routes_length(Routes *self) { return self->count; }
 
 static PyMethodDef routes_methods[] = {
     {"clear", (PyCFunction)Routes_clear, METH_NOARGS, "Forget all calls."},
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
+    {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
+     "remember(target, collective, send, recv, root, algorithm, transport, **params): let a program, or a method, serve "
+     "such calls; whether it will."},
     {"tick", (PyCFunction)Routes_tick, METH_NOARGS, "Count a call; the number of calls."},
-    {"add_native", (PyCFunction)Routes_add_native, METH_VARARGS,
-     "Calls of this collective that receive so many bytes are left to the MPI library."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot routes_slots[] = {{Py_tp_doc, "Calls on a communicator whose programs are known."},
@@ -460,109 +589,26 @@ static PyType_Slot routes_slots[] = {{Py_tp_doc, "Calls on a communicator whose 
 static PyType_Spec routes_spec = {"hiercoll.runtime._engine.Routes", sizeof(Routes), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, routes_slots};
 
-/* ---- Methods of drop-in communicators */
-
-/* What a method is of: ``python`` serves what is not known here, ``native`` is mpi4py's own. */
-static struct method {
-    int one_buffer;
-    PyObject *collective, *python, *native;
-    PyMethodDef definition;
-} methods[METHODS];
-static int methods_used;
-
-static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    Py_ssize_t named = names ? PyTuple_Size(names) : 0;
-    PyObject *tuple = PyTuple_New(count + 1), *options = PyDict_New(), *result = NULL;
-    for (Py_ssize_t each = -1; tuple && each < count; each++) {
-        PyObject *argument = each < 0 ? self : args[each];
-        Py_INCREF(argument);
-        PyTuple_SetItem(tuple, each + 1, argument);
-    }
-    int good = tuple && options;
-    for (Py_ssize_t each = 0; each < named && good; each++)
-        good = PyDict_SetItem(options, PyTuple_GetItem(names, each), args[count + each]) == 0;
-    if (good)
-        result = PyObject_Call(function, tuple, options);
-    Py_XDECREF(tuple);
-    Py_XDECREF(options);
-    return result;
-}
-
-static int is_native(const Routes *routes, const struct method *method, const Call *call)
-{
-    for (int each = 0; each < routes->sizes; each++)
-        if (routes->native[each].collective == method->collective && routes->native[each].bytes == call->recv.len)
-            return 1;
-    return 0;
-}
-
-static PyObject *call_method(int index, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    const struct method *method = &methods[index];
-    int one = method->one_buffer, is_plain = !names && (count == 2 || (one && count == 1));
-    Routes *routes = is_plain && !PyList_Size(calls.observers) ? find_routes(self) : NULL;
-    PyObject *send = one ? Py_None : routes ? args[0] : NULL, *recv = routes ? args[!one] : NULL;
-    PyObject *root = one && count == 2 ? args[1] : NULL;
-    Call call = {.views = 0};
-    int outcome = 0, native = 0;
-    if (routes && view_array(recv, &call.recv, PyBUF_WRITABLE, &call) == 0) {
-        native = (one || Py_TYPE(send) == calls.array) && is_native(routes, method, &call);
-        if (!native &&
-            describe(&call, method->collective, send, root, calls.automatic, calls.automatic, calls.plain) == 0)
-            outcome = serve(routes, &call, send, recv, root);
-    }
-    PyObject *served = outcome_of(outcome, &call);
-    if (served != Py_False)
-        return served ? Py_DECREF(served), Py_BuildValue("") : NULL;
-    Py_DECREF(served);
-    return native ? call_native(method->native, self, send, recv, root)
-                  : call_python(method->python, self, args, count, names);
-}
-
-#define METHOD(n)                                                                                                      \
-    static PyObject *method_##n(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)              \
-    {                                                                                                                  \
-        return call_method(n, self, args, count, names);                                                               \
-    }
-#define NAME(n) (PyCFunction)(void (*)(void))method_##n,
-#define EIGHT(x, a, b, c, d, e, f, g, h) x(a) x(b) x(c) x(d) x(e) x(f) x(g) x(h)
-#define ALL(x)                                                                                                         \
-    EIGHT(x, 0, 1, 2, 3, 4, 5, 6, 7)                                                                                   \
-    EIGHT(x, 8, 9, 10, 11, 12, 13, 14, 15)                                                                             \
-    EIGHT(x, 16, 17, 18, 19, 20, 21, 22, 23) EIGHT(x, 24, 25, 26, 27, 28, 29, 30, 31)
-ALL(METHOD)
-static const PyCFunction method_functions[METHODS] = {ALL(NAME)};
-
-static PyObject *engine_method(PyObject *module, PyObject *args)
-{
-    PyTypeObject *type;
-    struct method *method = &methods[methods_used];
-    const char *name;
-    (void)module;
-    if (methods_used == METHODS)
-        return Py_BuildValue("");
-    if (!PyArg_ParseTuple(args, "OsOpOO", &type, &name, &method->collective, &method->one_buffer, &method->python,
-                          &method->native))
-        return NULL;
-    Py_INCREF(args); /* for good, and so what it holds, the name too */
-    PyMethodDef made = {name, method_functions[methods_used++], METH_FASTCALL | METH_KEYWORDS, "As mpi4py's."};
-    method->definition = made;
-    return PyDescr_NewMethod(type, &method->definition);
-}
-
 /* ---- The module */
 
 static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
 {
+    Array *example;
+    unsigned long long data;
+    int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OnOOOO", &calls.comm, &calls.offset, &calls.array, &calls.background, &calls.observers,
-                          &calls.automatic))
+    if (!PyArg_ParseTuple(args, "OnOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.background,
+                          &calls.observers, &calls.automatic, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
+    if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
+        example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)
+        return PyErr_Format(PyExc_OSError, "arrays of this NumPy are laid out in a way that is not known");
+    for (int option = 0; option < OPTIONS; option++)
+        calls.options[option] = PyUnicode_InternFromString(option_names[option]);
     calls.routes = PyDict_New();
-    calls.plain = PyDict_New();
-    return calls.routes && calls.plain ? Py_BuildValue("") : NULL;
+    calls.zero = PyLong_FromLong(0);
+    return calls.routes && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
 }
 
 static PyObject *engine_register(PyObject *module, PyObject *args)
@@ -580,20 +626,15 @@ static PyObject *engine_register(PyObject *module, PyObject *args)
     return outcome < 0 ? NULL : Py_BuildValue("");
 }
 
-#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 static PyMethodDef functions[] = {
-    {"setup_calls", engine_setup_calls, METH_VARARGS, "setup_calls(comm, offset, array, background, observers, auto)"},
+    {"setup_calls", engine_setup_calls, METH_VARARGS,
+     "setup_calls(comm, offset, array, background, observers, auto, (example, address, flags), types of counts)"},
     {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
-    {"call", FAST(engine_call),
-     "call(collective, comm, send, recv, root, algorithm, transport, params): whether it was known, and is served."},
-    {"call_blocks", FAST(engine_call_blocks),
-     "call_blocks(collective, comm, send, recv, algorithm, params): the same for blocks of any sizes."},
-    {"remember", FAST(engine_remember),
-     "remember(routes, collective, send, recv, root, algorithm, transport, params, target): a program or a method."},
-    {"remember_blocks", FAST(engine_remember_blocks),
-     "remember_blocks(routes, collective, send, recv, algorithm, params, program)"},
-    {"method", engine_method, METH_VARARGS,
-     "method(type, name, collective, one_buffer, python, native): of communicators; None if there are too many."},
+    {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
+     "call(collective, comm, send, recv, root, algorithm, transport, **params): whether it was known, and is served."},
+    {"entry", engine_entry, METH_VARARGS,
+     "entry(type, module, name, doc, collective, one_buffer, options, python): a method of that type, or (None) a "
+     "function with such options; None if there are too many."},
     {NULL, NULL, 0, NULL}};
 
 int add_calls(PyObject *module)

@@ -14,9 +14,10 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from inspect import Parameter, Signature, signature
 from itertools import count
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -34,6 +35,7 @@ from hiercoll.schedule.transports import AUTO
 
 SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, SEND_BLOCK, RECEIVE_BLOCK, COPY_BLOCK = range(10)  # as in _engine.c
 BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared")
+Function = TypeVar("Function", bound="Callable[..., Any]")
 observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
 
 
@@ -56,11 +58,13 @@ def load() -> tuple[ModuleType | None, str]:
 
 
 def _set_up(module: Any) -> None:
-    """Raises OSError where a function of the MPI library is not found."""
+    """Raises OSError where a function of the MPI library is not found, or NumPy's arrays are not as they were."""
     handles = (MPI._sizeof(MPI.REQUEST_NULL), value_of(MPI.REQUEST_NULL), value_of(MPI.BYTE))
     module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception)
     offset = MPI._addressof(MPI.COMM_SELF) - id(MPI.COMM_SELF)  # of the handle in a communicator object
-    module.setup_calls(MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO)
+    known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
+    example = (known, known.ctypes.data, known.flags.num)
+    module.setup_calls(MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO, example, counts)
 
 
 def value_of(handle: Any) -> int:
@@ -249,11 +253,12 @@ class Routes:
     def clear(self) -> None:
         """Nothing to forget."""
 
+    def remember(self, *_: Any, **params: Any) -> bool:
+        """Python serves all calls."""
+        return False
+
     def open(self, _: bool) -> None:
         """Nothing to serve."""
-
-    def add_native(self, collective: object, nbytes: int) -> None:
-        """Python looks at each call."""
 
 
 def make_routes(failed: Callable[[Any], None]) -> Any:
@@ -265,40 +270,31 @@ def make_routes(failed: Callable[[Any], None]) -> Any:
 
 def call() -> Callable[..., bool] | None:
     """What serves a call on arrays that is known: of a collective, the communicator, the buffers (None for send where
-    there is one buffer), the root, algorithm, transport and parameters. It returns whether it has."""
+    there is one buffer), each an array or, for blocks of any sizes, one with its counts, the root, algorithm and
+    transport, and by name the parameters. It returns whether it has."""
     module: Any = load()[0]
     return None if module is None else module.call
 
 
-def remember(
-    routes: Any, collective: object, send: Any, recv: Any, root: Any, algorithm: Any, transport: Any,
-    params: dict[str, Any], target: Any,
-) -> None:  # fmt: skip
-    """Let a program, or mpi4py's own method, serve the calls with such arguments, where the engine is compiled."""
+def method(kind: type, name: str, collective: object, one_buffer: bool, python: Function) -> Function:
+    """A method of communicators that serves calls that are known, and leaves all others to ``python``."""
+    return _entry(kind, None, name, "As mpi4py's.", collective, one_buffer, (), python) or python
+
+
+def function(collective: object, one_buffer: bool, python: Function) -> Function:
+    """The same for a public function, whose communicator comes first, and whose options have names."""
+    found = signature(python)
+    bare = [each.replace(annotation=Parameter.empty) for each in found.parameters.values()]
+    text = str(found.replace(parameters=bare, return_annotation=Signature.empty))
+    doc = f"{python.__name__}{text}\n--\n\n{python.__doc__}"
+    options = tuple(found.parameters)
+    return _entry(None, python.__module__, python.__name__, doc, collective, one_buffer, options, python) or python
+
+
+def _entry(*given: Any) -> Any:
+    """None if there is no compiled engine, or too many of them."""
     module: Any = load()[0]
-    if module is not None:
-        module.remember(routes, collective, send, recv, root, algorithm, transport, params, target)
-
-
-def call_blocks() -> Callable[..., bool]:
-    """The same for blocks of any sizes: of a collective, the communicator, what is sent and where it is received,
-    algorithm and parameters."""
-    module: Any = load()[0]
-    return (lambda *_: False) if module is None else module.call_blocks
-
-
-def remember_blocks(*given: Any) -> None:
-    """Let a program, the last argument, serve such calls; with the routes of the communicator in place of itself."""
-    module: Any = load()[0]
-    if module is not None:
-        module.remember_blocks(*given)
-
-
-def method(name: str, collective: object, one_buffer: bool, python: Any, native: Any) -> Any:
-    """A method of communicators that serves calls that are known, and leaves all others to ``python``, or to
-    ``native`` where the routes say so. None if there is none."""
-    module: Any = load()[0]
-    return None if module is None else module.method(MPI.Intracomm, name, collective, one_buffer, python, native)
+    return None if module is None else module.entry(*given)
 
 
 def register(handle: int, routes: Any) -> None:

@@ -270,7 +270,7 @@ def test_many_calls_are_forgotten_in_the_end(comm: MPI.Intracomm) -> None:
 def test_programs_refuse_misuse(comm: MPI.Intracomm) -> None:
     """Typed errors, not crashes: of wrong numbers of arguments, and of freed programs."""
     module: Any = compiled.load()[0]
-    for call in (lambda: module.call(ALLTOALL), lambda: module.remember(1), lambda: module.Program(b"")):
+    for call in (lambda: module.call(ALLTOALL), lambda: module.Routes(None).remember(1), lambda: module.Program(b"")):
         with pytest.raises(TypeError):
             call()
     plan = hiercoll.alltoall_init(comm, np.arange(SIZE), algorithm="pairwise")
