@@ -12,7 +12,7 @@ engine = Extension(
     ["hiercoll/runtime/_engine.c", "hiercoll/runtime/_calls.c"],
     depends=["hiercoll/runtime/_engine.h"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-    extra_compile_args=["-std=c11"],
+    extra_compile_args=["-std=c11", "-fvisibility=hidden"],
     libraries=["dl"],
     py_limited_api=STABLE,
     optional=True,

@@ -8,7 +8,6 @@
  * arrays, not through their buffer protocol; at the addresses of texts, not at their letters. */
 
 #include "_engine.h"
-#include <string.h>
 
 enum {
     MOST_KNOWN = 256, /* calls on a communicator */
@@ -55,6 +54,7 @@ static const char *const option_names[OPTIONS] = {"algorithm", "transport", "roo
 
 static struct {
     PyTypeObject *comm, *array;
+    PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
     PyObject *automatic, *zero;       /* "auto"; 0 */
@@ -68,8 +68,13 @@ static struct {
 /* The routes of a communicator that serves calls now; NULL if there are none. */
 static Routes *find_routes(PyObject *comm)
 {
-    if (!calls.comm || !PyType_IsSubtype(Py_TYPE(comm), calls.comm))
-        return NULL;
+    if (Py_TYPE(comm) != calls.last_type) {
+        if (!calls.comm || !PyType_IsSubtype(Py_TYPE(comm), calls.comm))
+            return NULL;
+        Py_XDECREF((PyObject *)calls.last_type);
+        calls.last_type = Py_TYPE(comm);
+        Py_INCREF((PyObject *)calls.last_type);
+    }
     int64_t handle = get_handle((char *)comm + calls.offset);
     if (!calls.last || handle != calls.last_handle) {
         PyObject *number = PyLong_FromLongLong(handle);
@@ -77,7 +82,7 @@ static Routes *find_routes(PyObject *comm)
         calls.last_handle = handle;
         Py_XDECREF(number);
     }
-    return calls.last && calls.last->is_open && !PyList_Size(calls.background) ? calls.last : NULL;
+    return calls.last && calls.last->is_open && !Py_SIZE(calls.background) ? calls.last : NULL;
 }
 
 #define FAST(function) (PyCFunction)(void (*)(void))function
@@ -115,6 +120,8 @@ static PyObject *object_in(const Key *key, int index) /* NULL if that is none */
 /* Equal texts are one object once they are interned, as most are from the beginning. */
 static int add_text(Key *key, PyObject *text)
 {
+    if (text == calls.automatic)
+        return add_object(key, text);
     if (!PyUnicode_CheckExact(text))
         return -1;
     Py_INCREF(text);
@@ -126,6 +133,8 @@ static int add_text(Key *key, PyObject *text)
 static int add_whole_number(Key *key, PyObject *number)
 {
     int overflow = 0;
+    if (number == calls.zero)
+        return add_number(key, 0);
     return add_number(key, PyLong_AsLongLongAndOverflow(number, &overflow)) < 0 || overflow ? -1 : 0;
 }
 
@@ -152,6 +161,8 @@ static int read_options(Call *call, unsigned options, PyObject *const *values, P
 static PyObject *split(PyObject *given, PyObject **blocks)
 {
     *blocks = NULL;
+    if (Py_TYPE(given) == calls.array)
+        return given;
     if (PyList_CheckExact(given) && PyList_Size(given) == 2) {
         *blocks = PyList_GetItem(given, 1);
         return PyList_GetItem(given, 0);
@@ -259,6 +270,14 @@ static int read_blocks(const Call *call, int end, int64_t item, const Program *p
 
 /* ---- What is known of a communicator */
 
+static int are_equal(const Key *one, const Key *other)
+{
+    int equal = one->length == other->length && one->objects == other->objects;
+    for (int each = 0; equal && each < one->length; each++)
+        equal = one->words[each] == other->words[each];
+    return equal;
+}
+
 /* Where it is, or would be. */
 static Known **place_of(const Routes *routes, const Key *key)
 {
@@ -268,9 +287,8 @@ static Known **place_of(const Routes *routes, const Key *key)
         hash ^= hash >> 32;
     }
     for (;; hash++) {
-        Known *known = routes->places[hash % PLACES];
-        if (!known || (known->key.length == key->length && known->key.objects == key->objects &&
-                       memcmp(known->key.words, key->words, 8 * (size_t)key->length) == 0))
+        const Known *known = routes->places[hash % PLACES];
+        if (!known || are_equal(key, &known->key))
             return &routes->places[hash % PLACES];
     }
 }
@@ -457,7 +475,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
     Py_ssize_t first = self == NULL, buffers = entry->one_buffer ? 1 : 2, more = count - first - buffers;
     int is_plain = more == 0;
     if (self)
-        is_plain = !names && (is_plain || (more == 1 && buffers == 1)) && !PyList_Size(calls.observers);
+        is_plain = !names && (is_plain || (more == 1 && buffers == 1)) && !Py_SIZE(calls.observers);
     if (is_plain) {
         Call call;
         begin_call(&call, buffers == 1 ? Py_None : args[first], args[first + buffers - 1], more ? args[first + 1] : NULL);
