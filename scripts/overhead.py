@@ -108,11 +108,11 @@ def main() -> None:
         "loop of persistent requests": hand_written(comm.Dup(), send, recv),
         f"plan, {NAME}": plan,
         "plan, native": native_plan,
-        "alltoall, auto without a table": lambda: alltoall(comm, send, recv),
-        f"alltoall, {NAME}": lambda: alltoall(comm, send, recv, algorithm=NAME),
-        f"alltoall, {NAME} window=2": lambda: alltoall(comm, send, recv, algorithm=NAME, window=2),
+        "alltoall, auto without a table": partial(alltoall, comm, send, recv),
+        f"alltoall, {NAME}": partial(alltoall, comm, send, recv, algorithm=NAME),
+        f"alltoall, {NAME} window=2": partial(alltoall, comm, send, recv, algorithm=NAME, window=2),
         f"alltoall, {NAME}, new arrays": lambda: alltoall(comm, *next(pairs), algorithm=NAME),
-        "alltoall, native": lambda: alltoall(comm, send, recv, algorithm="native"),
+        "alltoall, native": partial(alltoall, comm, send, recv, algorithm="native"),
         **drop_ins(comm, send, recv),
     }
     about = {"benchmark": "overhead", "bytes": send.itemsize, **provenance(comm, hiercoll.get_topology(comm))}
