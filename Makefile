@@ -2,7 +2,7 @@
 # make quick   while one works on the code, about a minute: lint, types, layers, unit tests but for those marked
 #              slow (each says why) and without `verify --all`, MPI tests on 2 ranks of MPICH
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
-# make figures what docs/performance.md says of several hosts, measured anew: an hour, alone on the machine
+# make figures what docs/performance.md says of several hosts, measured anew: an hour and a half, alone on the machine
 # make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond
 #              2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries: hours; recorded in docs/sweep.jsonl
 # make wheel   a wheel in dist/, tried without a compiler

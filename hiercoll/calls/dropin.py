@@ -24,7 +24,9 @@ from hiercoll.calls import requests
 from hiercoll.calls.serving import (
     held_request,
     known_plan,
+    or_native,
     remember,
+    remember_native,
     repeat,
     serve,
     serve_unknown_sizes,
@@ -32,7 +34,7 @@ from hiercoll.calls.serving import (
 )
 from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.cuda import is_device_array
-from hiercoll.errors import ArgumentError, CommunicatorError
+from hiercoll.errors import ArgumentError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle, get_session, known_session
@@ -223,6 +225,7 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
                 if progress.active:
                     progress.before_blocking()
                 native(self, *given)
+                remember_native(known, collective, Arguments(send, recv))
                 return NATIVE
             if (ran := repeat(known, self, collective, Arguments(send, recv))) is not None:
                 return ran
@@ -244,8 +247,6 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
             ran = serve_unknown_sizes(session, collective, given, native, strict=False)
             return ran if ran.partition(" ")[2] != NATIVE else NATIVE
         request = make_request(session, collective, given, strict=on_device)
-    except CommunicatorError:
-        raise
     except ArgumentError:
         native()
         return NATIVE
@@ -314,21 +315,18 @@ def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests
         return None
     try:
         request = held_request(session, collective, given, strict=False)
-    except CommunicatorError:
-        raise
     except ArgumentError:
         return None
     if request.is_empty or request.is_native:
         return None
-    return requests.persistent(session, session.factory.make(request, Lifetime.HELD))
+    make = partial(session.factory.make, lifetime=Lifetime.HELD)
+    return requests.persistent(session, or_native(make, request))
 
 
 def _sound(session: Session, collective: Collective, given: Arguments, mode: Mode) -> Any:
     """The request, if it is sound."""
     try:
         return make_request(session, collective, given, mode, strict=False)
-    except CommunicatorError:
-        raise
     except ArgumentError:
         return None
 
@@ -389,7 +387,7 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
-            if name == collective.native and collective.is_even:
+            if name == collective.native:
                 method = compiled.method(MPI.Intracomm, name, collective, collective.one_buffer, method)
             setattr(Collectives, name, method)
 

@@ -17,6 +17,7 @@ from hiercoll.calls.serving import (
     call_known,
     hold,
     new_result,
+    remember_native,
     repeat,
     serve,
     serve_unknown_sizes,
@@ -365,6 +366,7 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
         policy.count()
         progress.before_blocking()
         _native(session, collective, given)
+        remember_native(session, collective, given)
     elif repeat(session, comm, collective, given) is not None:
         pass
     elif unknown:

@@ -5,16 +5,19 @@ Functions and drop-in communicators both come here. A call whose arguments were 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall
 from hiercoll.collectives import Collective, Holds, Sizes
+from hiercoll.errors import ConstraintError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
@@ -23,9 +26,10 @@ from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
-from hiercoll.tables import NATIVE
+from hiercoll.tables import NATIVE, NATIVE_VARIANT
 from hiercoll.tuner import Spread
 
+Made = TypeVar("Made")
 Alias: TypeAlias = "tuple[object, ...]"
 _address = MPI.Get_address
 _PLAIN = frozenset((int, str))  # types of parameters
@@ -170,6 +174,21 @@ def serve(session: Session, request: Request, given: Arguments) -> str:
         session.same_call(request.described(given, session.rank, session.size))
     if request.is_empty:
         return request.name
+    return or_native(partial(_serve, session, given), request)
+
+
+def or_native(make: Callable[[Request], Made], request: Request) -> Made:
+    """What is made of a request; by the MPI library's own collective where "auto" has chosen what cannot run here, such
+    as for want of shared memory: ranks find that out together. Collective."""
+    try:
+        return make(request)
+    except ConstraintError:
+        if not request.is_auto or request.is_native:
+            raise
+        return make(replace(request, variant=NATIVE_VARIANT, note=None))
+
+
+def _serve(session: Session, given: Arguments, request: Request) -> str:
     plan = session.plan(request)
     if plan is None:
         ran = session.run_once(request)
@@ -200,16 +219,29 @@ def remember(session: Session, request: Request, given: Arguments, plan: Plan | 
         return
     alias = equal_alias(collective, given)
     if alias is not None and (program is not None or _may_pass(session, request, given)):
-        _remember_call(session, program or getattr(session.user, collective.native), collective, given)
-    if plan is not None and (program is None or not session.unwatched):
+        _remember_call(session, program or getattr(type(session.user), collective.native), collective, given)
+    if plan is not None and program is None:
         session.remember(alias, plan)
 
 
-def _remember_call(session: Session, target: Any, collective: Collective, given: Arguments) -> None:
+def remember_native(session: Session, collective: Collective, given: Arguments) -> None:
+    """Let mpi4py's own method serve calls with blocks of any sizes by "auto", as long as the policy does not ask again;
+    of arrays with elements that mpi4py knows, while nobody looks on."""
+    elements: Any = MPI._typedict
+    specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
+    known = all(type(each[0]) is np.ndarray and each[0].dtype.char in elements for each in specs)
+    if known and len(specs) == 2 and session.unwatched:
+        target, counter = getattr(type(session.user), collective.native), session.policy.uneven(collective).left
+        _remember_call(session, target, collective, given, counter)
+
+
+def _remember_call(
+    session: Session, target: Any, collective: Collective, given: Arguments, counter: array[int] | None = None
+) -> None:
     """Let the compiled engine find what serves such calls."""
     send = None if collective.one_buffer else given.send
     choice = (given.root, given.algorithm, given.transport)
-    session.routes.remember(target, collective, send, given.recv, *choice, **given.params)
+    session.routes.remember(target, counter, collective, send, given.recv, *choice, **given.params)
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
@@ -260,7 +292,8 @@ def serve_unknown_sizes(
         ran = f"{collective.name} {NATIVE}"
     else:
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
-        ran = serve(session, make_request(session, collective, given, strict=strict), given)
+        request = replace(make_request(session, collective, given, strict=strict), is_auto=True)
+        ran = serve(session, request, given)
     if policy.is_trying:
         policy.note(perf_counter() - begin)
     return ran
@@ -275,7 +308,8 @@ def _survey(session: Session, collective: Collective, given: Arguments) -> Sprea
 
 def hold(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Plan:
     """A plan for the program to hold. Collective."""
-    return session.factory.make(held_request(session, collective, given, strict=strict), Lifetime.HELD)
+    make = partial(session.factory.make, lifetime=Lifetime.HELD)
+    return or_native(make, held_request(session, collective, given, strict=strict))
 
 
 def held_request(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Request:
@@ -288,6 +322,7 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
         variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
     request = make_request(session, collective, given, Mode.HELD, strict=strict)
+    request = replace(request, is_auto=request.is_auto or given is not asked)
     if session.check:
         session.same_call(request.described(asked, session.rank, session.size))
     return request

@@ -8,6 +8,7 @@
  * arrays, not through their buffer protocol; at the addresses of texts, not at their letters. */
 
 #include "_engine.h"
+#include <time.h>
 
 enum {
     MOST_KNOWN = 256, /* calls on a communicator */
@@ -33,20 +34,26 @@ typedef struct {
     int length;
 } Key;
 
-/* A call, and what serves it: a program, or mpi4py's method. */
+/* A call, and what serves it: a program, or mpi4py's method of communicators. */
 typedef struct {
     Key key;
     PyObject *target;
+    PyObject *counter;          /* calls that the target still serves, in an array; None: all */
+    int64_t *left;              /* in there; NULL: all */
     int64_t items[2], bytes[2]; /* of send and recv: of an element, and of all of them */
 } Known;
 
 typedef struct {
     PyObject_HEAD
     Known **places;   /* one is where the hash of its key leads to, or at the next place that was free */
-    PyObject *failed; /* called with a program in which an exception was raised */
+    PyObject *failed; /* called with a program, its entry in the record, and what was raised in it */
     int is_open;      /* whether calls may be served here */
-    int count;
+    int rank, size, count;
+    int64_t *numbers; /* room for the sizes and places of blocks that the MPI library is to move */
     long long calls;
+    double limit;     /* seconds that a call may wait, 0: for ever; if not, calls are numbered and recorded */
+    int64_t *number;
+    PyObject *record; /* called with the entry of each */
 } Routes;
 
 enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OPTIONS };
@@ -91,6 +98,7 @@ static Routes *find_routes(PyObject *comm)
 
 /* The arguments of a call, and what tells it from others. */
 typedef struct {
+    PyObject *comm;
     PyObject *given[2];     /* send and recv; send is None where there is one buffer */
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
     const Array *arrays[2]; /* NULL for None */
@@ -193,8 +201,9 @@ static int add_buffer(Call *call, int end)
     return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
 }
 
-static void begin_call(Call *call, PyObject *send, PyObject *recv, PyObject *root)
+static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *recv, PyObject *root)
 {
+    call->comm = comm;
     call->given[0] = send;
     call->given[1] = recv;
     call->arrays[0] = NULL;
@@ -241,12 +250,10 @@ static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
 }
 
 /* Sizes and places in bytes, of an array's counts or of (counts, displacements) in its elements. */
-static int read_blocks(const Call *call, int end, int64_t item, const Program *program)
+static int read_blocks(const Call *call, int end, int64_t item, Py_ssize_t count, int64_t *sizes, int64_t *places)
 {
     PyObject *displacements = NULL, *counts = call->blocks[end];
-    int64_t *sizes = program->sizes[end], *places = program->places[end];
     int64_t next = 0, most = elements(call->arrays[end]);
-    Py_ssize_t count = program->blocks[end];
     if (!counts && most * item <= INT32_MAX) { /* all of the array */
         sizes[0] = most * item;
         return 0;
@@ -297,8 +304,10 @@ static void forget(Known *known)
 {
     for (int each = 0; known && each < known->key.length; each++)
         Py_XDECREF(object_in(&known->key, each));
-    if (known)
+    if (known) {
         Py_DECREF(known->target);
+        Py_DECREF(known->counter);
+    }
     PyMem_Free(known);
 }
 
@@ -321,23 +330,31 @@ static int64_t item_of(const Array *array)
     return bytes;
 }
 
-/* Let ``target`` serve such calls; 1, or -1 with an exception. */
-static int keep(Routes *routes, const Call *call, PyObject *target)
+/* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. */
+static int keep(Routes *routes, const Call *call, PyObject *target, PyObject *counter)
 {
+    Py_buffer view = {.buf = NULL};
     Known *known = PyMem_Calloc(1, sizeof(Known));
     if (!known)
         return PyErr_NoMemory(), -1;
     known->key = call->key;
     known->target = target;
+    known->counter = counter;
     Py_INCREF(target);
+    Py_INCREF(counter);
     for (int each = 0; each < call->key.length; each++)
         Py_XINCREF(object_in(&call->key, each));
-    for (int end = 0; end < 2; end++) {
+    int good = counter == Py_None || PyObject_GetBuffer(counter, &view, PyBUF_WRITABLE) == 0;
+    known->left = view.buf; /* it lies there as long as it lives */
+    if (view.buf)
+        PyBuffer_Release(&view);
+    for (int end = 0; end < 2 && good; end++) {
         known->items[end] = call->arrays[end] ? item_of(call->arrays[end]) : 1;
         known->bytes[end] = call->arrays[end] ? known->items[end] * elements(call->arrays[end]) : 0;
-        if (known->items[end] <= 0)
-            return forget(known), -1;
+        good = known->items[end] > 0;
     }
+    if (!good)
+        return forget(known), -1;
     if (routes->count >= MOST_KNOWN)
         forget_all(routes);
     Known **place = place_of(routes, &known->key), *before = *place;
@@ -349,36 +366,92 @@ static int keep(Routes *routes, const Call *call, PyObject *target)
 
 /* ---- Serving. Functions return 1 if a call was served, 0 if Python is to serve it, -1 with an exception. */
 
+static double wall_clock(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Where calls have a deadline: the call's entry in the record (see watch.py); None where they have not. */
+static PyObject *begin_record(Routes *routes, const Program *program, double began)
+{
+    if (!routes->limit)
+        return Py_INCREF(Py_None), Py_None;
+    PyObject *name = program->name ? program->name : Py_None;
+    PyObject *entry = Py_BuildValue("[LOdO]", (long long)++*routes->number, name, began, Py_None);
+    PyObject *done = entry ? PyObject_CallFunctionObjArgs(routes->record, entry, NULL) : NULL;
+    if (!done)
+        Py_CLEAR(entry);
+    Py_XDECREF(done);
+    return entry;
+}
+
+/* An exception was raised in a program: the session is told, and may say more. */
+static void tell(Routes *routes, Program *program, PyObject *entry)
+{
+    PyObject *kind, *error, *trace;
+    routes->is_open = 0;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    PyObject *told = PyObject_CallFunctionObjArgs(routes->failed, (PyObject *)program, entry, error, NULL);
+    if (told)
+        PyErr_Restore(kind, error, trace);
+    else {
+        Py_XDECREF(kind);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
+    Py_XDECREF(told);
+}
+
 static int run(Routes *routes, Program *program, const Call *call)
 {
+    double began = routes->limit ? wall_clock() : 0;
+    PyObject *entry = begin_record(routes, program, began);
+    if (!entry)
+        return -1;
+    Py_INCREF((PyObject *)routes);
     Py_INCREF((PyObject *)program);
     program->used = ++routes->calls;
+    program->limit = routes->limit;
     if (program->window)
         program->window[1] = routes->calls;
     program->bases[0] = call->arrays[0] ? (int64_t)(uintptr_t)call->arrays[0]->data : 0;
     program->bases[1] = (int64_t)(uintptr_t)call->arrays[1]->data;
     int outcome = begin_program(program) < 0 ? -1 : advance_program(program, 1);
-    if (outcome < 0) { /* the session is told */
-        PyObject *kind, *error, *trace;
-        routes->is_open = 0;
-        PyErr_Fetch(&kind, &error, &trace);
-        Py_XDECREF(PyObject_CallFunctionObjArgs(routes->failed, (PyObject *)program, NULL));
-        PyErr_Restore(kind, error, trace);
-    }
+    if (outcome < 0)
+        tell(routes, program, entry);
+    else if (entry != Py_None)
+        PyList_SetItem(entry, 3, PyFloat_FromDouble(wall_clock() - began));
+    Py_DECREF(entry);
     Py_DECREF((PyObject *)program);
+    Py_DECREF((PyObject *)routes);
     return outcome;
 }
 
-/* mpi4py takes arrays in the order of C alone. */
 static int run_native(PyObject *method, const Call *call)
 {
-    const Array *send = call->arrays[0], *recv = call->arrays[1];
-    if (!(recv->flags & C_ORDER) || (send && !(send->flags & C_ORDER)))
-        return 0;
+    const Array *send = call->arrays[0];
     PyObject *first = call->given[!send], *second = send ? call->given[1] : call->options[ROOT];
-    PyObject *done = PyObject_CallFunctionObjArgs(method, first, second, NULL);
+    PyObject *done = PyObject_CallFunctionObjArgs(method, call->comm, first, second, NULL);
     Py_XDECREF(done);
     return done ? 1 : -1;
+}
+
+/* The sizes and places of this call's blocks, for the program, if there is one. Whether they are sound. */
+static int have_blocks(const Routes *routes, const Known *known, const Program *program, const Call *call)
+{
+    int64_t *sizes[2];
+    for (int end = 0; end < 2; end++) {
+        Py_ssize_t count = program ? program->blocks[end] : routes->size;
+        int64_t *own = routes->numbers + 2 * end * routes->size;
+        int64_t *places = program ? program->places[end] : own + routes->size;
+        sizes[end] = program ? program->sizes[end] : own;
+        if (read_blocks(call, end, known->items[end], count, sizes[end], places) < 0)
+            return 0;
+    }
+    return sizes[0][call->blocks[0] ? routes->rank : 0] == sizes[1][routes->rank];
 }
 
 static int serve(Routes *routes, const Call *call)
@@ -386,41 +459,44 @@ static int serve(Routes *routes, const Call *call)
     const Known *known = *place_of(routes, &call->key);
     Program *program = known && Py_TYPE(known->target) == program_type ? (Program *)known->target : NULL;
     int by_block = call->blocks[1] != NULL;
-    if (!known || (program && (program->is_freed || program->active)) || by_block != (program && program->blocks[1]))
+    if (!known || (known->left && *known->left <= 0) ||
+        (program && (program->is_freed || program->active || by_block != (program->blocks[1] > 0))))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
     if (by_block) {
-        Py_ssize_t own = program->blocks[0] > 1 ? program->rank : 0;
-        if (read_blocks(call, 0, known->items[0], program) < 0 || read_blocks(call, 1, known->items[1], program) < 0 ||
-            program->sizes[0][own] != program->sizes[1][program->rank])
+        if (!have_blocks(routes, known, program, call))
             return 0;
     } else if (send && send->data < recv->data + known->bytes[1] && recv->data < send->data + known->bytes[0])
         return 0;
+    if (!program && !(recv->flags & (send ? send->flags : C_ORDER) & C_ORDER))
+        return 0; /* mpi4py takes no other order */
+    if (known->left)
+        --*known->left;
     return program ? run(routes, program, call) : run_native(known->target, call);
 }
 
 /* send, recv, root, algorithm and transport, and parameters by name. */
-static int begin_named(Call *call, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static int begin_named(Call *call, PyObject *comm, PyObject *const *args, PyObject *names)
 {
-    begin_call(call, args[0], args[1], args[2]);
+    begin_call(call, comm, args[0], args[1], args[2]);
     call->options[ALGORITHM] = args[3];
     call->options[TRANSPORT] = args[4];
-    return read_options(call, 0, args + count, names);
+    return read_options(call, 0, args + 5, names);
 }
 
-static PyObject *has_arguments(Py_ssize_t count)
+static PyObject *has_arguments(Py_ssize_t count, Py_ssize_t wanted)
 {
-    return count == 7 ? Py_None : PyErr_Format(PyExc_TypeError, "7 arguments are wanted, not %zd", count);
+    return count == wanted ? Py_None : PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, not %zd", wanted, count);
 }
 
 static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     (void)module;
-    if (!has_arguments(count))
+    if (!has_arguments(count, 7))
         return NULL;
     Call call;
     Routes *routes = find_routes(args[1]);
-    int known = routes && begin_named(&call, args + 2, 5, names) == 0 && describe(&call, args[0]) == 0;
+    int known = routes && begin_named(&call, args[1], args + 2, names) == 0 && describe(&call, args[0]) == 0;
     int outcome = known ? serve(routes, &call) : 0;
     if (!outcome)
         PyErr_Clear();
@@ -429,11 +505,11 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
 
 static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (!has_arguments(count))
+    if (!has_arguments(count, 8))
         return NULL;
     Call call;
-    int good = begin_named(&call, args + 2, 5, names) == 0 && describe(&call, args[1]) == 0;
-    good = good && keep(self, &call, args[0]) > 0;
+    int good = begin_named(&call, NULL, args + 3, names) == 0 && describe(&call, args[2]) == 0;
+    good = good && keep(self, &call, args[0], args[1]) > 0;
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
 }
@@ -478,8 +554,9 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
         is_plain = !names && (is_plain || (more == 1 && buffers == 1)) && !Py_SIZE(calls.observers);
     if (is_plain) {
         Call call;
-        begin_call(&call, buffers == 1 ? Py_None : args[first], args[first + buffers - 1], more ? args[first + 1] : NULL);
-        Routes *routes = find_routes(self ? self : args[0]);
+        begin_call(&call, self ? self : args[0], buffers == 1 ? Py_None : args[first], args[first + buffers - 1],
+                   more ? args[first + 1] : NULL);
+        Routes *routes = find_routes(call.comm);
         int known = routes && read_options(&call, entry->options, args + count, names) == 0 &&
                     describe(&call, entry->collective) == 0;
         int outcome = known ? serve(routes, &call) : 0;
@@ -532,11 +609,12 @@ static int Routes_init(Routes *self, PyObject *args, PyObject *named)
     (void)named;
     if (self->places)
         PyErr_SetString(PyExc_RuntimeError, "routes are made once");
-    if (self->places || !PyArg_ParseTuple(args, "O", &self->failed))
+    if (self->places || !PyArg_ParseTuple(args, "Oii", &self->failed, &self->rank, &self->size))
         return -1;
     Py_INCREF(self->failed);
     self->places = PyMem_Calloc(PLACES, sizeof *self->places);
-    return self->places ? 0 : (PyErr_NoMemory(), -1);
+    self->numbers = PyMem_Calloc(4 * (size_t)self->size, sizeof *self->numbers);
+    return self->places && self->numbers ? 0 : (PyErr_NoMemory(), -1);
 }
 
 static int Routes_traverse(Routes *self, visitproc visit, void *arg)
@@ -546,6 +624,7 @@ static int Routes_traverse(Routes *self, visitproc visit, void *arg)
         if (self->places[place])
             Py_VISIT(self->places[place]->target);
     Py_VISIT(self->failed);
+    Py_VISIT(self->record);
     return 0;
 }
 
@@ -553,6 +632,7 @@ static int Routes_clear_references(Routes *self)
 {
     forget_all(self);
     Py_CLEAR(self->failed);
+    Py_CLEAR(self->record);
     return 0;
 }
 
@@ -562,6 +642,7 @@ static void Routes_dealloc(Routes *self)
     PyObject_GC_UnTrack(self);
     Routes_clear_references(self);
     PyMem_Free(self->places);
+    PyMem_Free(self->numbers);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -579,6 +660,22 @@ static PyObject *Routes_open(Routes *self, PyObject *open)
     Py_RETURN_NONE;
 }
 
+static PyObject *Routes_limit(Routes *self, PyObject *args)
+{
+    unsigned long long number;
+    double seconds;
+    PyObject *record;
+    if (!PyArg_ParseTuple(args, "dKO", &seconds, &number, &record))
+        return NULL;
+    self->limit = seconds;
+    self->number = (int64_t *)(uintptr_t)number;
+    PyObject *before = self->record;
+    Py_INCREF(record);
+    self->record = record;
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Routes_tick(Routes *self, PyObject *none)
 {
     (void)none;
@@ -591,8 +688,11 @@ static PyMethodDef routes_methods[] = {
     {"clear", (PyCFunction)Routes_clear, METH_NOARGS, "Forget all calls."},
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
-     "remember(target, collective, send, recv, root, algorithm, transport, **params): let a program, or a method, serve "
-     "such calls; whether it will."},
+     "remember(target, counter, collective, send, recv, root, algorithm, transport, **params): let a program, or a "
+     "method, serve such calls, so many as the counter says, or (None) all; whether it will."},
+    {"limit", (PyCFunction)Routes_limit, METH_VARARGS,
+     "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
+     "called with the entry of each."},
     {"tick", (PyCFunction)Routes_tick, METH_NOARGS, "Count a call; the number of calls."},
     {NULL, NULL, 0, NULL}};
 

@@ -21,7 +21,7 @@ enum {
     PROGRESS_EVERY = 8, /* looks at flags, between calls that let the MPI library go on */
     CLOCK_EVERY = 64    /* looks between those at the clock */
 };
-static const double SIGNALS_EVERY = 0.05; /* seconds, between looks for Ctrl-C */
+static const double CLOCK_SECONDS = 0.05; /* between looks for Ctrl-C, and at the deadline */
 
 /* Words after the kind and the number of words of each step. */
 enum kind {
@@ -143,31 +143,40 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* 1 when complete; 0 if not, and not to ``block``; -1 with an exception. Without the GIL where it takes longer. */
+/* What takes longer, without the GIL: looks go on until one finds something, or the deadline has passed (0). */
+static int await_long(Program *self, int (*complete)(Program *, Py_ssize_t, unsigned), Py_ssize_t count, unsigned look)
+{
+    double looked = 0, time;
+    int found = 0, late = 0, interrupted = 0;
+    PyThreadState *thread = PyEval_SaveThread();
+    for (; !found && !late && !interrupted; look++) {
+        sched_yield();
+        found = complete(self, count, look);
+        if (found || look % CLOCK_EVERY || (time = now()) - looked < CLOCK_SECONDS)
+            continue;
+        looked = time;
+        self->began = self->began ? self->began : time;
+        late = self->limit > 0 && time - self->began > self->limit;
+        PyEval_RestoreThread(thread);
+        interrupted = PyErr_CheckSignals() < 0;
+        thread = PyEval_SaveThread();
+    }
+    PyEval_RestoreThread(thread);
+    if (late && !interrupted)
+        PyErr_SetNone(PyExc_TimeoutError);
+    return found > 0 ? 1 : found < 0 ? failed(-found) : -1;
+}
+
+/* 1 when complete; 0 if not, and not to ``block``; -1 with an exception. */
 static int await(Program *self, int (*complete)(Program *, Py_ssize_t, unsigned), Py_ssize_t count, int block)
 {
     int found = 0;
     unsigned look = 0;
     while (!found && look < LOOKS) /* the last one lets the library go on */
         found = complete(self, count, look++);
-    if (!found && !block)
-        return 0;
-    if (!found) {
-        PyThreadState *thread = PyEval_SaveThread();
-        for (double checked = 0; !found; look++) {
-            sched_yield();
-            found = complete(self, count, look);
-            if (found || look % CLOCK_EVERY || now() - checked < SIGNALS_EVERY)
-                continue;
-            PyEval_RestoreThread(thread);
-            if (PyErr_CheckSignals() < 0)
-                return -1;
-            thread = PyEval_SaveThread();
-            checked = now();
-        }
-        PyEval_RestoreThread(thread);
-    }
-    return found > 0 ? 1 : failed(-found);
+    if (!found && block)
+        return await_long(self, complete, count, look);
+    return found < 0 ? failed(-found) : found;
 }
 
 static int wait_for_messages(Program *self, const int64_t *words, int block)
@@ -277,6 +286,7 @@ int begin_program(Program *self)
     }
     self->active = 1;
     self->at = self->seen = self->awaited = 0;
+    self->began = 0;
     if (self->window)
         ++*self->window;
     self->left = self->ready_count[0] = self->ready_count[1] = 0;
@@ -362,6 +372,7 @@ static void Program_dealloc(Program *self)
         PyMem_Free(self->statuses);
     }
     Py_XDECREF(self->owners);
+    Py_XDECREF(self->name);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -463,6 +474,7 @@ static PyMethodDef program_methods[] = {
 
 static PyMemberDef program_members[] = {
     {"used", T_LONGLONG, offsetof(Program, used), 0, "When it was used last, in calls of its session."},
+    {"name", T_OBJECT_EX, offsetof(Program, name), 0, "Of its plan."},
     {"active", T_INT, offsetof(Program, active), READONLY, "Whether a start is under way."},
     {NULL, 0, 0, 0, NULL}};
 

@@ -33,6 +33,8 @@ typedef struct {
     int *found;                   /* slots, by the MPI library */
     int64_t *flags, *window;      /* of the window: its flags; the number of starts, and when it was used last */
     long long used;               /* when the program was, in calls */
+    double limit, began;          /* seconds that a start may wait, 0: for ever; when it first waited for long */
+    PyObject *name;               /* in words */
 } Program;
 
 extern PyTypeObject *program_type;

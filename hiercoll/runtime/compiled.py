@@ -247,7 +247,7 @@ class Compiled:
 class Routes:
     """In place of the compiled engine's: it knows no call."""
 
-    def __init__(self, _: Callable[[Any], None]) -> None:
+    def __init__(self, *_: Any) -> None:
         self.tick = count(1).__next__
 
     def clear(self) -> None:
@@ -260,12 +260,15 @@ class Routes:
     def open(self, _: bool) -> None:
         """Nothing to serve."""
 
+    def limit(self, seconds: float, number: int, record: object) -> None:
+        """Nothing that could wait."""
 
-def make_routes(failed: Callable[[Any], None]) -> Any:
+
+def make_routes(failed: Callable[..., None], rank: int, size: int) -> Any:
     """The calls of a communicator whose programs are known, by their arguments; ``failed`` is called with a program in
-    which an exception was raised."""
+    which an exception was raised, the entry of the call in the record (None without a deadline), and the exception."""
     module: Any = load()[0]
-    return (Routes if module is None else module.Routes)(failed)
+    return (Routes if module is None else module.Routes)(failed, rank, size)
 
 
 def call() -> Callable[..., bool] | None:

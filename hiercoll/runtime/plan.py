@@ -51,6 +51,8 @@ class Plan:
         self.nbytes = 0
         self.key: Hashable = None  # what it is kept under, if it is
         self.program = engine.program if isinstance(engine, Compiled) else None  # of the compiled engine
+        if self.program is not None:
+            self.program.name = name
         self._used = 0
         self.is_freed = False
         self.window_key: Hashable = None  # of the shared window that it uses, if it is kept

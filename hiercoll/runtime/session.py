@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -37,7 +37,7 @@ from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import Key as RequestKey
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.tags import Tags
-from hiercoll.runtime.watch import UNKNOWN, Watch
+from hiercoll.runtime.watch import BEGAN, UNKNOWN, Entry, Watch
 from hiercoll.runtime.window import Window
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule import Schedule
@@ -141,7 +141,7 @@ class Session:
         self.numbers = {collective: number for number, collective in enumerate(called())}
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(int(limit), len(self.numbers), self.rank)
-        self.routes = routes = compiled.make_routes(self._interrupted_program)
+        self.routes = routes = compiled.make_routes(self._interrupted_program, self.rank, self.size)
         dropped, gather = self._forget_plans_without_window, self._gather_on_node
         meet = partial(self.meet, "agreement on a larger window")
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meet)
@@ -221,8 +221,9 @@ class Session:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
         (seconds,) = self.agreement.slowest([seconds])
         known = (self.name, self.rank, self.topology.node_of, world_ranks(self.comm))
-        self.watch = Watch(seconds, *known, self.break_off) if seconds else None
-        self.routes.open(self.unwatched)
+        self.watch = watch = Watch(seconds, *known, self.break_off) if seconds else None
+        self.routes.limit(seconds, *((watch.numbers.buffer_info()[0], watch.record.append) if watch else (0, None)))
+        self.routes.open(not self.check and self.broken is None)
         self.policy.native_sizes.clear()
         self.drop_plans()
 
@@ -393,11 +394,19 @@ class Session:
         self.plans.clear()
         self.forget_calls()
 
-    def _interrupted_program(self, program: object) -> None:
-        """An exception was raised in a program that was started without its plan."""
+    def _interrupted_program(self, program: object, entry: Entry | None, error: BaseException) -> None:
+        """An exception was raised in a program that was started without its plan. Raises what is to be raised instead:
+        CollectiveTimeout or CollectiveFailed where calls have a deadline."""
         for plan in [plan for plan in self.plans.values() if plan.program is program]:
-            plan.interrupt()
-            self._interrupted(plan)
+            plan.entry = entry
+            try:
+                if self.watch is not None and entry is not None and isinstance(error, TimeoutError):
+                    self.watch.expire(plan, time() - entry[BEGAN])
+                if self.watch is not None and isinstance(error, MPI.Exception):
+                    raise self.watch.failed(plan, error) from error
+            finally:
+                plan.interrupt()
+                self._interrupted(plan)
 
     def vote(self, sound: bool) -> Callable[[float], bool]:
         """Ask all ranks whether they can free together. Collective, but does not wait.

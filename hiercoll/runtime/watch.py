@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import time
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,12 +62,17 @@ class Watch:
     world: Sequence[int]
     expired: Callable[[str], None]
     record: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECORDED))
-    number: int = 0
+    numbers: array[int] = field(default_factory=lambda: array("q", [0]))  # that of the last call; see `number`
+
+    @property
+    def number(self) -> int:
+        """Of the last call; the compiled engine counts, too."""
+        return self.numbers[0]
 
     def begin(self, plan: Running) -> Entry:
         """Note that a plan is started."""
-        self.number = number = self.number + 1
-        entry = [number, plan.name, time.time(), None]
+        self.numbers[0] += 1
+        entry = [self.number, plan.name, time.time(), None]
         self.record.append(entry)
         return entry
 
@@ -77,11 +83,12 @@ class Watch:
             wait_politely()
             looks += 1
             if looks % LOOKS == 0 and time.monotonic() - begin > self.timeout:
-                self._expire(plan, time.monotonic() - begin)
+                self.expire(plan, time.monotonic() - begin)
         if plan.entry is not None:
             plan.entry[SECONDS] = time.time() - plan.entry[BEGAN]
 
-    def _expire(self, plan: Running, waited: float) -> None:
+    def expire(self, plan: Running, waited: float) -> None:
+        """A plan has waited for too long. Raises CollectiveTimeout."""
         text, file = self._describe(plan, waited)
         raise CollectiveTimeout(text + (f" (see hiercoll diagnose {file.parent})" if file else ""))
 

@@ -9,6 +9,7 @@ step: increased by factors while that helps, then decreased by steps.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Generator, Sequence
 from statistics import median
 from typing import TypeAlias
@@ -129,7 +130,7 @@ class UnevenPolicy:
     ) -> None:
         self._candidates, self._agree, self._total = candidates, agree, total
         self._period, self._last = FIRST_PERIOD // 2, Variant("")
-        self._left = 0  # calls that ``current`` still serves without a question
+        self.left = array("q", [0])  # calls that ``current`` still serves without a question; the engine counts, too
         self._trial: Trial | None = None
         self.current = NATIVE_VARIANT
 
@@ -146,27 +147,27 @@ class UnevenPolicy:
     @property
     def is_surely_native(self) -> bool:
         """Whether native has been the choice so often that nobody asks again."""
-        return self._left > LONGEST_PERIOD
+        return self.left[0] > LONGEST_PERIOD
 
     @property
     def is_fixed(self) -> bool:
         """Whether ``current`` serves the next call without a question."""
-        return self._left > 0
+        return self.left[0] > 0
 
     @property
     def is_native(self) -> bool:
         """Whether the next call is native, without a question."""
-        return self._left > 0 and self.current.is_native
+        return self.is_fixed and self.current.is_native
 
     def count(self) -> None:
         """``current`` serves a call for which `is_fixed` holds."""
-        self._left -= 1
+        self.left[0] -= 1
 
     def begin(self, own: Callable[[], Spread]) -> Variant:
         """What serves the next call. Where it is time for a survey, ``own`` tells the blocks that this rank sends;
         collective then."""
         if self._trial is None:
-            if not self._left:
+            if not self.left[0]:
                 self._survey(own())
             if self._trial is None:
                 self.count()
@@ -201,6 +202,6 @@ class UnevenPolicy:
 
     def _settle(self, choice: Variant) -> None:
         self._period = min(2 * self._period, LONGEST_PERIOD) if choice == self._last else FIRST_PERIOD
-        self._last, self.current, self._trial, self._left = choice, choice, None, self._period
-        if choice.is_native and self._period > SURE:
-            self._left = FOR_GOOD
+        self._last, self.current, self._trial = choice, choice, None
+        sure = choice.is_native and self._period > SURE
+        self.left = array("q", [FOR_GOOD if sure else self._period])  # a new one: who counts on the old one is done

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.calls import dropin
-from hiercoll.collectives import ALLTOALL
+from hiercoll.collectives import ALLTOALL, ALLTOALLV
 from hiercoll.runtime import binding, compiled
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.tuning.policy import forced_variants
@@ -163,8 +163,8 @@ def test_calls_left_to_mpi(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch)
     assert len(session.plans) == 1
 
 
-def test_deadlines_and_checks_go_by_python(comm: MPI.Intracomm, slow: list[Any]) -> None:
-    """A call that is watched, or compared, is not served before that."""
+def test_calls_with_a_deadline_are_recorded(comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """They are known like others; what a deadline's report needs of them is there."""
     send, recv, want = blocks(2)
     for _ in range(2):
         hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
@@ -174,7 +174,13 @@ def test_deadlines_and_checks_go_by_python(comm: MPI.Intracomm, slow: list[Any])
         hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
         np.testing.assert_array_equal(recv, want)
     session = get_session(comm)
-    assert session.watch is not None and session.watch.number == 3
+    assert session.watch is not None and session.watch.number == 3 and len(session.routes) == 1
+    for number, entry in enumerate(session.watch.record, 1):
+        assert (
+            entry[:2] == [number, "alltoall pairwise exchange=rotation"]
+            and abs(time.time() - entry[2]) < 60
+            and 0 <= entry[3] < 60
+        )
     hiercoll.configure(comm, timeout=0)
     hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
     assert session.watch is None and len(slow) == 3
@@ -267,10 +273,46 @@ def test_many_calls_are_forgotten_in_the_end(comm: MPI.Intracomm) -> None:
     assert len(session.routes) <= 2 * hiercoll.runtime.session.MAX_PLANS
 
 
+@pytest.mark.parametrize("is_dropin", [False, True])
+def test_vectors_that_are_native_are_counted(comm: MPI.Intracomm, is_dropin: bool) -> None:
+    """The compiled engine leaves them to mpi4py as long as the policy asks for nothing, and counts them: the policy
+    asks after as many calls as without it."""
+    ours, policy = hiercoll.Intracomm(comm), get_session(comm).policy.uneven(ALLTOALLV)
+    draw, asked, passed = np.random.default_rng(RANK), 0, 0
+    tables = draw.integers(5000, 9000, (110, SIZE, SIZE))
+    WORLD.Bcast(tables)
+    for sizes in tables:
+        send = np.concatenate([np.full(sizes[RANK, peer], 10 * RANK + peer) for peer in range(SIZE)])
+        recv, before = np.full(sizes[:, RANK].sum(), -1), policy.left[0]
+        given = [send, sizes[RANK].copy()], [recv, sizes[:, RANK].copy()]
+        passed += hiercoll.runtime.compiled.call()(ALLTOALLV, comm, *given, 0, "auto", "auto")  # type: ignore[misc]
+        if (recv == -1).all():
+            ours.Alltoallv(*given) if is_dropin else hiercoll.alltoallv(comm, *given)
+        np.testing.assert_array_equal(recv, np.repeat(10 * np.arange(SIZE) + RANK, sizes[:, RANK]))
+        asked += before == 0
+        assert policy.left[0] == before - 1 or before == 0
+    assert asked == 3 and passed == 110 - 2 * asked  # the call after a survey is not known yet
+
+
+def test_wrong_counts_are_not_left_to_mpi(comm: MPI.Intracomm) -> None:
+    """Of a function, as from the first call on."""
+    counts = np.full(SIZE, 9000)
+    send, recv = np.arange(9000 * SIZE), np.empty(9000 * SIZE, int)
+    for _ in range(3):
+        hiercoll.alltoallv(comm, [send, counts], [recv, counts])
+    for wrong in (counts + 1, counts - 9001, counts[:-1], counts + 0.5):
+        with pytest.raises(hiercoll.ArgumentError):
+            hiercoll.alltoallv(comm, [send, wrong], [recv, counts])
+    with pytest.raises(hiercoll.ArgumentError):
+        hiercoll.alltoallv(comm, [send, counts], [recv, counts], stream=None)
+    hiercoll.alltoallv(comm, [send, counts], [recv, counts])
+
+
 def test_programs_refuse_misuse(comm: MPI.Intracomm) -> None:
     """Typed errors, not crashes: of wrong numbers of arguments, and of freed programs."""
     module: Any = compiled.load()[0]
-    for call in (lambda: module.call(ALLTOALL), lambda: module.Routes(None).remember(1), lambda: module.Program(b"")):
+    routes = module.Routes(None, 0, 1)
+    for call in (lambda: module.call(ALLTOALL), lambda: routes.remember(1), lambda: module.Program(b"")):
         with pytest.raises(TypeError):
             call()
     plan = hiercoll.alltoall_init(comm, np.arange(SIZE), algorithm="pairwise")

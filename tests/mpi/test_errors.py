@@ -23,7 +23,9 @@ from hiercoll import (
 )
 from hiercoll.runtime import factory
 from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.session import mpi_library
 from hiercoll.runtime.watch import SECONDS
+from hiercoll.tables import Choice, Entry, Table, Variant
 
 RANK, SIZE = WORLD.rank, WORLD.size
 GOOD = np.zeros(4 * SIZE)
@@ -229,6 +231,41 @@ def test_too_little_shared_memory_on_one_host(
     monkeypatch.setattr(factory, "free_shared_memory", lambda: 1000 if RANK == 0 else None)
     with pytest.raises(ConstraintError, match="places in /dev/shm"):
         call(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
+    assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+@pytest.mark.parametrize("timeout", [0, 30])
+def test_auto_does_without_shared_memory(
+    on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, collective: str, timeout: float
+) -> None:
+    """Where a table chooses it and one host has too little, calls and plans are the MPI library's own, on all ranks."""
+    comm = on_layout(f"{SIZE}x1")
+    topology = hiercoll.get_topology(comm)
+    variant = Variant("shared") if collective == "allgather" else Variant("grouped", {"memory": "shared"})
+    where = (collective, mpi_library(), "host", topology.node_sizes, topology.placement)
+    entry = Entry(*where, (Choice(1, variant),))
+    hiercoll.configure(comm, table=Table((entry,)), timeout=timeout)
+    monkeypatch.setattr(factory, "free_shared_memory", lambda: 1000 if RANK == 0 else None)
+    ours, rows = hiercoll.Intracomm(comm), np.arange(1000 * SIZE) + 10**6 * RANK
+    for _ in range(3):
+        if collective == "alltoall":
+            recv, want = np.empty_like(rows), np.arange(1000) + 1000 * RANK + 10**6 * np.arange(SIZE)[:, None]
+            np.testing.assert_array_equal(hiercoll.alltoall(comm, rows).reshape(SIZE, -1), want)
+            ours.Alltoall(rows, recv)
+            np.testing.assert_array_equal(recv.reshape(SIZE, -1), want)
+            with hiercoll.alltoall_init(comm, rows) as plan:
+                np.testing.assert_array_equal(plan().reshape(SIZE, -1), want)
+        else:
+            recv, counts = np.empty(1000 * SIZE, int), np.full(SIZE, 1000)
+            want = np.arange(1000) + 10**6 * np.arange(SIZE)[:, None]
+            np.testing.assert_array_equal(hiercoll.allgather(comm, rows[:1000]), want)
+            ours.Allgatherv(rows[:1000], [recv, counts])
+            np.testing.assert_array_equal(recv.reshape(SIZE, -1), want)
+            request = ours.Allgather_init(rows[:1000], recv)
+            request.Start()
+            request.Wait()
+            request.Free()
     assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)
 
 

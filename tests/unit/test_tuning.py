@@ -448,8 +448,8 @@ def test_uneven_policy(faster: bool) -> None:
             tried += 1
         assert tried == 2 + 2 * PAIRS  # and one call more, which has been counted
         assert (policy.current == other) == faster and policy.is_native == (not faster)
-        periods.append(policy._left + 1)
-        for _ in range(min(policy._left, 1000)):
+        periods.append(policy.left[0] + 1)
+        for _ in range(min(policy.left[0], 1000)):
             policy.count()
     assert periods == [32, 64, 128, 256 if faster else FOR_GOOD] and policy.is_surely_native == (not faster)
     policy = UnevenPolicy(candidates, list, lambda numbers: numbers)
