@@ -2,9 +2,9 @@
 
     python scripts/figures_report.py FOLDER [--into docs/performance.md]
 
-Reads FOLDER (bench-*.jsonl with the tuning tables beside them, native-*, overhead-*, uneven-*.jsonl) and
-building.jsonl and memory.jsonl of the folder above. Prints Markdown, section by section; with --into puts each
-between its marks in that file. Exits with 1 where a record is missing that a section needs.
+Reads FOLDER (bench-*.jsonl and host-bench-*.jsonl with the tuning tables beside them, native-*, overhead-*,
+uneven-*.jsonl) and building.jsonl and memory.jsonl of the folder above. Prints Markdown, section by section; with
+--into puts each between its marks in that file. Exits with 1 where a record is missing that a section needs.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class Point:
         return f"{first['collective']} {format_size(first['size'])} {first['layout']} {first['mpi']}"
 
 
-def read(folder: Path) -> list[Point]:
-    """All points of the lab. Raises MissingError."""
+def read(folder: Path, prefix: str = "") -> list[Point]:
+    """All points of the lab, or of files whose names begin so. Raises MissingError."""
     points = []
-    for file in sorted(folder.glob("bench-*.jsonl")):
+    for file in sorted(folder.glob(f"{prefix}bench-*.jsonl")):
         path = folder / file.name.replace("bench-", "table-").replace(".jsonl", ".json")
         if not path.exists():
             raise MissingError(f"{path}: missing; run scripts/figures")
@@ -110,7 +110,7 @@ def read(folder: Path) -> list[Point]:
             groups[record["collective"], record["size"], record["timing"]].append(record)
         points += [Point(group, size not in tuned[name]) for (name, size, _), group in groups.items()]
     if not points:
-        raise MissingError(f"{folder}: no bench-*.jsonl; run scripts/figures")
+        raise MissingError(f"{folder}: no {prefix}bench-*.jsonl; run scripts/figures")
     every = {(each.first["collective"], each.first["size"], each.first["timing"]) for each in points}
     files = {(each.first["layout"], each.first["mpi"]) for each in points}
     if len(points) != len(every) * len(files):
@@ -311,6 +311,32 @@ def measured(found: list[Record]) -> str:
     return f"Measured {days}: {', '.join(libraries)}; mpi4py {found[0]['mpi4py']}, {found[0]['processor']}."
 
 
+def one_host(folder: Path) -> Iterator[str]:
+    """What tuned calls gain on one host."""
+    points = read(folder, "host-")
+    first = points[0].first
+    libraries = sorted({point.first["mpi"] for point in points})
+    yield f"Measured {first['date'][:10]}, {first['layout']}: {', '.join(libraries)}; {first['processor']}."
+    for timing in TIMINGS:
+        mine = [point for point in points if point.first["timing"] == timing]
+        yield f"\n### One host, {describe_timing(timing)}\n"
+        yield from by_library(mine)
+        yield ""
+        yield from never_slower(mine)
+        yield from everything(mine)
+
+
+def by_library(points: list[Point]) -> Iterator[str]:
+    """Geometric means by collective and library."""
+    libraries = sorted({point.first["mpi"] for point in points})
+    yield from heading("geometric mean of native/hiercoll", *libraries)
+    for collective in WANTED:
+        mine = [point for point in points if point.first["collective"] == collective]
+        yield row(
+            collective, *(f"{mean(p.auto['gain'] for p in mine if p.first['mpi'] == each):.2f}" for each in libraries)
+        )
+
+
 def native(folder: Path) -> Iterator[str]:
     """What the benchmarks call native beside a loop written by hand."""
     found = records(folder, "native-*.jsonl")
@@ -379,7 +405,7 @@ def memory(folder: Path) -> Iterator[str]:
 
 
 SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
-    each.__name__: each for each in (lab, native, overhead, uneven, building, memory)
+    each.__name__: each for each in (lab, native, overhead, uneven, building, memory, one_host)
 }
 
 
