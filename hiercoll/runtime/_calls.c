@@ -411,8 +411,9 @@ static int run(Routes *routes, Program *program, const Call *call)
     PyObject *entry = begin_record(routes, program, began);
     if (!entry)
         return -1;
-    Py_INCREF((PyObject *)routes);
-    Py_INCREF((PyObject *)program);
+    PyObject *owners[] = {(PyObject *)routes, (PyObject *)program, (PyObject *)call->arrays[0], (PyObject *)call->arrays[1]};
+    for (int each = 0; each < 4; each++)
+        Py_XINCREF(owners[each]); /* other threads may run while this one waits */
     program->used = ++routes->calls;
     program->limit = routes->limit;
     if (program->window)
@@ -425,8 +426,8 @@ static int run(Routes *routes, Program *program, const Call *call)
     else if (entry != Py_None)
         PyList_SetItem(entry, 3, PyFloat_FromDouble(wall_clock() - began));
     Py_DECREF(entry);
-    Py_DECREF((PyObject *)program);
-    Py_DECREF((PyObject *)routes);
+    for (int each = 0; each < 4; each++)
+        Py_XDECREF(owners[each]);
     return outcome;
 }
 

@@ -273,6 +273,7 @@ def test_many_calls_are_forgotten_in_the_end(comm: MPI.Intracomm) -> None:
     assert len(session.routes) <= 2 * hiercoll.runtime.session.MAX_PLANS
 
 
+@pytest.mark.mpi(min_size=2)  # one rank alone is the MPI library's
 @pytest.mark.parametrize("is_dropin", [False, True])
 def test_vectors_that_are_native_are_counted(comm: MPI.Intracomm, is_dropin: bool) -> None:
     """The compiled engine leaves them to mpi4py as long as the policy asks for nothing, and counts them: the policy
