@@ -118,6 +118,9 @@ def read(folder: Path, prefix: str = "") -> list[Point]:
     return points
 
 
+Part = Callable[[list[Point]], Iterator[str]]
+
+
 def mean(values: Iterable[float]) -> float:
     """The geometric mean."""
     logs = [log(value) for value in values]
@@ -159,7 +162,8 @@ def heading(*cells: object) -> Iterator[str]:
 
 def lab(folder: Path) -> Iterator[str]:
     """What tuned calls gain on several hosts: what was wanted first, misses before the rest; then everything."""
-    points, first = read(folder), read(folder)[0].first
+    points = read(folder)
+    first = points[0].first
     commit = (folder / "commit").read_text().strip() if (folder / "commit").exists() else "not recorded"
     dates = sorted({point.first["date"][:10] for point in points})
     libraries = sorted({point.first["mpi"] for point in points})
@@ -169,16 +173,18 @@ def lab(folder: Path) -> Iterator[str]:
     )
     yield ""
     yield from wanted(points)
+    yield from by_timing(points, "", means, never_slower, bounds, held_out, disturbed, everything)
+
+
+def by_timing(points: list[Point], where: str, summary: Part, *parts: Part) -> Iterator[str]:
+    """A heading for each timing, a table that sums up, and what else is said of those points."""
     for timing in TIMINGS:
         mine = [point for point in points if point.first["timing"] == timing]
-        yield f"\n### {describe_timing(timing).capitalize()}\n"
-        yield from means(mine)
+        yield f"\n### {(where + describe_timing(timing)).capitalize()}\n"
+        yield from summary(mine)
         yield ""
-        yield from never_slower(mine)
-        yield from bounds(mine)
-        yield from held_out(mine)
-        yield from disturbed(mine)
-        yield from everything(mine)
+        for part in parts:
+            yield from part(mine)
 
 
 def wanted(points: list[Point]) -> Iterator[str]:
@@ -317,13 +323,7 @@ def one_host(folder: Path) -> Iterator[str]:
     first = points[0].first
     libraries = sorted({point.first["mpi"] for point in points})
     yield f"Measured {first['date'][:10]}, {first['layout']}: {', '.join(libraries)}; {first['processor']}."
-    for timing in TIMINGS:
-        mine = [point for point in points if point.first["timing"] == timing]
-        yield f"\n### One host, {describe_timing(timing)}\n"
-        yield from by_library(mine)
-        yield ""
-        yield from never_slower(mine)
-        yield from everything(mine)
+    yield from by_timing(points, "one host, ", by_library, never_slower, everything)
 
 
 def by_library(points: list[Point]) -> Iterator[str]:

@@ -64,8 +64,6 @@ def known_plan(
     if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
         return None, None
     session.touch(plan)
-    if plan.program is not None:
-        plan.move(0 if send is None else _address(send), _address(recv))
     return session, plan
 
 
@@ -225,12 +223,10 @@ def remember(session: Session, request: Request, given: Arguments, plan: Plan | 
 
 
 def remember_native(session: Session, collective: Collective, given: Arguments) -> None:
-    """Let mpi4py's own method serve calls with blocks of any sizes by "auto", as long as the policy does not ask again;
-    of arrays with elements that mpi4py knows, while nobody looks on."""
-    elements: Any = MPI._typedict
+    """Let mpi4py's own method serve calls with blocks of any sizes by "auto", as long as the policy does not ask again
+    and nobody looks on."""
     specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
-    known = all(type(each[0]) is np.ndarray and each[0].dtype.char in elements for each in specs)
-    if known and len(specs) == 2 and session.unwatched:
+    if len(specs) == 2 and session.unwatched and all(_suits_mpi4py(each[0]) for each in specs):
         target, counter = getattr(type(session.user), collective.native), session.policy.uneven(collective).left
         _remember_call(session, target, collective, given, counter)
 
@@ -245,10 +241,14 @@ def _remember_call(
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
-    """Whether the call may go to mpi4py as it is: its own, with elements that it knows, and nobody looks on."""
+    """Whether the call may go to mpi4py as it is: its own, and nobody looks on."""
+    return _suits_mpi4py(given.recv) and request.variant.is_native and session.unwatched
+
+
+def _suits_mpi4py(array: Any) -> bool:
+    """Whether it is an array in the order of C, with elements that mpi4py knows."""
     elements: Any = MPI._typedict
-    known = given.recv.dtype.char in elements and given.recv.flags.c_contiguous
-    return known and request.variant.is_native and session.unwatched
+    return type(array) is np.ndarray and array.flags.c_contiguous and array.dtype.char in elements
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:

@@ -201,28 +201,29 @@ static int add_buffer(Call *call, int end)
     return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
 }
 
-static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *recv, PyObject *root)
+static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *recv)
 {
     call->comm = comm;
     call->given[0] = send;
     call->given[1] = recv;
     call->arrays[0] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
-    call->options[ROOT] = root ? root : calls.zero;
+    call->options[ROOT] = calls.zero;
     call->options[STREAM] = Py_None;
     call->key.objects = 0;
     call->key.length = 0;
 }
 
-static int describe(Call *call, PyObject *collective)
+/* ``options`` are those that may be among the names. */
+static int describe(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
 {
-    PyObject *const *options = call->options;
+    PyObject *const *given = call->options;
     Key *key = &call->key;
-    if (add_buffer(call, 1) < 0 || !(call->arrays[1]->flags & WRITEABLE) ||
-        (call->given[0] != Py_None && add_buffer(call, 0) < 0))
+    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 ||
+        !(call->arrays[1]->flags & WRITEABLE) || (call->given[0] != Py_None && add_buffer(call, 0) < 0))
         return -1;
-    if (options[STREAM] != Py_None || !PyLong_CheckExact(options[ROOT]) || add_whole_number(key, options[ROOT]) < 0 ||
-        add_text(key, options[ALGORITHM]) < 0 || add_text(key, options[TRANSPORT]) < 0)
+    if (given[STREAM] != Py_None || !PyLong_CheckExact(given[ROOT]) || add_whole_number(key, given[ROOT]) < 0 ||
+        add_text(key, given[ALGORITHM]) < 0 || add_text(key, given[TRANSPORT]) < 0)
         return -1;
     return add_object(key, collective);
 }
@@ -476,13 +477,23 @@ static int serve(Routes *routes, const Call *call)
     return program ? run(routes, program, call) : run_native(known->target, call);
 }
 
-/* send, recv, root, algorithm and transport, and parameters by name. */
-static int begin_named(Call *call, PyObject *comm, PyObject *const *args, PyObject *names)
+/* Serve a call that has been begun, if it is known. */
+static int serve_known(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
 {
-    begin_call(call, comm, args[0], args[1], args[2]);
+    Routes *routes = find_routes(call->comm);
+    int outcome = routes && describe(call, collective, options, values, names) == 0 ? serve(routes, call) : 0;
+    if (!outcome)
+        PyErr_Clear();
+    return outcome;
+}
+
+/* Of Python's: send, recv, root, algorithm and transport. */
+static void begin_named(Call *call, PyObject *comm, PyObject *const *args)
+{
+    begin_call(call, comm, args[0], args[1]);
+    call->options[ROOT] = args[2];
     call->options[ALGORITHM] = args[3];
     call->options[TRANSPORT] = args[4];
-    return read_options(call, 0, args + 5, names);
 }
 
 static PyObject *has_arguments(Py_ssize_t count, Py_ssize_t wanted)
@@ -496,11 +507,8 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
     if (!has_arguments(count, 7))
         return NULL;
     Call call;
-    Routes *routes = find_routes(args[1]);
-    int known = routes && begin_named(&call, args[1], args + 2, names) == 0 && describe(&call, args[0]) == 0;
-    int outcome = known ? serve(routes, &call) : 0;
-    if (!outcome)
-        PyErr_Clear();
+    begin_named(&call, args[1], args + 2);
+    int outcome = serve_known(&call, args[0], 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
@@ -509,8 +517,8 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
     if (!has_arguments(count, 8))
         return NULL;
     Call call;
-    int good = begin_named(&call, NULL, args + 3, names) == 0 && describe(&call, args[2]) == 0;
-    good = good && keep(self, &call, args[0], args[1]) > 0;
+    begin_named(&call, NULL, args + 3);
+    int good = describe(&call, args[2], 0, args + count, names) == 0 && keep(self, &call, args[0], args[1]) > 0;
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
 }
@@ -555,16 +563,13 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
         is_plain = !names && (is_plain || (more == 1 && buffers == 1)) && !Py_SIZE(calls.observers);
     if (is_plain) {
         Call call;
-        begin_call(&call, self ? self : args[0], buffers == 1 ? Py_None : args[first], args[first + buffers - 1],
-                   more ? args[first + 1] : NULL);
-        Routes *routes = find_routes(call.comm);
-        int known = routes && read_options(&call, entry->options, args + count, names) == 0 &&
-                    describe(&call, entry->collective) == 0;
-        int outcome = known ? serve(routes, &call) : 0;
+        begin_call(&call, self ? self : args[0], buffers == 1 ? Py_None : args[first], args[first + buffers - 1]);
+        if (more)
+            call.options[ROOT] = args[first + 1];
+        int outcome = serve_known(&call, entry->collective, entry->options, args + count, names);
         PyObject *result = self || outcome <= 0 ? Py_None : (PyObject *)call.arrays[1];
         if (outcome)
             return outcome < 0 ? NULL : (Py_INCREF(result), result);
-        PyErr_Clear();
     }
     return call_python(entry->python, self, args, count, names);
 }

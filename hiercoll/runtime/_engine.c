@@ -143,7 +143,7 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* What takes longer, without the GIL: looks go on until one finds something, or the deadline has passed (0). */
+/* What takes longer, without the GIL: 1 when complete, -1 with an exception: of MPI, of the deadline, or by Ctrl-C. */
 static int await_long(Program *self, int (*complete)(Program *, Py_ssize_t, unsigned), Py_ssize_t count, unsigned look)
 {
     double looked = 0, time;
