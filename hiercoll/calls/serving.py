@@ -212,6 +212,10 @@ def remember(session: Session, request: Request, given: Arguments, plan: Plan | 
     if not collective.is_even:
         if program is not None and given.limit == LIMIT and given.algorithm != AUTO:
             _remember_call(session, program, collective, given)
+            if request.is_auto:
+                asked, policy = given._replace(algorithm=AUTO, params={}), session.policy.uneven(collective)
+                if policy.is_fixed:
+                    _remember_call(session, program, collective, asked, policy.left)
         elif plan is not None and program is None:
             session.remember(uneven_alias(collective, given), plan)
         return
@@ -266,16 +270,15 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
         if not policy.is_fixed:
             return None
         given = given._replace(algorithm=policy.current.algorithm, params=policy.current.params)
-    ran = None
-    if blocks_known(comm, collective, given):
-        ran = spelled(collective, given.algorithm, given.params)
-    elif (plan := session.recent.get(uneven_alias(collective, given))) is not None and not plan.is_freed:
-        session.touch(plan)
-        session.run(plan)
-        ran = plan.name
-    if ran is not None and policy is not None:
+    elif blocks_known(comm, collective, given):
+        return spelled(collective, given.algorithm, given.params)
+    if (plan := session.recent.get(uneven_alias(collective, given))) is None or plan.is_freed:
+        return None
+    session.touch(plan)
+    session.run(plan)
+    if policy is not None:
         policy.count()
-    return ran
+    return plan.name
 
 
 def serve_unknown_sizes(

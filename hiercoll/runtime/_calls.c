@@ -448,8 +448,8 @@ static int have_blocks(const Routes *routes, const Known *known, const Program *
     for (int end = 0; end < 2; end++) {
         Py_ssize_t count = program ? program->blocks[end] : routes->size;
         int64_t *own = routes->numbers + 2 * end * routes->size;
-        int64_t *places = program ? program->places[end] : own + routes->size;
-        sizes[end] = program ? program->sizes[end] : own;
+        int64_t *places = program ? program->tables[end].places : own + routes->size;
+        sizes[end] = program ? program->tables[end].sizes : own;
         if (read_blocks(call, end, known->items[end], count, sizes[end], places) < 0)
             return 0;
     }

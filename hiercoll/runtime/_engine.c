@@ -10,6 +10,7 @@
 
 #include "_engine.h"
 #include <dlfcn.h>
+#include <limits.h>
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
@@ -25,22 +26,24 @@ static const double CLOCK_SECONDS = 0.05; /* between looks for Ctrl-C, and at th
 
 /* Words after the kind and the number of words of each step. */
 enum kind {
-    SEND, /* base, offset, count, datatype, peer, tag, slot of the request */
+    SEND, /* peer, tag, slot of the request, base, offset, count, datatype */
     RECEIVE,
     WAIT,       /* slots of requests .. */
     COPY,       /* base, offset, base, offset of the target, bytes, pieces, distance of pieces, and in the target */
     RAISE,      /* index of a flag */
     FLAGS,      /* starts back, indices of flags .. */
     DONE,       /* step of a flow that is complete with the one that begins it: its message has no bytes */
-    SEND_BLOCK, /* base (send or recv), block, peer, tag, slot: where and as long as this start's tables say */
-    RECEIVE_BLOCK,
-    COPY_BLOCK /* base, block, base, block of the target */
+    SEND_BLOCKS, /* peer, tag, slot, base, table, blocks ..: where and as long as the table says in this start */
+    RECEIVE_BLOCKS,
+    COPY_BLOCKS, /* base, table, base and table of the target, blocks .., blocks of the target .. */
+    PLACE        /* table, base, offset, entry in the base, block, entry, block ..: blocks whose sizes the entries hold
+                  * come to lie one after the other from the offset on */
 };
 
 /* ---- The MPI library */
 
 static struct {
-    void *isend, *irecv, *testall, *testsome, *test, *iprobe;
+    void *isend, *irecv, *testall, *testsome, *test, *iprobe, *hindexed, *commit, *free_type;
     int width, any_tag;   /* bytes of a handle; MPI_ANY_TAG */
     long long null, byte; /* MPI_REQUEST_NULL, MPI_BYTE */
     Py_ssize_t status;    /* bytes */
@@ -70,6 +73,9 @@ typedef int (*testsome_any)(int, void *, int *, int *, void *);
 typedef int (*test_any)(void *, int *, void *);
 typedef int (*iprobe_int)(int, int, int, int *, void *);
 typedef int (*iprobe_pointer)(int, int, void *, int *, void *);
+typedef int (*hindexed_int)(int, const int *, const int64_t *, int, void *);
+typedef int (*hindexed_pointer)(int, const int *, const int64_t *, void *, void *);
+typedef int (*type_any)(void *);
 
 static int failed(int code)
 {
@@ -80,15 +86,31 @@ static int failed(int code)
     return -1;
 }
 
-static int begin_message(Program *self, int sends, int64_t at, int64_t count, int64_t type, const int64_t *rest)
+/* ``words``: peer, tag, slot. */
+static int begin_message(Program *self, int sends, const int64_t *words, int64_t at, int64_t count, int64_t type)
 {
-    void *function = sends ? mpi.isend : mpi.irecv, *data = (void *)(uintptr_t)at, *request = slot(self, rest[2]);
-    int peer = (int)rest[0], tag = self->tag + (int)rest[1], code;
+    void *function = sends ? mpi.isend : mpi.irecv, *data = (void *)(uintptr_t)at, *request = slot(self, words[2]);
+    int peer = (int)words[0], tag = self->tag + (int)words[1], code;
     if (mpi.width == 4)
         code = ((message_int)function)(data, (int)count, (int)type, peer, tag, (int)self->comm, request);
     else
         code = ((message_pointer)function)(data, (int)count, (void *)type, peer, tag, (void *)self->comm, request);
     return code ? failed(code) : 1;
+}
+
+/* The same of pieces that lie apart, as one message. */
+static int begin_pieces(Program *self, int sends, const int64_t *words, int64_t at, int count)
+{
+    char type[sizeof(int64_t)];
+    int code, outcome = 1;
+    if (mpi.width == 4)
+        code = ((hindexed_int)mpi.hindexed)(count, self->lengths, self->beginnings, (int)mpi.byte, type);
+    else
+        code = ((hindexed_pointer)mpi.hindexed)(count, self->lengths, self->beginnings, (void *)mpi.byte, type);
+    code = code ? code : ((type_any)mpi.commit)(type);
+    if (!code && (outcome = begin_message(self, sends, words, at, 1, get_handle(type))) > 0)
+        code = ((type_any)mpi.free_type)(type); /* MPI does, once the message is complete */
+    return code ? failed(code) : outcome;
 }
 
 /* ---- Waiting. Looks return 1 for complete, 0 for not yet, or less: the error code of the MPI library, negated. */
@@ -202,19 +224,55 @@ static void copy(const Program *self, const int64_t *words)
         memmove(target, source, (size_t)words[6]);
 }
 
-static int64_t block_at(const Program *self, const int64_t *which) /* a base and a block */
+static int64_t size_in(const Table *table, int64_t block)
 {
-    return self->bases[which[0]] + self->places[which[0]][which[1]];
+    int64_t size = table->sizes[block];
+    return size >= table->least && size < table->below ? size : 0;
 }
 
-static int begin_block(Program *self, const int64_t *words)
+/* The blocks of a message: those that lie together are a piece of it. */
+static int begin_blocks(Program *self, const int64_t *words)
 {
-    int64_t count = self->sizes[words[2]][words[3]];
+    const Table *table = &self->tables[words[6]];
+    int count = 0, sends = words[0] == SEND_BLOCKS;
+    for (const int64_t *block = words + 7; block < words + words[1]; block++) {
+        int64_t size = size_in(table, *block), place = table->places[*block], last = count - 1;
+        if (size && count && self->beginnings[last] + self->lengths[last] == place && self->lengths[last] + size <= INT_MAX)
+            self->lengths[last] += (int)size;
+        else if (size) {
+            self->lengths[count] = (int)size;
+            self->beginnings[count++] = place;
+        }
+    }
+    int64_t base = self->bases[words[5]];
+    if (count == 1)
+        return begin_message(self, sends, words + 2, base + self->beginnings[0], self->lengths[0], mpi.byte);
     if (count)
-        return begin_message(self, words[0] == SEND_BLOCK, block_at(self, words + 2), count, mpi.byte, words + 4);
+        return begin_pieces(self, sends, words + 2, base, count);
     if (self->steps) /* no message, as the other end knows, too */
-        complete_step(self, self->completes[words[6]]);
+        complete_step(self, self->completes[words[4]]);
     return 1;
+}
+
+static void copy_blocks(const Program *self, const int64_t *words)
+{
+    const Table *from = &self->tables[words[3]], *to = &self->tables[words[5]];
+    int64_t count = (words[1] - 6) / 2;
+    for (const int64_t *block = words + 6; block < words + 6 + count; block++)
+        memmove((void *)(uintptr_t)(self->bases[words[4]] + to->places[block[count]]),
+                (void *)(uintptr_t)(self->bases[words[2]] + from->places[*block]), (size_t)size_in(from, *block));
+}
+
+static void place_blocks(const Program *self, const int64_t *words)
+{
+    const Table *table = &self->tables[words[2]];
+    const int64_t *entries = (const int64_t *)(uintptr_t)self->bases[words[3]];
+    int64_t next = words[4];
+    for (const int64_t *each = words + 5; each < words + words[1]; each += 2) {
+        table->sizes[each[1]] = entries[each[0]];
+        table->places[each[1]] = next;
+        next += size_in(table, each[1]);
+    }
 }
 
 /* Do the words of a step: 1 when that is done, 0 if not, -1 with an exception. */
@@ -224,7 +282,7 @@ static int do_words(Program *self, const int64_t *words, int block)
     switch ((enum kind)words[0]) {
     case SEND:
     case RECEIVE:
-        return begin_message(self, words[0] == SEND, self->bases[words[2]] + words[3], words[4], words[5], words + 6);
+        return begin_message(self, words[0] == SEND, words + 2, self->bases[words[5]] + words[6], words[7], words[8]);
     case WAIT:
         return wait_for_messages(self, words, block);
     case COPY:
@@ -240,12 +298,14 @@ static int do_words(Program *self, const int64_t *words, int block)
     case DONE:
         complete_step(self, words[2]);
         return 1;
-    case SEND_BLOCK:
-    case RECEIVE_BLOCK:
-        return begin_block(self, words);
-    case COPY_BLOCK:
-        memmove((void *)(uintptr_t)block_at(self, words + 4), (void *)(uintptr_t)block_at(self, words + 2),
-                (size_t)self->sizes[words[2]][words[3]]);
+    case SEND_BLOCKS:
+    case RECEIVE_BLOCKS:
+        return begin_blocks(self, words);
+    case COPY_BLOCKS:
+        copy_blocks(self, words);
+        return 1;
+    case PLACE:
+        place_blocks(self, words);
     }
     return 1;
 }
@@ -302,12 +362,48 @@ int begin_program(Program *self)
 
 /* ---- Programs in Python */
 
-/* All arrays, one after the other: a program that runs cold touches few pages. */
-static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *flow)
+/* The tables of blocks: each begins where the one before ends, or is ``like`` an earlier one. Sizes of blocks of send and
+ * recv are the row of this rank's lane among those of a node, which are the base of sizes. Returns the words taken. */
+typedef struct {
+    int64_t like, count, least, below;
+} TableOf;
+
+static Py_ssize_t place_tables(Program *self, int64_t *memory, const TableOf *tables, Py_ssize_t count, int lane, int lanes)
 {
-    Py_ssize_t blocks = self->blocks[0] + self->blocks[1], slots = self->requests + 1;
-    Py_ssize_t words = (code->len + flow->len) / 8 + 2 * blocks + 3 * (Py_ssize_t)self->number + 3 * slots;
-    int64_t *next = self->memory = PyMem_Calloc((size_t)(words + 1), 8);
+    Py_ssize_t row = self->blocks[0] + self->blocks[1];
+    int64_t *next = memory + row * lanes;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        const TableOf *given = &tables[index];
+        Table *table = &self->tables[index];
+        if (given->like < index)
+            *table = self->tables[given->like];
+        else {
+            int is_own = index < 2; /* of send or recv */
+            table->sizes = is_own ? memory + row * lane + (index ? self->blocks[0] : 0) : next;
+            table->places = is_own ? next : next + given->count;
+            next = table->places + given->count;
+        }
+        table->least = given->least;
+        table->below = given->below;
+    }
+    self->bases[GIVEN_BASES] = (int64_t)(uintptr_t)memory;
+    return next - memory;
+}
+
+/* All arrays, one after the other: a program that runs cold touches few pages. */
+static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *flow, const Py_buffer *tables, int lane,
+                        int lanes)
+{
+    const TableOf *given = tables->buf;
+    Py_ssize_t count = tables->len / (Py_ssize_t)sizeof(TableOf), slots = self->requests + 1;
+    Py_ssize_t words = (code->len + flow->len) / 8 + 3 * (Py_ssize_t)self->number + 3 * slots;
+    Py_ssize_t pieces = count ? code->len / 8 : 0;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        words += 2 * given[index].count;
+        if (index < 2)
+            words += lanes * (self->blocks[index] = given[index].count);
+    }
+    int64_t *next = self->memory = PyMem_Calloc((size_t)(words + 2 * pieces + 1), 8);
     self->statuses = PyMem_Calloc((size_t)slots, (size_t)mpi.status);
     if (!next || !self->statuses) {
         PyErr_NoMemory();
@@ -323,10 +419,8 @@ static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *f
         self->dependents = self->completes + self->requests;
         next += flow->len / 8;
     }
+    next += place_tables(self, next, given, count, lane, lanes);
     for (int end = 0; end < 2; end++) {
-        self->sizes[end] = next;
-        self->places[end] = next + self->blocks[end];
-        next += 2 * self->blocks[end];
         self->ready[end] = next;
         next += self->number;
     }
@@ -334,6 +428,8 @@ static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *f
     self->slots = (char *)(next + self->number);
     self->gathered = self->slots + 8 * slots;
     self->found = (int *)(self->gathered + 8 * slots);
+    self->beginnings = (int64_t *)(self->gathered + 16 * slots);
+    self->lengths = (int *)(self->beginnings + pieces);
     for (int index = 0; index < self->requests; index++)
         set_null(self, index);
     return 0;
@@ -341,26 +437,32 @@ static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *f
 
 static int Program_init(Program *self, PyObject *args, PyObject *named)
 {
-    Py_buffer code, flow;
+    Py_buffer code, flow, tables;
     unsigned long long flags, window;
-    long long number, comm, bases[BASES];
+    long long number, comm, bases[GIVEN_BASES];
+    int lane, lanes;
     (void)named;
     if (self->memory)
         PyErr_SetString(PyExc_RuntimeError, "a program is made once");
-    if (self->memory || !PyArg_ParseTuple(args, "y*y*LiLii(LLLL)(nn)KKO", &code, &flow, &number, &self->requests, &comm,
-                                          &self->tag, &self->rank, bases, bases + 1, bases + 2, bases + 3,
-                                          self->blocks, self->blocks + 1, &flags, &window, &self->owners))
+    if (self->memory || !PyArg_ParseTuple(args, "y*y*LiLii(LLLL)y*iiKKO", &code, &flow, &number, &self->requests, &comm,
+                                          &self->tag, &self->rank, bases, bases + 1, bases + 2, bases + 3, &tables, &lane,
+                                          &lanes, &flags, &window, &self->owners))
         return -1;
     Py_INCREF(self->owners);
     self->number = number;
     self->comm = comm;
     self->flags = (int64_t *)(uintptr_t)flags;
     self->window = (int64_t *)(uintptr_t)window;
-    for (int base = 0; base < BASES; base++)
+    for (int base = 0; base < GIVEN_BASES; base++)
         self->bases[base] = bases[base];
-    int outcome = place_arrays(self, &code, &flow);
+    int outcome = -1;
+    if (tables.len > TABLES * (Py_ssize_t)sizeof(TableOf))
+        PyErr_Format(PyExc_ValueError, "at most %d tables", TABLES);
+    else
+        outcome = place_arrays(self, &code, &flow, &tables, lane, lanes);
     PyBuffer_Release(&code);
     PyBuffer_Release(&flow);
+    PyBuffer_Release(&tables);
     return outcome;
 }
 
@@ -414,8 +516,8 @@ static PyObject *Program_place(Program *self, PyObject *args)
     Py_ssize_t bytes[2] = {8 * self->blocks[0], 8 * self->blocks[1]};
     int good = views[0].len == bytes[0] + bytes[1] && views[1].len == views[0].len;
     for (int end = 0; end < 2 && good; end++) {
-        memcpy(self->sizes[end], (char *)views[0].buf + end * bytes[0], (size_t)bytes[end]);
-        memcpy(self->places[end], (char *)views[1].buf + end * bytes[0], (size_t)bytes[end]);
+        memcpy(self->tables[end].sizes, (char *)views[0].buf + end * bytes[0], (size_t)bytes[end]);
+        memcpy(self->tables[end].places, (char *)views[1].buf + end * bytes[0], (size_t)bytes[end]);
     }
     PyBuffer_Release(&views[0]);
     PyBuffer_Release(&views[1]);
@@ -514,7 +616,10 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
     void *library = dlopen(path, RTLD_NOLOAD | RTLD_LAZY);
     int good = (mpi.isend = resolve(library, "MPI_Isend")) && (mpi.irecv = resolve(library, "MPI_Irecv")) &&
                (mpi.testall = resolve(library, "MPI_Testall")) && (mpi.testsome = resolve(library, "MPI_Testsome")) &&
-               (mpi.test = resolve(library, "MPI_Test")) && (mpi.iprobe = resolve(library, "MPI_Iprobe"));
+               (mpi.test = resolve(library, "MPI_Test")) && (mpi.iprobe = resolve(library, "MPI_Iprobe")) &&
+               (mpi.hindexed = resolve(library, "MPI_Type_create_hindexed")) &&
+               (mpi.commit = resolve(library, "MPI_Type_commit")) &&
+               (mpi.free_type = resolve(library, "MPI_Type_free"));
     return good ? Py_BuildValue("") : NULL;
 }
 

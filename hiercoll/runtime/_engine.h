@@ -4,7 +4,13 @@
 #include <Python.h>
 #include <stdint.h>
 
-enum { BASES = 4 }; /* send, recv, scratch, shared */
+enum { BASES = 5, GIVEN_BASES = 4, TABLES = 8 }; /* send, recv, scratch, shared; sizes, which programs have themselves */
+
+/* Of blocks, the bytes and where they begin in their buffer. Those that are not from ``least`` to ``below`` bytes long
+ * are taken for empty: other messages have them. */
+typedef struct {
+    int64_t *sizes, *places, least, below;
+} Table;
 
 /* A step of a flow: its words, how many steps it needs, and which need it. It is complete when its words are done; one
  * that ``begins`` messages completes nothing, others are complete with them. */
@@ -24,7 +30,9 @@ typedef struct {
     char *slots, *gathered, *statuses;
     int64_t bases[BASES], comm;
     Py_ssize_t blocks[2];         /* of send and recv, where their sizes are given with each start */
-    int64_t *sizes[2], *places[2];
+    Table tables[TABLES];         /* the first two: of all blocks of send and recv */
+    int *lengths;                 /* of the pieces of a message, and where they begin */
+    int64_t *beginnings;
     const Step *steps;            /* of a flow; NULL: in sequence */
     const int64_t *completes, *dependents; /* by slot, the step that is complete with its message; of all steps */
     int64_t number, left;         /* steps; those that are to be completed in the current start */

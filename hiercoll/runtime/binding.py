@@ -23,7 +23,7 @@ from hiercoll.runtime.compiled import Compiled, load
 from hiercoll.runtime.engines import Dataflow, Flags, Message, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.messages import INT_MAX, Datatypes, message
-from hiercoll.runtime.sizes import SizeTable
+from hiercoll.runtime.sizes import GivenSizes, SizeTable
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import (
     OUTGOING,
@@ -54,7 +54,7 @@ class Binding:
     their buffers; ``offers`` are those of this rank's own, with the buffers' addresses.
     ``reduction``: what reductions do. ``once``: the plan runs only once.
     ``sizes``: of uneven blocks, for schedules that exchange them. ``traced``: operations are to be timed.
-    ``blocks``: of send and recv, if their sizes come with each start.
+    ``given``: blocks whose sizes come with each start.
     """
 
     comm: MPI.Intracomm
@@ -70,16 +70,14 @@ class Binding:
     once: bool = False
     sizes: SizeTable | None = None
     traced: bool = False
-    blocks: tuple[int, int] | None = None
+    given: GivenSizes | None = None
 
 
 def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compiled:
     """What runs ``steps``."""
-    if can_compile(steps, binding.memory.kind) and not binding.traced:
+    if not binding.traced and can_compile(steps, binding.memory.kind, binding.given is not None):
         where = (binding.comm, binding.tag, binding.addresses, binding.window, binding.lane_of)
-        if binding.blocks is not None:
-            return Compiled(steps, None, *where, binding.blocks)
-        return Compiled(steps, binding.layout, *where)
+        return Compiled(steps, binding.layout, *where, binding.given)
     parts: dict[int, Part] = {}
     bind_steps(steps, steps.constant, binding, parts)
     if not steps.in_sequence:
@@ -89,9 +87,10 @@ def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compi
     return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
 
 
-def can_compile(steps: Steps, memory: str) -> bool:
-    """Whether the compiled engine, if there is one, runs ``steps`` on data in that memory."""
-    return memory == "host" and steps.are_basic and load()[0] is not None
+def can_compile(steps: Steps, memory: str, by_block: bool = False) -> bool:
+    """Whether the compiled engine, if there is one, runs ``steps`` on data in that memory; ``by_block``: on blocks
+    whose sizes come with each start."""
+    return memory == "host" and (steps.are_by_block if by_block else steps.are_basic) and load()[0] is not None
 
 
 class Once:

@@ -17,24 +17,27 @@ from functools import cache
 from inspect import Parameter, Signature, signature
 from itertools import count
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
+from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.errors import EngineWarning
-from hiercoll.memory import Layout, common_pieces
+from hiercoll.memory import BlockLayout, Layout, common_pieces
 from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.messages import Datatypes, typed
+from hiercoll.runtime.sizes import GivenSizes
 from hiercoll.runtime.window import Window
-from hiercoll.schedule import BufferName, Copy, Recv, Region, Send, Signal, Wait
+from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
 from hiercoll.schedule.transports import AUTO
 
-SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, SEND_BLOCK, RECEIVE_BLOCK, COPY_BLOCK = range(10)  # as in _engine.c
-BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared")
+SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, SEND_BLOCKS, RECEIVE_BLOCKS, COPY_BLOCKS, PLACE = range(11)  # _engine.c
+BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared", "sizes")
+ANY_SIZE = 2**63 - 1  # no block is as large
 Function = TypeVar("Function", bound="Callable[..., Any]")
 observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
 
@@ -78,58 +81,149 @@ def value_of(handle: Any) -> int:
 
 class Code(NamedTuple):
     """Steps in words, and what drives them where they are not in sequence; by slot of a request and by place of a wait
-    for flags, the operation; the datatypes are needed as long as it is."""
+    for flags, the operation."""
 
     words: array[int]
     flow: array[int]
     messages: list[int]
     waits: dict[int, int]
-    datatypes: Datatypes
 
 
-def compile_steps(steps: Steps, layout: Layout | None, window: Window | None, lane_of: Sequence[int]) -> Code:
-    """Steps that `Steps.are_basic`, for data that lie like that; without a layout, steps that `Steps.are_by_block`, for
-    blocks whose sizes and places come with each start."""
-    code, ops, byte = Code(array("q"), array("q"), [], {}, {}), steps.schedule.ops, value_of(MPI.BYTE)
+class Data(Protocol):
+    """How a program says where the blocks of operations lie: words, the first of them their kind."""
+
+    def message(self, op: Send | Recv) -> tuple[int, ...] | None:
+        """Of a message, but for its peer, tag and slot; None if it never has a byte."""
+
+    def copies(self, op: Copy) -> Iterable[tuple[int, ...]]:
+        """Of a copy."""
+
+    def learned(self) -> Iterable[tuple[int, ...]]:
+        """Of what is to be done once the sizes of others' blocks are learned."""
+
+
+class LaidOut:
+    """Blocks that lie where a layout says. See `Data`."""
+
+    def __init__(self, layout: Layout, datatypes: Datatypes) -> None:
+        self._layout, self._datatypes, self._byte = layout, datatypes, value_of(MPI.BYTE)
+
+    def message(self, op: Send | Recv) -> tuple[int, ...] | None:
+        """See `Data`."""
+        runs = self._layout.runs(op.region)
+        if not runs:
+            return None
+        offset, number, datatype = typed(runs, self._datatypes)
+        handle = self._byte if datatype is MPI.BYTE else value_of(datatype)
+        return SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer), offset, number, handle
+
+    def copies(self, op: Copy) -> Iterator[tuple[int, ...]]:
+        """See `Data`."""
+        base, to = BASES.index(op.source.buffer), BASES.index(op.target.buffer)
+        pieces = common_pieces(self._layout, (0, op.source), (0, op.target))
+        for at, there, *rest in _evenly(pieces):
+            yield COPY, base, at, to, there, *rest
+
+    def learned(self) -> Iterable[tuple[int, ...]]:
+        """See `Data`."""
+        return ()
+
+
+class Tabulated:
+    """Blocks that lie where tables say, which each start fills. See `Data`."""
+
+    def __init__(self, given: GivenSizes) -> None:
+        self._areas, self._limit = given.areas, given.limit
+        self._tables: dict[tuple[BufferName, int | None], int] = {}
+        self.rows = array("q")  # of all tables: an earlier one that it is like, or itself; blocks; least and most bytes
+        for buffer, blocks in zip(("send", "recv"), given.blocks, strict=True):
+            self._add((buffer, None), blocks)
+
+    def _add(self, key: Any, blocks: int, like: int | None = None, least: int = 0, below: int = ANY_SIZE) -> int:
+        number = self._tables[key] = len(self._tables)
+        self.rows.extend((number if like is None else like, blocks, least, below))
+        return number
+
+    def _table(self, buffer: BufferName, part: int | None) -> int:
+        """Where small blocks travel together, they are a part of their own."""
+        key = (buffer, part)
+        if key in self._tables:
+            return self._tables[key]
+        if buffer == "shared" and self._areas is not None:
+            return self._add(key, self._areas.blocks, below=self._limit)
+        least, below = (0, self._limit) if part == TOGETHER else (self._limit, ANY_SIZE)
+        return self._add(key, 0, self._tables[buffer, None], least, below)
+
+    def message(self, op: Send | Recv) -> tuple[int, ...]:
+        """See `Data`."""
+        region = op.region
+        kind = SEND_BLOCKS if isinstance(op, Send) else RECEIVE_BLOCKS
+        return kind, BASES.index(region.buffer), self._table(region.buffer, region.part), *region.blocks
+
+    def copies(self, op: Copy) -> Iterator[tuple[int, ...]]:
+        """See `Data`."""
+        ends = op.source, op.target
+        if op.source.buffer in SIZE_BUFFERS and self._areas is not None:
+            bases = [BASES.index("shared" if each.buffer == "shared_sizes" else each.buffer) for each in ends]
+            row = BlockLayout(self._areas.row_bytes)
+            for at, there, *rest in _evenly(common_pieces(row, *((0, each) for each in ends))):
+                yield COPY, bases[0], at, bases[1], there, *rest
+            return
+        places = [word for each in ends for word in (BASES.index(each.buffer), self._table(each.buffer, each.part))]
+        yield COPY_BLOCKS, *places, *op.source.blocks, *op.target.blocks
+
+    def own(self) -> Iterator[tuple[int, ...]]:
+        """Words that place the blocks that this rank writes into the node's buffer."""
+        if self._areas is not None:
+            yield self._place(self._areas.lane)
+
+    def learned(self) -> Iterator[tuple[int, ...]]:
+        """See `Data`."""
+        if self._areas is not None:
+            yield from map(self._place, range(self._areas.lanes + 1))
+
+    def _place(self, number: int) -> tuple[int, ...]:
+        assert self._areas is not None
+        start, entries = self._areas.area(number)
+        return PLACE, self._table("shared", TOGETHER), BASES.index("sizes"), start, *entries
+
+
+def compile_steps(steps: Steps, data: Data, window: Window | None, lane_of: Sequence[int]) -> Code:
+    """Steps that `Steps.are_basic`, or, with tables, that `Steps.are_by_block`."""
+    code, ops = Code(array("q"), array("q"), [], {}), steps.schedule.ops
     completes = {} if steps.in_sequence else steps.flow.completes
     slots: dict[int, int] = {}  # of the requests of messages that are under way, by operation
-    begins = []  # where each step's words do
+    begins, is_learned = [], False  # where each step's words do
 
     def add(kind: int, *words: int) -> None:
         code.words.extend((kind, len(words) + 2, *words))
 
     def add_operation(index: int) -> None:
         op: Any = ops[index]
-        if layout is None:
-            ends = [op.source, op.target] if isinstance(op, Copy) else [op.region]
-            places = [number for end in ends for number in (BASES.index(end.buffer), end.blocks[0])]
-            if isinstance(op, Copy):
-                add(COPY_BLOCK, *places)
-            else:
+        if isinstance(op, (Send, Recv)):
+            if words := data.message(op):
                 slots[index] = len(code.messages)
-                add(SEND_BLOCK if isinstance(op, Send) else RECEIVE_BLOCK, *places, op.peer, op.tag, slots[index])
-                code.messages.append(index)
-        elif isinstance(op, (Send, Recv)):
-            if runs := layout.runs(op.region):
-                offset, number, datatype = typed(runs, code.datatypes)
-                kind, base = SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer)
-                slots[index] = len(code.messages)
-                handle = byte if datatype is MPI.BYTE else value_of(datatype)
-                add(kind, base, offset, number, handle, op.peer, op.tag, slots[index])
+                add(words[0], op.peer, op.tag, slots[index], *words[1:])
                 code.messages.append(index)
             elif completes:
                 add(DONE, completes[index])
         elif isinstance(op, Copy):
-            base, to = BASES.index(op.source.buffer), BASES.index(op.target.buffer)
-            for at, there, length, pieces, distance, apart in _evenly(_pieces(layout, op.source, op.target)):
-                add(COPY, base, at, to, there, length, pieces, distance, apart)
+            for words in data.copies(op):
+                add(*words)
         elif isinstance(op, Signal) and window is not None:
             add(RAISE, window.slot(window.lane, op.flag))
         elif isinstance(op, Wait) and window is not None:
             code.waits[len(code.words)] = index
             add(FLAGS, int(op.previous), *(window.slot(lane_of[peer], op.flag) for peer in op.peers))
 
+    if isinstance(data, Tabulated):
+        for words in data.own():
+            add(*words)
     for step in steps.steps:
+        if step.sized and not is_learned:
+            for words in data.learned():
+                add(*words)
+            is_learned = True
         begins.append(len(code.words))
         if step.kind is not Kind.WAIT:
             for index in step.ops:
@@ -153,10 +247,6 @@ def _add_flow(code: Code, steps: Steps, begins: Sequence[int]) -> None:
     code.flow.extend([*(flow.completes[op] for op in code.messages), *dependents])
 
 
-def _pieces(layout: Layout, source: Region, target: Region) -> Iterable[tuple[int, ...]]:
-    return common_pieces(layout, (0, source), (0, target))
-
-
 def _evenly(pieces: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int, int, int, int, int]]:
     """(offset, offset, length) of copies, those of equal length and distances put together: offsets, length, number
     and distances."""
@@ -177,32 +267,37 @@ def _evenly(pieces: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int, int, 
 
 
 class Compiled:
-    """Steps run by the compiled engine. See `engines.Engine`. Without a ``layout`` so many
-    ``blocks`` of send and recv get their sizes and places with each start."""
+    """Steps run by the compiled engine. See `engines.Engine`. Blocks lie as the ``layout`` says; or, with ``given``, as
+    each start does."""
 
     def __init__(
         self,
         steps: Steps,
-        layout: Layout | None,
+        layout: Layout,
         comm: MPI.Intracomm,
         tag: int,
         addresses: dict[BufferName, int],
         window: Window | None,
         lane_of: Sequence[int],
-        blocks: tuple[int, int] = (0, 0),
+        given: GivenSizes | None = None,
     ) -> None:
         module: Any = load()[0]
         self._ops, self._window, self._lane_of = steps.schedule.ops, window, lane_of
-        self._code = code = compile_steps(steps, layout, window, lane_of)
-        bases = tuple(addresses.get(base, 0) for base in BASES)
+        self._datatypes: Datatypes = {}  # needed as long as the program is
+        tables = Tabulated(given) if given is not None else None
+        data = tables or LaidOut(layout, self._datatypes)
+        self._code = code = compile_steps(steps, data, window, lane_of)
+        bases = tuple(addresses.get(base, 0) for base in BASES[:-1])
         flags, counts = (window.flags_address, window.counts.buffer_info()[0]) if window is not None else (0, 0)
         number = 0 if steps.in_sequence else len(steps.steps)
+        areas = given.areas if given is not None else None
+        lanes = (0, 1) if areas is None else (areas.lane, areas.lanes)
         self.program = module.Program(
-            code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases, blocks,
-            flags, counts, (window, comm),
+            code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases,
+            tables.rows if tables is not None else b"", *lanes, flags, counts, (window, comm),
         )  # fmt: skip
         self.run: Callable[[], None] = self.program.run
-        self._by_block = layout is None
+        self._by_block = given is not None
 
     def move(self, send: int, recv: int, sizes: Sequence[Any] = (), places: Sequence[Any] = ()) -> None:
         """The addresses of the program's buffers from now on; and, for blocks of any sizes, those of send and recv."""
@@ -236,7 +331,7 @@ class Compiled:
     def free(self) -> None:
         """It is not started any more."""
         self.program.free()
-        for datatype in self._code.datatypes.values():
+        for datatype in self._datatypes.values():
             if datatype:
                 datatype.Free()
 

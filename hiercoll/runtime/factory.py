@@ -30,7 +30,7 @@ from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_l
 from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Data, Request
-from hiercoll.runtime.sizes import Areas, SizeTable, rows_at
+from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, rows_at
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
 from hiercoll.schedule.lowering import Steps, lower
@@ -130,16 +130,14 @@ class PlanFactory:
         """Whether one plan serves such requests wherever their buffers lie."""
         if request.is_native or request.is_empty or not request.is_plain:
             return False
-        steps = lower(self.schedule(request))
-        if not request.collective.is_even and not (steps.are_by_block and request.counts_are_ints):
+        by_block = not request.collective.is_even
+        if by_block and not request.counts_are_ints:
             return False
-        return can_compile(steps, request.memory)
+        return can_compile(lower(self.schedule(request)), request.memory, by_block)
 
-    def _by_block(self, request: Request, traced: bool) -> tuple[int, int] | None:
-        """How many blocks of send and recv get their sizes and places with each start; None where a plan has them."""
-        if traced or request.collective.is_even or not self.moves(request):
-            return None
-        return request.sent.blocks if request.sent is not None else 0, request.received.blocks
+    def _by_block(self, request: Request, traced: bool) -> bool:
+        """Whether sizes and places of blocks come with each start; else a plan has them."""
+        return not traced and not request.collective.is_even and self.moves(request)
 
     def schedule(self, request: Request) -> Schedule:
         """This rank's schedule, generated once. Raises ConstraintError."""
@@ -217,28 +215,32 @@ class PlanFactory:
             elif window is None:
                 window = make(laid.shared)
             places.places["shared"] = window.address
-        if laid.areas is not None and window is not None:
+        given = None
+        if self._by_block(request, traced):
+            sent = 0 if request.sent is None else request.sent.blocks
+            given = GivenSizes((sent, request.received.blocks), laid.areas, laid.limit)
+        elif laid.areas is not None and window is not None:
             shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
             layout: Any = laid.layout
             blocks = request.blocks(session.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
-        binding = Binding(*where, once=once, sizes=table, traced=traced, blocks=self._by_block(request, traced))
+        binding = Binding(*where, once=once, sizes=table, traced=traced, given=given)
         return laid.steps, binding, places
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
         received, rank = request.received, self._session.rank
-        if self._by_block(request, traced):
-            return Laid(BlockLayout(0), 0, 0, lower(schedule))  # the layout comes with each start
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
             layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved
             return Laid(layout, block, schedule.shared * block, lower(schedule, by_message=traced))
         if request.collective.is_even:
             return Laid(*vector_layout(schedule, received.block), lower(schedule, by_message=traced))
-        blocks = request.blocks(rank)
+        by_block, blocks = self._by_block(request, traced), request.blocks(rank)
+        if request.collective.sizes is Sizes.KNOWN and by_block:
+            return Laid(BlockLayout(0), 0, 0, lower(schedule))
         if request.collective.sizes is Sizes.KNOWN:
             known, nbytes = known_layout(schedule, blocks)
             return Laid(known, 0, nbytes, lower(schedule))
@@ -248,9 +250,12 @@ class PlanFactory:
             self._lowered[key] = Lowered.of(schedule)
             if schedule.shared:
                 self._areas[key] = Areas(schedule, self._session.topology, limit)
+        lowered, areas = self._lowered[key], self._areas.get(key)
+        shared = areas.nbytes if areas is not None else 0
+        if by_block:  # the layout comes with each start
+            return Laid(BlockLayout(0), 0, shared, lowered.steps, areas, limit)
         own, large = own_layout(schedule, blocks, limit)
-        steps, areas = self._lowered[key].steps if large else self._lowered[key].small, self._areas.get(key)
-        return Laid(own, 0, areas.nbytes if areas else 0, steps, areas, limit)
+        return Laid(own, 0, shared, lowered.steps if large else lowered.small, areas, limit)
 
     def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime) -> Places:
         """Where the plan's buffers lie, and what keeps them."""

@@ -54,12 +54,23 @@ class Areas:
         self._bases = 16 * lanes * size + np.arange(lanes + 1) * size * most
         own = np.flatnonzero((by_end == 0) & (by_lane == self.lane))
         self._own, self._own_peers = own, by_peer[own]
-        self._count = len(where)
+        self.blocks = len(where)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a lane's sizes."""
+        return 16 * self.size
+
+    def area(self, number: int) -> tuple[int, list[int]]:
+        """Where a lane's area begins, or, after those, that for what comes from other nodes; and of its blocks, in
+        order, the entry in all lanes' rows that has the size, and the block, in turns."""
+        here = self._area == number
+        return int(self._bases[number]), np.column_stack([self._entry[here], self._order[here]]).reshape(-1).tolist()
 
     def own(self, sizes: Sizes, limit: int) -> tuple[Sizes, Sizes]:
         """Offsets and sizes of all blocks, of which those that this lane writes are right. Blocks of
         ``limit`` bytes or more do not come here."""
-        at, length = np.zeros((2, self._count), np.int64)
+        at, length = np.zeros((2, self.blocks), np.int64)
         taken = _below(sizes[self._own_peers], limit)
         at[self._own] = self._bases[self.lane] + np.cumsum(taken) - taken
         length[self._own] = taken
@@ -67,13 +78,22 @@ class Areas:
 
     def all(self, rows: Sizes, limit: int) -> tuple[Sizes, Sizes]:
         """The same of all blocks, from all lanes' rows."""
-        at, length = np.empty((2, self._count), np.int64)
+        at, length = np.empty((2, self.blocks), np.int64)
         taken = _below(rows.reshape(-1)[self._entry], limit)
         before = np.cumsum(taken) - taken
         first = np.append(before, 0)[self._first]
         at[self._order] = before + (self._bases - first)[self._area]
         length[self._order] = taken
         return at, length
+
+
+class GivenSizes(NamedTuple):
+    """Of blocks whose sizes and places each start says: how many send and recv have; and, where those of less than
+    ``limit`` bytes travel together, where these come to lie."""
+
+    blocks: tuple[int, int]
+    areas: Areas | None = None
+    limit: int = 0
 
 
 def _below(sizes: Sizes, limit: int) -> Sizes:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from hiercoll.errors import ScheduleError
 from hiercoll.schedule import (
     MESSAGES,
+    SIZE_BUFFERS,
     AcceptOffer,
     BufferName,
     Copy,
@@ -112,15 +113,22 @@ class Steps:
     @cached_property
     def are_basic(self) -> bool:
         """Whether they are messages, copies and flags, with lengths that are known."""
-        basic = all(isinstance(op, (Send, Recv, Copy, Signal, Wait, Join)) for op in self.schedule.ops)
-        return basic and not self.schedule.sizes
+        return self._are_simple and not self.schedule.sizes
 
     @cached_property
     def are_by_block(self) -> bool:
-        """Whether each operation moves one whole block of the program's own buffers."""
+        """Whether sizes and places of the blocks of send and recv may come with each start: nothing else depends on
+        them, but for shared blocks where sizes are learned."""
         regions = [region for op in self.schedule.ops for region in (*reads(op), *writes(op))]
-        plain = all(len(each.blocks) == 1 and each.part is None and each.buffer in ("send", "recv") for each in regions)
-        return plain and self.are_basic and not self.schedule.flags
+        if self.schedule.sizes:
+            moved = [each for each in regions if each.buffer not in SIZE_BUFFERS]
+            return self._are_simple and all(each.buffer in ("send", "recv", "shared") for each in moved)
+        plain = all(each.part is None and each.buffer in ("send", "recv") for each in regions)
+        return plain and self._are_simple and not self.schedule.flags
+
+    @property
+    def _are_simple(self) -> bool:
+        return all(isinstance(op, (Send, Recv, Copy, Signal, Wait, Join)) for op in self.schedule.ops)
 
     @cached_property
     def flow(self) -> Flow:

@@ -480,7 +480,7 @@ def test_blocks_beyond_2_gib(algorithm: str, comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("runs", [((0, GIB + 8), (GIB + 64, GIB + 8)), ((8, 2 * GIB + 9), (0, 3))])
 def test_scattered_messages_beyond_2_gib(runs: tuple[tuple[int, int], ...]) -> None:
     """A message of several pieces, together or each of more than 2^31 bytes."""
-    from hiercoll.runtime.binding import _datatype
+    from hiercoll.runtime.messages import _datatype
 
     datatype = _datatype(runs).Commit()
     assert datatype.Get_size() == sum(length for _, length in runs)

@@ -16,12 +16,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+from hiercoll.algorithms import get_algorithm
 from hiercoll.memory import BlockLayout, UnevenLayout
 from hiercoll.runtime import compiled
-from hiercoll.runtime.compiled import COPY, DONE, FLAGS, RAISE, RECEIVE, SEND, WAIT, Compiled, compile_steps
+from hiercoll.runtime.compiled import (
+    COPY,
+    COPY_BLOCKS,
+    DONE,
+    FLAGS,
+    PLACE,
+    RAISE,
+    RECEIVE,
+    RECEIVE_BLOCKS,
+    SEND,
+    SEND_BLOCKS,
+    WAIT,
+    Compiled,
+    LaidOut,
+    Tabulated,
+    compile_steps,
+)
+from hiercoll.runtime.sizes import Areas, GivenSizes
 from hiercoll.schedule import RECV, Builder, Region, Schedule, in_order
 from hiercoll.schedule import SEND as SENT
 from hiercoll.schedule.lowering import lower
+from hiercoll.topology import Topology
 
 needs_engine = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compiled engine: {compiled.load()[1]}")
 
@@ -39,8 +58,8 @@ class FakeWindow(SimpleNamespace):
 
 def words(schedule: Schedule, layout: Any, window: Any = None) -> list[tuple[int, ...]]:
     """The words, step by step."""
-    code, found = compile_steps(lower(schedule), layout, window, (0, 1)), []
-    rest = list(code.words)
+    data = Tabulated(layout) if isinstance(layout, GivenSizes) else LaidOut(layout, {})
+    found, rest = [], list(compile_steps(lower(schedule), data, window, (0, 1)).words)
     while rest:
         found.append((rest[0], *rest[2 : rest[1]]))
         rest = rest[rest[1] :]
@@ -61,8 +80,8 @@ def test_words_of_a_round() -> None:
         b.recv(2, RECV[2], tag=5)
     byte = compiled.value_of(MPI.BYTE)
     assert words(b.build(), BlockLayout(8)) == [
-        (SEND, 0, 8, 8, byte, 1, 4, 0),
-        (RECEIVE, 1, 16, 8, byte, 2, 5, 1),
+        (SEND, 1, 4, 0, 0, 8, 8, byte),
+        (RECEIVE, 2, 5, 1, 1, 16, 8, byte),
         (COPY, 0, 0, 1, 24, 8, 1, 0, 0),
         (WAIT, 0, 1),
     ]
@@ -78,7 +97,7 @@ def test_words_of_a_flow() -> None:
     assert not steps.in_sequence
     layout = UnevenLayout()
     layout.place("recv", None, np.array([0, 0, 8]), np.array([8, 0, 8]))
-    code = compile_steps(steps, layout, None, ())
+    code = compile_steps(steps, LaidOut(layout, {}), None, ())
     kinds = [kind for kind, *_ in words(b.build(), layout)]
     assert kinds.count(DONE) == 2 and kinds.count(RECEIVE) == 1 and kinds.count(COPY) == 1
     assert len(code.messages) == 1 and len(code.flow) >= 6 * len(steps.steps) + 1
@@ -95,6 +114,24 @@ def test_words_of_flags() -> None:
         (COPY, 0, 0, 3, 0, 8, 1, 0, 0),
         (RAISE, 0),
     ]
+
+
+def test_words_of_sizes_that_are_learned() -> None:
+    """Rank 0 of two nodes of two, which talks with rank 2: its own blocks are placed first, all others of the node
+    after the sizes are learned; large blocks are in tables of their own."""
+    topology = Topology([0, 0, 1, 1])
+    schedule = get_algorithm("alltoallv", "aggregate").system(topology, {"form": "leader", "window": 4})[0]
+    areas = Areas(schedule, topology, 64)
+    found = words(schedule, GivenSizes((4, 4), areas, 64), FakeWindow())
+    kinds = [kind for kind, *_ in found]
+    assert kinds[0] == PLACE and kinds.count(PLACE) == 1 + 3  # own; two lanes and what comes in
+    learned, row = kinds.index(PLACE, 1), areas.row_bytes
+    assert found[learned - 1] == (COPY, 3, row, 4, row, row, 1, 0, 0)  # the other lane's row
+    assert (COPY, 4, 0, 3, 0, row, 1, 0, 0) in found[:learned]  # this lane's row is published before
+    first = kinds.index(SEND_BLOCKS, learned)
+    assert (found[first][1], found[first][4]) == (2, 3)  # to rank 2, from the node's buffer
+    assert kinds.count(SEND_BLOCKS) == kinds.count(RECEIVE_BLOCKS) == 3 + 1  # large ones to all others, and one message
+    assert COPY_BLOCKS in kinds[:learned] and COPY_BLOCKS in kinds[learned:]
 
 
 regions = st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True)
