@@ -102,10 +102,11 @@ def measure(kind: str, mean: int, options: argparse.Namespace) -> dict[str, list
     for name in ("drop-in", "auto"):  # each by itself: what it tries must not be disturbed by what the other tries
         begin = time.perf_counter()
         for done in range(SETTLED):
-            if done % 8 == 0 and not goes_on(begin, options.warm / 2, done, 8):
-                break
-            exchange = next(source)
-            calls[name](exchange.send, exchange.recv)
+            if done % 8 == 0:
+                if not goes_on(begin, options.warm / 2, done, 8):
+                    break
+                drawn = [next(source) for _ in range(8)]  # what ranks do between calls is no part of those
+            timed(calls[name], drawn[done % 8 : done % 8 + 1])
     times: dict[str, list[float]] = {name: [] for name in calls}
     begin, turns = time.perf_counter(), 0
     while goes_on(begin, options.seconds, turns, FEWEST):
@@ -141,7 +142,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--mean", default="16,256,4096", help="bytes")
     parser.add_argument("--seconds", type=float, default=3, help="for each line")
-    parser.add_argument("--warm", type=float, default=6, help="most seconds of calls before each line")
+    parser.add_argument("--warm", type=float, default=12, help="most seconds of calls before each line")
     parser.add_argument("--row", type=int, default=1, help="calls in a row that are timed together")
     parser.add_argument("--fresh", action="store_true", help="other counts in each call")
     parser.add_argument("--subjects", default="", help="more of them: aggregate:window=2;scatter_destination")

@@ -194,6 +194,8 @@ def _serve(session: Session, given: Arguments, request: Request) -> str:
             remember(session, request, given, None)
         return ran
     plan.stream = request.stream
+    if request.note is not None:
+        session.begin_together()
     begin = perf_counter()
     session.run(plan)
     if request.note is not None:
@@ -288,6 +290,8 @@ def serve_unknown_sizes(
     library's own. Returns what ran. Collective."""
     policy = session.policy.uneven(collective)
     variant = policy.begin(partial(_survey, session, collective, given))
+    if policy.is_trying:
+        session.begin_together()
     begin = perf_counter()
     if variant.is_native and session.unwatched:
         progress.before_blocking()
@@ -295,8 +299,12 @@ def serve_unknown_sizes(
         ran = f"{collective.name} {NATIVE}"
     else:
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
-        request = replace(make_request(session, collective, given, strict=strict), is_auto=True)
-        ran = serve(session, request, given)
+        # While it is tried, it is called as it will be once it is settled on.
+        if policy.is_trying and session.unwatched and blocks_known(session.user, collective, given):
+            ran = spelled(collective, variant.algorithm, variant.params)
+        else:
+            request = replace(make_request(session, collective, given, strict=strict), is_auto=True)
+            ran = serve(session, request, given)
     if policy.is_trying:
         policy.note(perf_counter() - begin)
     return ran

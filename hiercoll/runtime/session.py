@@ -239,6 +239,15 @@ class Session:
         if self.watch is not None:
             meet(self.comm, what, self.watch)
 
+    def begin_together(self) -> None:
+        """Wait for all ranks before a call that is timed: else its time is that for which others were late. Raises
+        CollectiveTimeout. Collective."""
+        progress.before_blocking()
+        if self.watch is not None:
+            meet(self.comm, "a trial", self.watch)
+        else:
+            self.comm.Barrier()  # which ranks leave sooner after each other
+
     def same_call(self, described: Description) -> None:
         """See `checking.same_call`."""
         checking.same_call(self.comm, described, self.watch)
