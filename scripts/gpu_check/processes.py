@@ -71,6 +71,6 @@ def descendants(process: int) -> list[int]:
     return found[1:]
 
 
-def last_lines(output: str, number: int = 20) -> tuple[str, ...]:
+def last_lines(output: str, number: int = 40) -> tuple[str, ...]:
     """The end of an output, for the record."""
-    return tuple(line[:300] for line in output.strip().splitlines()[-number:])
+    return tuple(line[:300] for line in output.replace("\0", "").strip().splitlines()[-number:])

@@ -87,8 +87,8 @@ def order(rows: Sequence[Row], results: Mapping[str, Result], again: bool = Fals
 
 
 def time_for(row: Row, left: float) -> float:
-    """Seconds that a row gets of those left; 0 where less than half its limit is left, as it would hardly end."""
-    return min(row.limit, left) if left >= row.limit / 2 else 0.0
+    """Seconds that a row gets of those left; 0 where less than a quarter of its limit is left: it would hardly end."""
+    return min(row.limit, left) if left >= row.limit / 4 else 0.0
 
 
 def go(
