@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,25 +20,35 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import DeviceError, DeviceMemoryError, cuda
 from hiercoll.algorithms import REGISTRY
-from hiercoll.calls.functions import place_of
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.kernel import ELEMENTS
 from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.request import place_of
 from hiercoll.schedule import RECV, SEND, Region
 from hiercoll.tools.workload import buffers
 
-try:
+if find_spec("cupy") is None:
+    pytest.skip("CuPy is not installed", allow_module_level=True)
+with warnings.catch_warnings():
+    warnings.simplefilter("default")  # a warning of CuPy's is no reason to skip, or to fail
     import cupy
     import cupyx
     from cupy.cuda import runtime
 
-    if not runtime.getDeviceCount():
-        pytest.skip("there is no GPU", allow_module_level=True)
-except ImportError as error:
-    pytest.skip(f"CuPy is not installed: {error}", allow_module_level=True)
-except Exception as error:  # of the CUDA runtime, where there is no driver
-    pytest.skip(f"there is no GPU: {error}", allow_module_level=True)
+
+def why_no_gpu() -> str:
+    """Why there is none; nothing, if there is one. Raises what CuPy raises where a GPU does not work."""
+    try:
+        return "" if runtime.getDeviceCount() else "no device"
+    except runtime.CUDARuntimeError as error:
+        if not str(error).startswith(("cudaErrorNoDevice", "cudaErrorInsufficientDriver")):  # the latter: no driver
+            raise
+        return str(error)
+
+
+if why_no_gpu():
+    pytest.skip(f"there is no GPU: {why_no_gpu()}", allow_module_level=True)
 
 RANK, SIZE = WORLD.rank, WORLD.size
 BLOCK = 200  # bytes, no multiple of 16

@@ -26,6 +26,8 @@ FLAGS = {
     "Open MPI": ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "--mca", "osc", "^ucx"]
 }
 SETTINGS = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plug-ins that happen to be installed change nothing
+    "PYTEST_PLUGINS": "",
     "MPIR_CVAR_POLLS_BEFORE_YIELD": "0",  # ranks outnumber cores
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -40,7 +42,8 @@ def run_rank(output: Path, folder: Path, arguments: list[str]) -> int:
     from mpi4py import MPI
 
     with (output / f"{MPI.COMM_WORLD.rank}.txt").open("w") as file, contextlib.redirect_stdout(file):
-        return int(pytest.main(["-q", "--with-mpi", "-p", "no:cacheprovider", str(folder), *arguments]))
+        plugins = ["-p", "pytest_mpi", "-p", "no:cacheprovider"]
+        return int(pytest.main(["-q", *plugins, "--with-mpi", str(folder), *arguments]))
 
 
 def vendor() -> str:

@@ -1,0 +1,1 @@
+"""The parts of ``scripts/gpu-check``: rows, results, figures, commands and processes."""
