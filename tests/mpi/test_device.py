@@ -332,7 +332,7 @@ def test_a_warning_of_mirrors_as_an_error(
     np.testing.assert_array_equal(recv.get(), expected)
 
 
-@pytest.mark.ranks([2, 4])
+@pytest.mark.mpi(min_size=2)
 def test_hidden_devices(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Where each rank sees only a device of its own, one rank warns, says what helps, and the host's memory serves."""
     comm = on_layout(f"1x{SIZE}")
