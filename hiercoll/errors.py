@@ -89,7 +89,7 @@ class NativeWarning(UserWarning):
 
 
 class TransportWarning(UserWarning):
-    """A transport that was asked for cannot be used here; another one is."""
+    """A transport that was asked for cannot be used here, and another one is; or it costs more than it need."""
 
 
 class EngineWarning(UserWarning):

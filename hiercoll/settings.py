@@ -61,6 +61,11 @@ def is_cuda_aware() -> bool | None:
     return text != "0" if text else None
 
 
+def cray_takes_devices() -> bool:
+    """``MPICH_GPU_SUPPORT_ENABLED=1``, which Cray MPICH reads: it is to take device memory."""
+    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+
+
 def nodes() -> str | None:
     """``HIERCOLL_NODES``: virtual nodes."""
     return _text("NODES") or None

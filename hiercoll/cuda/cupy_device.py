@@ -71,6 +71,15 @@ class CupyDevice:
         self.ordinal, self.name = number, f"cuda:{number}"
         self._pool = cupy.cuda.MemoryPool()  # of cudaMalloc, whatever the program uses: what it gives can be exported
 
+    @property
+    def bus(self) -> str:
+        """Its PCI address."""
+        return CupyDevices().visible()[self.ordinal]
+
+    def sees(self, bus: str) -> bool:
+        """Whether a device of this process has that PCI address: not, if a control group hides it."""
+        return bus in CupyDevices().visible()
+
     def _current(self) -> Any:
         """A context in which this is the current device."""
         return cupy.cuda.Device(self.ordinal)

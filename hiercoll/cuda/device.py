@@ -67,6 +67,13 @@ class Device(Protocol):
 
     name: str
 
+    @property
+    def bus(self) -> str:
+        """Its name among the devices of the host, as in `Devices.visible`. Raises DeviceError."""
+
+    def sees(self, bus: str) -> bool:
+        """Whether this process sees the device of that name. Raises DeviceError."""
+
     def allocate(self, nbytes: int) -> tuple[int, object]:
         """Address of device memory, and the object that keeps it. Raises DeviceMemoryError."""
 

@@ -19,7 +19,7 @@ import random
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
@@ -49,12 +49,16 @@ class LateDevice:
     as what its stream waits for has run), or at random by ``seed``. ``aware``: MPI may be
     given its addresses, as a CUDA-aware library takes a real device's. ``limit``: bytes of
     device memory. ``private``: other processes cannot map what is allocated from now on.
+    ``bus``: its name on the host; ``hidden``: names of devices whose memory this process
+    cannot map, as where control groups give each process a device of its own.
     ``counts``: copies, launches, synchronisations, mappings so far.
     """
 
     def __init__(self, *, order: Order = "late", seed: int = 0, aware: bool = False, limit: int = 1 << 30) -> None:
         self.name = f"a simulated device ({order})"
         self.order, self.aware, self.limit, self.private = order, aware, limit, False
+        self.bus = "0000:00:00.0"
+        self.hidden: Container[str] = ()
         self.choice = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.used = 0
@@ -63,6 +67,10 @@ class LateDevice:
         self._reachable: dict[int, tuple[int, int]] = {}  # size, and how far on it can be accessed, by address
         self._files: dict[int, tuple[int, int]] = {}  # file and number, by the address of the allocation
         self._numbers = 0
+
+    def sees(self, bus: str) -> bool:
+        """See `Device.sees`."""
+        return bus not in self.hidden
 
     # ---- memory
 
@@ -114,12 +122,15 @@ class LateDevice:
         """The file behind an allocation, as other processes of this user can open it."""
         self.number(address)
         start = self._start(address)
-        return f"/proc/{os.getpid()}/fd/{self._files[start][0]}".encode(), address - start
+        return f"{self.bus} /proc/{os.getpid()}/fd/{self._files[start][0]}".encode(), address - start
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """Map the file. Raises DeviceError."""
+        bus, _, name = handle.decode().rpartition(" ")
+        if not self.sees(bus):
+            raise DeviceError("handle", "memory of a device that is not hidden", f"that of {bus}")
         try:
-            file = os.open(handle.decode(), os.O_RDWR)
+            file = os.open(name, os.O_RDWR)
         except OSError as error:
             raise DeviceError("handle", "memory of a running process", str(error)) from None
         self.counts["mappings"] += 1

@@ -6,6 +6,7 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,17 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
-from hiercoll.memory import HANDLE_BYTES, BlockLayout, HostMemory, Memory, Transfer
+from hiercoll.memory import HANDLE_BYTES, Array, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.schedule import RECV, SEND, BufferName, Schedule
+
+HOST_INSTEAD = "transport 'peer' passes through the host instead"
+MIRRORED = "transport 'peer' copies buffers that other processes cannot map"
+ALL_VISIBLE = (
+    "start the ranks so that each sees all GPUs of its node (Slurm: --gpu-bind=none, and no --gpus-per-task), "
+    "and let hiercoll.cuda.bind(comm) choose"
+)
+MAPPABLE = "memory of cudaMalloc is not copied: PyTorch's without expandable_segments, CuPy's of its default pool"
 
 
 class Places(NamedTuple):
@@ -38,6 +47,7 @@ class Memories:
         self._node, self._agreement, self._rank, self._size = node, agreement, rank, size
         self._known: dict[str, Memory] = {"host": HostMemory()}
         self._reach: bool | None = None  # whether ranks of a node can map each other's device memory; None: not tried
+        self._told = False  # that buffers are mirrored; the same on all ranks
 
     def __getitem__(self, place: str) -> Memory:
         """The memory of a place: "host", or the name of a device."""
@@ -61,16 +71,22 @@ class Memories:
             problem = self._try_node(self._known[place])
             first = self._least(self._rank if problem else self._size)
             self._reach = first == self._size
-            warned = True
-            if first == self._rank:
-                text = f"rank {self._rank}: transport 'peer' passes through the host instead: {problem}"
-                try:
-                    warnings.warn(TransportWarning(text), stacklevel=6)
-                except TransportWarning:
-                    warned = False
-            if not self._reach and not self._least(warned):
-                raise TransportWarning(f"rank {first}: transport 'peer' cannot be used")
+            if not self._reach:
+                self._warn(first, HOST_INSTEAD, problem)
         return self._reach
+
+    def _warn(self, first: int, what: str, why: str) -> None:
+        """Let rank ``first`` warn, which alone knows ``why``. Collective, so that no rank is left waiting
+        where warnings are errors: all raise TransportWarning then."""
+        warned = True
+        if first == self._rank:
+            what = f"{what}: {why}"
+            try:
+                warnings.warn(TransportWarning(f"rank {first}: {what}"), stacklevel=7)
+            except TransportWarning:
+                warned = False
+        if not self._least(warned):
+            raise TransportWarning(f"rank {first}: {what}")
 
     def _least(self, value: int) -> int:
         """The smallest value of all ranks. Collective."""
@@ -79,20 +95,19 @@ class Memories:
     def _try_node(self, memory: Memory) -> str:
         """What keeps this rank from the other ranks' memory, in words. Collective over the node."""
         assert isinstance(memory, DeviceMemory)
-        node, problem, own, owner = self._node(), "", np.zeros(HANDLE_BYTES, np.uint8), None
+        node, problem, own, owner, bus = self._node(), "", np.zeros(HANDLE_BYTES, np.uint8), None, ""
         handles = np.empty((node.size, HANDLE_BYTES), np.uint8)
         try:
+            bus = memory.device.bus
             address, owner = memory.allocate(1)
             own = memory.address_handle(address)
         except DeviceError as error:
             problem = str(error)
         node.Allgather(own, handles)
-        try:
-            for node_rank in range(node.size):
-                if node_rank != node.rank and not problem:
-                    memory.find(handles[node_rank])
-        except DeviceError as error:
-            problem = str(error)
+        buses = node.allgather(bus)
+        for node_rank in range(node.size):
+            if node_rank != node.rank and not problem:
+                problem = _mapping_problem(memory, handles[node_rank], buses[node_rank])
         node.Barrier()  # what the others look at stays until they have
         del owner
         return problem
@@ -110,10 +125,11 @@ class Memories:
         """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
         place, and what is allocated for it; ``block``: the bytes of a block of the host's.
 
-        ``together``: too little of a device's memory on one rank is an error on all; collective
-        then, where there are devices. Raises DeviceMemoryError.
+        ``together``: too little of a device's memory on one rank is an error on all, and the first rank
+        whose buffers are mirrored warns; collective then, where there are devices. Raises
+        DeviceMemoryError; TransportWarning on all ranks, where warnings are errors.
         """
-        memory, problem = self._known[place], None
+        memory, problem, cost = self._known[place], None, ""
         places = Places({name: address for name, (address, _) in user.items()}, [], [], [])
         try:
             places.places["scratch"], owner = scratch()
@@ -121,31 +137,41 @@ class Memories:
             if schedule.host:
                 places.places["host"], owner = memory.allocate_host(schedule.host * block)
                 places.owners.append(owner)
-            _mirror(schedule, memory, user, places)
+            cost = _mirror(schedule, memory, user, places)
         except DeviceMemoryError as error:
             problem = error
         if together and memory.kind != "host":
-            self.check(problem)
+            self.check(problem, cost)
         elif problem is not None:
             raise problem
         return places
 
-    def check(self, problem: DeviceError | None) -> None:
-        """Raise this rank's problem, or that another rank has one. Collective."""
-        good = self._least(problem is None)
+    def check(self, problem: DeviceError | None, cost: str = "") -> None:
+        """Raise this rank's problem, or that another rank has one. The first rank that mirrors buffers, at a ``cost``
+        (in words), warns, once per communicator. Collective."""
+        first = self._least(-1 if problem is not None else self._rank if cost else self._size)
         if problem is not None:
             raise problem
-        if not good:
+        if first < 0:
             got = "too little on another one"
             raise DeviceMemoryError("device memory", "enough on every rank", got, self._rank)
+        if first < self._size and not self._told:
+            self._told = True
+            self._warn(first, MIRRORED, cost)
 
 
-def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int, int]], places: Places) -> None:
-    """Put buffers in place of those of the user's that other ranks of the node are to get from and cannot map."""
+def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int, int]], places: Places) -> str:
+    """Put buffers in place of those of the user's that other ranks of the node are to get from and cannot map. What
+    that costs, in words; "" where there are none."""
+    total, why = 0, ""
     for buffer in (SEND, RECV):
-        if buffer.name not in schedule.offered or _can_be_mapped(memory, user[buffer.name][0]):
+        if buffer.name not in schedule.offered:
             continue
         address, nbytes = user[buffer.name]
+        problem = _export_problem(memory, address)
+        if not problem:
+            continue
+        total, why = total + nbytes, problem
         region, layout = buffer[0], BlockLayout(nbytes)
         mirror, owner = memory.allocate(nbytes)
         there = memory.copy(layout, (address, region), (mirror, region))
@@ -155,23 +181,33 @@ def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int
         places.after.extend([back] if buffer is RECV else [])
         places.places[buffer.name] = mirror
         places.owners.append(owner)
+    return f"{total} bytes more of device memory, and a copy of them in each call ({why}); {MAPPABLE}" if why else ""
 
 
-def _can_be_mapped(memory: Memory, address: int) -> bool:
-    """Whether other processes can map the memory at ``address``."""
+def _export_problem(memory: Memory, address: int) -> str:
+    """What keeps other processes from mapping the memory at ``address``, in words; "" if they can."""
     try:
         memory.address_handle(address)
-    except DeviceError:
-        return False
-    return True
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
+def _mapping_problem(memory: DeviceMemory, handle: Array, bus: str) -> str:
+    """What keeps this rank from memory of the GPU at ``bus``, in words; "" if nothing does."""
+    try:
+        memory.find(handle)
+    except DeviceError as error:
+        hidden = bus and not memory.device.sees(bus)
+        return f"{error}; GPU {bus} is hidden from this rank: {ALL_VISIBLE}" if hidden else str(error)
+    return ""
 
 
 def takes_device_memory(comm: MPI.Intracomm) -> bool:
     """Whether this process may give device addresses to its MPI library.
 
     The user's word (``HIERCOLL_CUDA_AWARE``), or what the library says under the key
-    ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3) or, of Open MPI, by its own function
-    (which some builds of MPICH end the program in). Silence is a no.
+    ``mpi_memory_alloc_kinds`` (MPI 4.1, section 12.4.3) or in its own way (see below). Silence is a no.
     """
     word = settings.is_cuda_aware()
     if word is not None:
@@ -179,10 +215,12 @@ def takes_device_memory(comm: MPI.Intracomm) -> bool:
     info = comm.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""
     info.Free()
-    return any(kind.partition(":")[0] == "cuda" for kind in kinds.split(",")) or _open_mpi_says_so()
+    said = any(kind.partition(":")[0] == "cuda" for kind in kinds.split(","))
+    return said or _open_mpi_says_so() or _cray_mpich_says_so()
 
 
 def _open_mpi_says_so() -> bool:
+    """By a function of its own (which some builds of MPICH end the program in)."""
     if MPI.get_vendor()[0] != "Open MPI":
         return False
     try:
@@ -190,6 +228,22 @@ def _open_mpi_says_so() -> bool:
         return bool(library.MPIX_Query_cuda_support())
     except (OSError, AttributeError):  # another name, or built without
         return False
+
+
+def _cray_mpich_says_so() -> bool:
+    """It takes device memory if its environment says so and its GPU layer is linked or preloaded."""
+    # Not MPI.get_vendor: an mpi4py that was built with another MPICH calls it by that one's name.
+    is_cray = "CRAY MPICH" in MPI.Get_library_version().upper()
+    return is_cray and settings.cray_takes_devices() and _is_loaded("libmpi_gtl_cuda.so")
+
+
+def _is_loaded(library: str, maps: Path = Path("/proc/self/maps")) -> bool:
+    """Whether a shared library whose file's name begins like this is in this process."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.rpartition("/")[2].startswith(library) for line in lines)
 
 
 def free_shared_memory() -> int | None:

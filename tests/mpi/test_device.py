@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -70,6 +71,17 @@ def wrong(device: LateDevice, comm: MPI.Intracomm, collective: str, inplace: boo
         if not np.array_equal(recv.get(), expected):
             found.append(salt)
     return found
+
+
+@contextmanager
+def telling() -> Iterator[list[str]]:
+    """What all ranks warn of transports: there at the end. Collective."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield told
+    own = [str(each.message) for each in caught if each.category is TransportWarning]
+    told.extend(text for texts in WORLD.allgather(own) for text in texts)
 
 
 def check(device: LateDevice, comm: MPI.Intracomm, collective: str, **options: Any) -> None:
@@ -286,17 +298,55 @@ def test_memory_that_mates_cannot_map(device: LateDevice, on_layout: Callable[[s
     device.private = RANK == 0
     send, recv = device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)
     device.private = False
-    for salt in (0, 1):
-        send.fill(values + salt)
-        hiercoll.alltoall(comm, send, recv, algorithm=name, transport="peer")
-        np.testing.assert_array_equal(recv.get(), expected + salt)
-    gathered = buffers("allgather", BLOCK, RANK, SIZE)[1]
-    start = np.where(np.arange(SIZE * BLOCK) // BLOCK == RANK, gathered, 0xA5).astype(np.uint8)
-    device.private = RANK == 0
-    inplace = device.array(start, OWN_STREAM)
+    with telling() as told:
+        for salt in (0, 1):
+            send.fill(values + salt)
+            hiercoll.alltoall(comm, send, recv, algorithm=name, transport="peer")
+            np.testing.assert_array_equal(recv.get(), expected + salt)
+        gathered = buffers("allgather", BLOCK, RANK, SIZE)[1]
+        start = np.where(np.arange(SIZE * BLOCK) // BLOCK == RANK, gathered, 0xA5).astype(np.uint8)
+        device.private = RANK == 0
+        inplace = device.array(start, OWN_STREAM)
+        device.private = False
+        hiercoll.allgather(comm, MPI.IN_PLACE, inplace, algorithm="ring", transport="peer")
+        np.testing.assert_array_equal(inplace.get(), gathered)
+    assert len(told) == min(SIZE - 1, 1) and all("rank 0: transport 'peer' copies" in text for text in told)
+    assert all("bytes more of device memory" in text and "expandable_segments" in text for text in told)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("held", [False, True])
+def test_a_warning_of_mirrors_as_an_error(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], held: bool
+) -> None:
+    """Where warnings are errors, what one rank mirrors is one error on all ranks, and then the calls go on."""
+    comm = on_layout(f"1x{SIZE}")
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    device.private = RANK == 1
+    send, recv = device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)
     device.private = False
-    hiercoll.allgather(comm, MPI.IN_PLACE, inplace, algorithm="ring", transport="peer")
-    np.testing.assert_array_equal(inplace.get(), gathered)
+    how: dict[str, Any] = {"algorithm": "scatter_destination", "transport": "peer"}
+    with pytest.raises(TransportWarning, match="rank 1: transport 'peer' copies buffers"):
+        hiercoll.alltoall_init(comm, send, recv, **how) if held else hiercoll.alltoall(comm, send, recv, **how)
+    hiercoll.alltoall(comm, send, recv, **how)
+    np.testing.assert_array_equal(recv.get(), expected)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_hidden_devices(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Where each rank sees only a device of its own, one rank warns, says what helps, and the host's memory serves."""
+    comm = on_layout(f"1x{SIZE}")
+    buses = [f"0000:{rank:02x}:00.0" for rank in range(SIZE)]
+    device.bus, device.hidden = buses[RANK], {bus for bus in buses if bus != buses[RANK]}
+    with telling() as told:
+        for collective in CALLS:
+            check(device, comm, collective, transport="peer")
+    assert len(told) == 1 and "rank 0: transport 'peer' passes through the host instead" in told[0]
+    assert f"GPU {buses[1]} is hidden from this rank" in told[0] and "--gpu-bind=none" in told[0]
+    other = on_layout(f"1x{SIZE}")
+    with pytest.raises(TransportWarning, match="passes through the host"):  # as an error: on all ranks
+        check(device, other, "alltoall", transport="peer")
+    check(device, other, "alltoall", transport="peer")
 
 
 @pytest.mark.mpi(min_size=2)
@@ -306,14 +356,12 @@ def test_no_memory_of_mates(device: LateDevice, on_layout: Callable[[str], MPI.I
     device.private = RANK == 1
     values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
     send, recv = device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with telling() as told:
         for _ in range(2):
             hiercoll.alltoall(comm, send, recv, transport="peer")
     np.testing.assert_array_equal(recv.get(), expected)
-    own = [str(each.message) for each in caught if each.category is TransportWarning]
-    told = [text for texts in WORLD.allgather(own) for text in texts]
     assert len(told) == 1 and "passes through the host" in told[0]
+    assert "hidden" not in told[0]
 
 
 @pytest.mark.parametrize("name", ["scatter_destination", "bruck", "grouped"])
@@ -470,6 +518,8 @@ def test_binding() -> None:
     assert bind(WORLD, own) == own.selected == 0
     pairs = FakeDevices(f"{RANK // 2}a", f"{RANK // 2}b")  # resource sets of two ranks and two devices
     assert bind(WORLD, pairs) == RANK % 2
+    each, next_one = FakeDevices(*map(str, range(SIZE))), (RANK + 1) % SIZE
+    assert bind(WORLD, each, lambda buses: [bus == str(next_one) for bus in buses]) == each.selected == next_one
     with pytest.raises(
         DeviceError, match=rf"devices: expected at least one for every rank, got none \(rank {SIZE - 1}"
     ):

@@ -230,6 +230,9 @@ def test_memory_of_another_process() -> None:
     del array
     with pytest.raises(DeviceError, match="memory of a running process"):
         other.open(b"/proc/0/fd/0")
+    other.hidden = {one.bus}
+    with pytest.raises(DeviceError, match=f"that is not hidden, got that of {one.bus}"):
+        other.open(handle)
     one.private = True
     with pytest.raises(DeviceError, match="that other processes can map"):
         one.export(one.array(np.zeros(3)).address)

@@ -279,3 +279,5 @@ def test_devices(runtime: Runtime) -> None:
     assert devices.visible() == ["0000:00:00.0", "0000:01:00.0"]
     devices.select(1)
     assert Device.current == 1
+    one = import_module(NAME).CupyDevice(1)
+    assert one.bus == "0000:01:00.0" and one.sees("0000:00:00.0") and not one.sees("0000:02:00.0")
