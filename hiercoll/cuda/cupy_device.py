@@ -7,15 +7,15 @@ import weakref
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
-import cupy  # type: ignore[import-not-found, unused-ignore]
+import cupy
 import numpy as np
 
 from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape, Task
-from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape, reduction_source
+from hiercoll.cuda.kernel import PROCESSORS, SOURCE, SPAN, launch_shape, reduction_source, span_table
 from hiercoll.errors import DeviceError, DeviceMemoryError
 from hiercoll.memory import Reduction
 
-runtime: Any = cupy.cuda.runtime
+runtime = cupy.cuda.runtime
 OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
 
@@ -156,8 +156,13 @@ class CupyDevice:
         if isinstance(shape, Rows):
             return CupyRows(self, shape)
         if isinstance(shape, Pieces):
-            return CupyTable(self, shape, self.copy_pieces, np.uint64(SPAN))
+            return CupyTable(self, shape, self.copy_pieces)
         return CupyTable(self, shape, self.reduce_pieces(shape.how))
+
+    @cached_property
+    def processors(self) -> int:
+        """How many multiprocessors it has."""
+        return cupy.cuda.Device(self.ordinal).attributes.get("MultiProcessorCount", PROCESSORS)
 
     @cached_property
     def uploads(self) -> Any:
@@ -247,13 +252,13 @@ class CupyRows:
 
 
 class CupyTable:
-    """One launch of a kernel over a table that lies on the device; the last column is of lengths."""
+    """One launch of a kernel over a table that lies on the device."""
 
-    def __init__(self, device: CupyDevice, shape: Pieces | Pairs, kernel: Any, *numbers: Any) -> None:
+    def __init__(self, device: CupyDevice, shape: Pieces | Pairs, kernel: cupy.RawKernel) -> None:
         self._device, self._kernel = device, kernel
-        table = np.array(shape.table, dtype=np.uint64)
-        self._grid, self._block = launch_shape(len(table), int(table[:, -1].max()))
-        self._numbers = np.uint64(len(table)), *numbers
+        table = span_table(shape.table)
+        self._grid, self._block = launch_shape(int(table[-1, -1]), device.processors)
+        self._numbers = np.uint64(len(shape.table)), np.uint64(SPAN)
         with cupy.cuda.Device(device.ordinal), device.uploads:
             self._table = cupy.asarray(table)
             device.uploads.synchronize()  # the table is there before the first launch
