@@ -9,6 +9,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+import numpy.typing as npt
 
 from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape, Task
 from hiercoll.cuda.kernel import PROCESSORS, SOURCE, SPAN, launch_shape, reduction_source, span_table
@@ -36,15 +37,15 @@ class CupyArrays:
 
     kind = "cuda"
 
-    def put(self, values: Any) -> Any:
+    def put(self, values: npt.ArrayLike) -> cupy.ndarray:
         """See `measuring.Arrays`."""
         return cupy.asarray(values)
 
-    def fill(self, array: Any, values: Any) -> None:
+    def fill(self, array: cupy.ndarray, values: npt.NDArray[Any]) -> None:
         """See `measuring.Arrays`."""
         array.set(values)
 
-    def get(self, array: Any) -> Any:
+    def get(self, array: cupy.ndarray) -> npt.NDArray[Any]:
         """See `measuring.Arrays`."""
         return cupy.asnumpy(array)
 
@@ -71,7 +72,7 @@ class CupyDevice:
         self.ordinal, self.name = number, f"cuda:{number}"
         self._pool = cupy.cuda.MemoryPool()  # of cudaMalloc, whatever the program uses: what it gives can be exported
 
-    def _current(self) -> Any:
+    def _current(self) -> cupy.cuda.Device:
         """A context in which this is the current device."""
         return cupy.cuda.Device(self.ordinal)
 
@@ -165,17 +166,17 @@ class CupyDevice:
         return cupy.cuda.Device(self.ordinal).attributes.get("MultiProcessorCount", PROCESSORS)
 
     @cached_property
-    def uploads(self) -> Any:
+    def uploads(self) -> cupy.cuda.Stream:
         """A stream for what plans need on the device: none of that on a stream of the caller's."""
         with self._current():
             return cupy.cuda.Stream(non_blocking=True)
 
     @cached_property
-    def copy_pieces(self) -> Any:
+    def copy_pieces(self) -> cupy.RawKernel:
         """The kernel."""
         return cupy.RawKernel(SOURCE, "copy_pieces")
 
-    def reduce_pieces(self, how: Reduction) -> Any:
+    def reduce_pieces(self, how: Reduction) -> cupy.RawKernel:
         """The kernel for a type and an operation; CuPy compiles it once."""
         return cupy.RawKernel(reduction_source(how), "reduce_pieces")
 
@@ -203,7 +204,7 @@ class CupyStream:
     """`cuda.device.Stream`: by its handle, since CuPy has no lasting way to wrap a stream of the
     caller's; ``own`` is CuPy's object of one that was made here, which kernels need."""
 
-    def __init__(self, device: CupyDevice, handle: int, own: Any = None) -> None:
+    def __init__(self, device: CupyDevice, handle: int, own: cupy.cuda.Stream | None = None) -> None:
         self.device, self.handle, self.own = device, handle, own
 
     def record(self, event: CupyEvent | None = None) -> CupyEvent:
@@ -265,5 +266,6 @@ class CupyTable:
 
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Task`; on a stream of the device's own."""
+        assert stream.own is not None
         with cupy.cuda.Device(self._device.ordinal), stream.own:
             self._kernel(self._grid, self._block, (self._table, *self._numbers))
