@@ -2,8 +2,10 @@
 
     mpiexec -n 1|2|4 python scripts/gpu_bench.py --json FILE
 
-Each figure stands beside its bound, measured in the same run on the same device. Times are the
-slowest rank's, the median of some repetitions. ``scripts/gpu-check`` runs all of it.
+Each figure stands beside its bounds, measured in the same run on the same device: one rank's copy
+alone, and all ranks copying at once. Where each rank has a GPU of its own and CuPy finds NCCL,
+NCCL stands beside them. Data are random. Times are the slowest rank's, the median of some
+repetitions. ``scripts/gpu-check`` runs all of it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -19,12 +22,13 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy.cuda import runtime
+from cupy.cuda import nccl, runtime
 from mpi4py import MPI
 
 import hiercoll
 from hiercoll import cuda
-from hiercoll.cuda.device import Pieces, Rows, copy_shape
+from hiercoll.cuda.cupy_device import CupyDevice
+from hiercoll.cuda.device import Pieces, Rows, Shape, copy_shape
 from hiercoll.memory import BlockLayout
 from hiercoll.schedule import RECV, SEND, Region
 from hiercoll.tools import bench
@@ -33,6 +37,11 @@ WORLD = MPI.COMM_WORLD
 MIB = 1 << 20
 REPETITIONS = 15
 ON_DEVICE, TO_HOST, FROM_HOST = 3, 2, 1  # kinds of cudaMemcpy
+
+
+def noise(nbytes: int) -> cupy.ndarray:
+    """Random bytes on the device, others on each rank."""
+    return cupy.asarray(np.frombuffer(np.random.default_rng(WORLD.rank).bytes(nbytes), np.uint8))
 
 
 def slowest(run: Callable[[], object]) -> float:
@@ -58,7 +67,7 @@ DELAY = cupy.RawKernel(
 )
 
 
-def on_stream(stream: Any, enqueue: Callable[[], object], count: int = 10) -> float:
+def on_stream(stream: cupy.cuda.Stream, enqueue: Callable[[], object], count: int = 10) -> float:
     """Seconds that the device takes for what is enqueued, by its own clock, in the mean of a row;
     all of the row is enqueued while the device is kept waiting, so that it is not the host's time."""
     begin, end, times = cupy.cuda.Event(), cupy.cuda.Event(), []
@@ -74,10 +83,9 @@ def on_stream(stream: Any, enqueue: Callable[[], object], count: int = 10) -> fl
     return float(np.median(times))
 
 
-def figure(name: str, seconds: float, nbytes: int, bound: float | None, of: str) -> dict[str, Any]:
-    """A line: seconds, bytes, and the share of the bound, which is ``of`` what."""
-    share = {} if bound is None else {"bound": bound, "share": bound / seconds, "of": of}
-    return {"figure": name, "seconds": seconds, "bytes": nbytes, **share}
+def figure(name: str, seconds: float, nbytes: int, bounds: dict[str, float] | None = None) -> dict[str, Any]:
+    """A line: seconds, bytes, and the seconds of each bound, by what it is of."""
+    return {"figure": name, "seconds": seconds, "bytes": nbytes, "bounds": bounds or {}}
 
 
 def as_pieces(rows: Rows) -> Pieces:
@@ -86,36 +94,63 @@ def as_pieces(rows: Rows) -> Pieces:
     return Pieces(tuple((source, target, rows.length) for source, target in starts))
 
 
+def uneven(source: int, target: int, total: int) -> Pieces:
+    """``total`` bytes in pieces of 1 B to 1 MiB, as many of 1 to 2 B as of 512 KiB to 1 MiB; they lie together
+    in the target, and with a byte between them in the source."""
+    choice, table, at = Random(2), list[tuple[int, int, int]](), 0
+    while at < total:
+        length = min(int(2 ** choice.uniform(0, 20)), total - at)
+        table.append((source + at + len(table), target + at, length))
+        at += length
+    choice.shuffle(table)
+    return Pieces(tuple(table))
+
+
 def packing() -> Iterator[dict[str, Any]]:
-    """Regions packed and unpacked, against a plain copy of as many bytes on the device."""
-    for total in (16 * MIB, 64 * MIB, 256 * MIB):
-        source, target = cupy.zeros(2 * total, np.uint8), cupy.zeros(2 * total, np.uint8)
-        device = cuda.device_at(source.data.ptr)
-        on = device.new_stream()
-        stream = on.own
-        ends = (target.data.ptr, source.data.ptr, total)
-        plain = on_stream(stream, lambda ends=(*ends, ON_DEVICE, stream.ptr): runtime.memcpyAsync(*ends))
-        yield figure(f"device copy, {total // MIB} MiB", plain, 2 * total, None, "")
-        for block in (1 << 10, 1 << 13, 1 << 16, 1 << 20):
-            blocks = total // block
-            scattered = Random(1).sample(range(2 * blocks), blocks)
-            cases: dict[str, tuple[Region, Region]] = {
-                "pack evenly spaced": (SEND[0 : 2 * blocks : 2], RECV[0:blocks]),
-                "unpack evenly spaced": (SEND[0:blocks], RECV[0 : 2 * blocks : 2]),
-                "pack scattered": (SEND[scattered], RECV[0:blocks]),
-                "unpack scattered": (SEND[0:blocks], RECV[scattered]),
-            }
-            for name, (read, write) in cases.items():
-                shape = copy_shape(BlockLayout(block), (source.data.ptr, read), (target.data.ptr, write))
+    """Regions packed and unpacked, against a plain copy of as many bytes on the device: of a size that
+    may stay in its L2 cache, and of sizes that do not."""
+    device = CupyDevice(runtime.getDevice())
+    on = device.new_stream()
+    stream = on.own
+    assert stream is not None
+    for total in (16 * MIB, 256 * MIB, 512 * MIB):
+        source, target = noise(2 * total), noise(2 * total)
+        plain = on_stream(stream, copying(source, target, total, stream))
+        yield figure(f"device copy, {total // MIB} MiB", plain, 2 * total)
+        for name, shape in packed(source.data.ptr, target.data.ptr, total):
+            copy = device.prepare(shape)
+            seconds = on_stream(stream, partial(copy.enqueue, on))
+            yield figure(f"{name}, {total // MIB} MiB", seconds, 2 * total, {"a device copy": plain})
+        del source, target  # before the next are made
+
+
+def packed(source: int, target: int, total: int) -> Iterator[tuple[str, Shape]]:
+    """Copies of ``total`` bytes between buffers of twice as many at these addresses."""
+    for block in (1 << 10, 1 << 13, 1 << 16, 1 << 20):
+        blocks = total // block
+        scattered = Random(1).sample(range(2 * blocks), blocks)
+        cases: dict[str, tuple[Region, Region]] = {
+            "pack evenly spaced": (SEND[0 : 2 * blocks : 2], RECV[0:blocks]),
+            "unpack evenly spaced": (SEND[0:blocks], RECV[0 : 2 * blocks : 2]),
+            "pack scattered": (SEND[scattered], RECV[0:blocks]),
+            "unpack scattered": (SEND[0:blocks], RECV[scattered]),
+        }
+        for name, (read, write) in cases.items():
+            shape = copy_shape(BlockLayout(block), (source, read), (target, write))
+            assert shape is not None
+            yield f"{name}, in blocks of {block} B", shape
+            if isinstance(shape, Rows):  # which of the two is faster?
+                yield f"{name}, by the kernel, in blocks of {block} B", as_pieces(shape)
+            if name == "pack scattered":
+                shape = copy_shape(BlockLayout(block), (source, read), (target + 3, write))
                 assert shape is not None
-                shapes = {name: shape}
-                if isinstance(shape, Rows):  # which of the two is faster?
-                    shapes[f"{name}, by the kernel"] = as_pieces(shape)
-                for form, each in shapes.items():
-                    copy = device.prepare(each)
-                    seconds = on_stream(stream, lambda copy=copy, on=on: copy.enqueue(on))
-                    what = f"{form}, {total // MIB} MiB in blocks of {block} B"
-                    yield figure(what, seconds, 2 * total, plain, "a device copy")
+                yield f"{name}, 3 B off, in blocks of {block} B", shape
+    yield "pieces of 1 B to 1 MiB", uneven(source, target, total)
+
+
+def copying(source: cupy.ndarray, target: cupy.ndarray, nbytes: int, stream: cupy.cuda.Stream) -> Callable[[], None]:
+    """A plain copy on the device, to be enqueued."""
+    return partial(runtime.memcpyAsync, target.data.ptr, source.data.ptr, nbytes, ON_DEVICE, stream.ptr)
 
 
 def through_the_host() -> Iterator[dict[str, Any]]:
@@ -124,7 +159,7 @@ def through_the_host() -> Iterator[dict[str, Any]]:
     os.environ["HIERCOLL_NODES"] = "2x1"
     comm, out, back = WORLD.Dup(), cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     for block in (4 * MIB, 16 * MIB, 64 * MIB):
-        send, recv = cupy.zeros(2 * block, np.uint8), cupy.zeros(2 * block, np.uint8)
+        send, recv = noise(2 * block), noise(2 * block)
         pinned = [cupy.cuda.alloc_pinned_memory(block) for _ in range(2)]
 
         def copies(send: Any = send, recv: Any = recv, pinned: Any = pinned, block: int = block) -> None:
@@ -133,40 +168,93 @@ def through_the_host() -> Iterator[dict[str, Any]]:
             out.synchronize()
             back.synchronize()
 
-        host = np.zeros(2 * block, np.uint8), np.zeros(2 * block, np.uint8)
-        both, mpi = slowest(copies), slowest(lambda host=host: comm.Alltoall(*host))
-        yield figure(f"pinned copies out and in at once, {block // MIB} MiB", both, block, None, "")
-        yield figure(f"the MPI library, host memory, {block // MIB} MiB", mpi, block, None, "")
+        host = cupy.asnumpy(send), cupy.asnumpy(recv)
+        both, mpi = slowest(copies), slowest(partial(comm.Alltoall, *host))
+        yield figure(f"pinned copies out and in at once, {block // MIB} MiB", both, block)
+        yield figure(f"the MPI library, host memory, {block // MIB} MiB", mpi, block)
+        bounds = {"copies": both, "MPI library": mpi}
         for parts in (1, 2, 4, 8, 16, 32):
             with hiercoll.alltoall_init(
                 comm, send, recv, algorithm="scatter_destination", transport=f"staged:{parts}"
             ) as plan:
                 seconds = slowest(plan)
-            what = f"staged:{parts}, {block // MIB} MiB"
-            yield figure(what, seconds, block, max(both, mpi), "the slower of copies and MPI library")
+            yield figure(f"staged:{parts}, {block // MIB} MiB", seconds, block, bounds)
+
+
+ALGORITHMS = {"alltoall": ("scatter_destination", "pairwise", "grouped"), "allgather": ("direct", "ring")}
+PLANS = {"alltoall": hiercoll.alltoall_init, "allgather": hiercoll.allgather_init}
 
 
 def from_mates() -> Iterator[dict[str, Any]]:
-    """An alltoall within a node by gets, against a device copy of as many bytes as all ranks
-    move that share the device; and small messages by every transport."""
+    """Alltoall and allgather within a node by gets, against device copies of as many bytes as each rank receives:
+    one by one for the ranks that share the device, by the time of one rank's alone, and all ranks' at once.
+    NCCL, where it can be; and small messages by every transport."""
     os.environ["HIERCOLL_NODES"] = f"1x{WORLD.size}"
     comm, stream = WORLD.Dup(), cupy.cuda.Stream(non_blocking=True)
     devices = comm.allgather(runtime.deviceGetPCIBusId(runtime.getDevice()))
     sharing = devices.count(devices[comm.rank])
-    for block in (8, 1 << 10, 1 << 13, 1 << 16, MIB, 4 * MIB, 16 * MIB):
-        send, recv = cupy.zeros(comm.size * block, np.uint8), cupy.zeros(comm.size * block, np.uint8)
-        bound = None
+    other = Nccl(comm, stream) if nccl.available and sharing == 1 else None
+    for block in (8, 1 << 10, 1 << 13, 1 << 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB):
+        send, recv = noise(comm.size * block), noise(comm.size * block)
+        whole = comm.size * block
+        bounds = {}
         if block >= MIB:
-            ends = (recv.data.ptr, send.data.ptr, comm.size * block, ON_DEVICE, stream.ptr)
-            alone = on_stream(stream, lambda ends=ends: runtime.memcpyAsync(*ends)) if comm.rank == 0 else 0.0
-            bound = sharing * float(comm.bcast(alone))
-        for transport in ("peer", "staged"):
-            for algorithm in ("scatter_destination", "pairwise", "grouped"):
-                with hiercoll.alltoall_init(comm, send, recv, algorithm=algorithm, transport=transport) as plan:
-                    seconds = slowest(plan)
-                what = f"alltoall {algorithm} {transport}, {comm.size} ranks, {sharing} on a device, {block} B per pair"
-                against = bound if transport == "peer" else None
-                yield figure(what, seconds, comm.size * block, against, "device copies")
+            alone, together = copies_of_ranks(comm, copying(send, recv, whole, stream), stream)
+            yield figure(f"one rank's copy alone, {whole} B", alone, whole)
+            yield figure(f"all ranks copying at once, {whole} B each", together, whole)
+            bounds = {"copies one by one": sharing * alone, "copies at once": together}
+        for collective, algorithms in ALGORITHMS.items():
+            what = f"{comm.size} ranks, {sharing} on a device, {block} B per pair"
+            first = send[:block] if collective == "allgather" else send
+            for transport in ("peer", "staged"):
+                for algorithm in algorithms:
+                    chosen = {"algorithm": algorithm, "transport": transport}
+                    with PLANS[collective](comm, first, recv, **chosen) as plan:
+                        seconds = slowest(plan)
+                    against = bounds if transport == "peer" else {}
+                    yield figure(f"{collective} {algorithm} {transport}, {what}", seconds, whole, against)
+            if other is not None:
+                seconds = slowest(partial(other.run, collective, first, recv, block))
+                yield figure(f"{collective} NCCL, {what}", seconds, whole, bounds)
+
+
+def copies_of_ranks(comm: MPI.Intracomm, copy: Callable[[], None], stream: cupy.cuda.Stream) -> tuple[float, float]:
+    """Seconds of a copy that one rank does alone, and of all ranks' at once."""
+
+    def at_once() -> None:
+        copy()
+        stream.synchronize()
+
+    alone = float(comm.bcast(on_stream(stream, copy) if comm.rank == 0 else 0.0))
+    return alone, slowest(at_once)
+
+
+class Nccl:
+    """NCCL on a stream. It takes no two ranks on one device."""
+
+    def __init__(self, comm: MPI.Intracomm, stream: cupy.cuda.Stream) -> None:
+        number = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None)
+        self._own, self._size, self._stream = nccl.NcclCommunicator(comm.size, number, comm.rank), comm.size, stream
+
+    def run(self, collective: str, send: cupy.ndarray, recv: cupy.ndarray, block: int) -> None:
+        """Start and wait."""
+        if collective == "allgather":
+            self._own.allGather(send.data.ptr, recv.data.ptr, block, nccl.NCCL_UINT8, self._stream.ptr)
+        else:
+            self._alltoall(send.data.ptr, recv.data.ptr, block)
+        self._stream.synchronize()
+
+    def _alltoall(self, send: int, recv: int, block: int) -> None:
+        nccl.groupStart()
+        for peer in range(self._size):
+            self._own.send(send + peer * block, block, nccl.NCCL_UINT8, peer, self._stream.ptr)
+            self._own.recv(recv + peer * block, block, nccl.NCCL_UINT8, peer, self._stream.ptr)
+        nccl.groupEnd()
+
+
+def mps() -> bool:
+    """Whether the control daemon of MPS has its pipe here. With MPS, ranks use a GPU at once, else in turns."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def main() -> None:
@@ -183,13 +271,18 @@ def main() -> None:
         "cuda": runtime.runtimeGetVersion(),
         "driver": runtime.driverGetVersion(),
         "cupy": cupy.__version__,
+        "l2": properties["l2CacheSize"],
+        "mps": mps(),
+        "nccl": nccl.get_version() if nccl.available else None,
     }
+    if WORLD.rank == 0:
+        print(f"L2 cache of {about['l2'] // MIB} MiB; MPS: {about['mps']}; NCCL: {about['nccl']}", flush=True)
     series = {1: packing, 2: through_the_host}.get(WORLD.size, from_mates)
     for line in series():
         if WORLD.rank == 0:
             rate = line["bytes"] / line["seconds"] / 1e9
-            share = f"{line['share']:6.0%} of {line['of']}" if "share" in line else ""
-            print(f"{line['figure']:<90} {line['seconds'] * 1e6:10.1f} us {rate:8.1f} GB/s {share}", flush=True)
+            shares = ", ".join(f"{bound / line['seconds']:4.0%} of {of}" for of, bound in line["bounds"].items())
+            print(f"{line['figure']:<90} {line['seconds'] * 1e6:10.1f} us {rate:8.1f} GB/s {shares}", flush=True)
             with options.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({**line, **about}) + "\n")
 

@@ -7,15 +7,16 @@ import weakref
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
-import cupy  # type: ignore[import-not-found, unused-ignore]
+import cupy
 import numpy as np
+import numpy.typing as npt
 
 from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape, Task
-from hiercoll.cuda.kernel import SOURCE, SPAN, launch_shape, reduction_source
+from hiercoll.cuda.kernel import PROCESSORS, SOURCE, SPAN, launch_shape, reduction_source, span_table
 from hiercoll.errors import DeviceError, DeviceMemoryError
 from hiercoll.memory import Reduction
 
-runtime: Any = cupy.cuda.runtime
+runtime = cupy.cuda.runtime
 OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
 
@@ -36,15 +37,15 @@ class CupyArrays:
 
     kind = "cuda"
 
-    def put(self, values: Any) -> Any:
+    def put(self, values: npt.ArrayLike) -> cupy.ndarray:
         """See `measuring.Arrays`."""
         return cupy.asarray(values)
 
-    def fill(self, array: Any, values: Any) -> None:
+    def fill(self, array: cupy.ndarray, values: npt.NDArray[Any]) -> None:
         """See `measuring.Arrays`."""
         array.set(values)
 
-    def get(self, array: Any) -> Any:
+    def get(self, array: cupy.ndarray) -> npt.NDArray[Any]:
         """See `measuring.Arrays`."""
         return cupy.asnumpy(array)
 
@@ -80,7 +81,7 @@ class CupyDevice:
         """Whether a device of this process has that PCI address: not, if a control group hides it."""
         return bus in CupyDevices().visible()
 
-    def _current(self) -> Any:
+    def _current(self) -> cupy.cuda.Device:
         """A context in which this is the current device."""
         return cupy.cuda.Device(self.ordinal)
 
@@ -165,21 +166,26 @@ class CupyDevice:
         if isinstance(shape, Rows):
             return CupyRows(self, shape)
         if isinstance(shape, Pieces):
-            return CupyTable(self, shape, self.copy_pieces, np.uint64(SPAN))
+            return CupyTable(self, shape, self.copy_pieces)
         return CupyTable(self, shape, self.reduce_pieces(shape.how))
 
     @cached_property
-    def uploads(self) -> Any:
+    def processors(self) -> int:
+        """How many multiprocessors it has."""
+        return cupy.cuda.Device(self.ordinal).attributes.get("MultiProcessorCount", PROCESSORS)
+
+    @cached_property
+    def uploads(self) -> cupy.cuda.Stream:
         """A stream for what plans need on the device: none of that on a stream of the caller's."""
         with self._current():
             return cupy.cuda.Stream(non_blocking=True)
 
     @cached_property
-    def copy_pieces(self) -> Any:
+    def copy_pieces(self) -> cupy.RawKernel:
         """The kernel."""
         return cupy.RawKernel(SOURCE, "copy_pieces")
 
-    def reduce_pieces(self, how: Reduction) -> Any:
+    def reduce_pieces(self, how: Reduction) -> cupy.RawKernel:
         """The kernel for a type and an operation; CuPy compiles it once."""
         return cupy.RawKernel(reduction_source(how), "reduce_pieces")
 
@@ -207,7 +213,7 @@ class CupyStream:
     """`cuda.device.Stream`: by its handle, since CuPy has no lasting way to wrap a stream of the
     caller's; ``own`` is CuPy's object of one that was made here, which kernels need."""
 
-    def __init__(self, device: CupyDevice, handle: int, own: Any = None) -> None:
+    def __init__(self, device: CupyDevice, handle: int, own: cupy.cuda.Stream | None = None) -> None:
         self.device, self.handle, self.own = device, handle, own
 
     def record(self, event: CupyEvent | None = None) -> CupyEvent:
@@ -256,18 +262,19 @@ class CupyRows:
 
 
 class CupyTable:
-    """One launch of a kernel over a table that lies on the device; the last column is of lengths."""
+    """One launch of a kernel over a table that lies on the device."""
 
-    def __init__(self, device: CupyDevice, shape: Pieces | Pairs, kernel: Any, *numbers: Any) -> None:
+    def __init__(self, device: CupyDevice, shape: Pieces | Pairs, kernel: cupy.RawKernel) -> None:
         self._device, self._kernel = device, kernel
-        table = np.array(shape.table, dtype=np.uint64)
-        self._grid, self._block = launch_shape(len(table), int(table[:, -1].max()))
-        self._numbers = np.uint64(len(table)), *numbers
+        table = span_table(shape.table)
+        self._grid, self._block = launch_shape(int(table[-1, -1]), device.processors)
+        self._numbers = np.uint64(len(shape.table)), np.uint64(SPAN)
         with cupy.cuda.Device(device.ordinal), device.uploads:
             self._table = cupy.asarray(table)
             device.uploads.synchronize()  # the table is there before the first launch
 
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Task`; on a stream of the device's own."""
+        assert stream.own is not None
         with cupy.cuda.Device(self._device.ordinal), stream.own:
             self._kernel(self._grid, self._block, (self._table, *self._numbers))

@@ -2,68 +2,157 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
 from hiercoll.errors import DeviceError
 from hiercoll.memory import Reduction
 
-THREADS = 256  # of a block, at most
-SPAN = 1 << 16  # bytes that a block of threads copies in one go
-MOST_BLOCKS = 64, 65535  # for a piece, and for pieces
+SPAN = 4096  # bytes that a warp copies in one go: pieces up to this size are one warp's, larger ones many warps'
+THREADS = 256  # of a block: 8 warps
+BLOCKS = 3  # for each multiprocessor of the device; the kernels have 80 registers for a thread then
+PROCESSORS = 80  # of a device that does not tell
 
-# Each row of the grid copies pieces in turn, its blocks of threads 64 KiB of one each in turn,
-# in the widest words in which both ends are aligned alike.
-SOURCE = r"""
+# What both kernels have in common: which spans a warp takes.
+#
+# A row of the table is a piece: addresses, the last of them the target's, length, number of spans
+# before it. One more row has the number of all spans. Each warp of the grid takes as many spans as
+# the others, in a row: it looks for the piece of the first by halving, and goes on from there.
+# Spans begin where the target is aligned to 16 bytes, but for the first of a piece.
+SPANS = (
+    f"#define THREADS {THREADS}\n#define BLOCKS {BLOCKS}\n"
+    + r"""
 typedef unsigned long long Bytes;
 
-template <typename Word>
-__device__ void copy_words(const char* __restrict__ source, char* __restrict__ target, Bytes length)
+template <int COLUMNS>
+struct Spans {
+    const Bytes* row;
+    Bytes span, next, end, begin, length;
+
+    __device__ Spans(const Bytes* table, Bytes count, Bytes span) : span(span)
+    {
+        const Bytes size = blockDim.x / 32, warps = gridDim.x * size, warp = blockIdx.x * size + threadIdx.x / 32;
+        const Bytes all = table[COLUMNS * count + COLUMNS - 1];
+        next = all * warp / warps;
+        end = all * (warp + 1) / warps;
+        Bytes low = 0, high = count;
+        while (low + 1 < high) {
+            const Bytes middle = (low + high) / 2;
+            (table[COLUMNS * middle + COLUMNS - 1] <= next ? low : high) = middle;
+        }
+        row = table + COLUMNS * low;
+    }
+
+    __device__ bool take()
+    {
+        if (next == end)
+            return false;
+        while (row[2 * COLUMNS - 1] <= next)
+            row += COLUMNS;
+        const Bytes whole = row[COLUMNS - 2], skew = row[COLUMNS - 3] % 16;
+        const Bytes at = (next - row[COLUMNS - 1]) * span, stop = at + span - skew;
+        begin = at ? at - skew : 0;
+        length = (stop < whole ? stop : whole) - begin;
+        next++;
+        return true;
+    }
+
+    __device__ Bytes address(int column) const { return row[column] + begin; }
+};
+"""
+)
+
+# The lanes of a warp copy a span in words that are aligned in the target, the widest that are aligned
+# in the source as well. Where not even words of 4 bytes are, each is put together from the two of the
+# source that its bytes lie in. Single bytes are copied before the first word and after the last only.
+#
+# So bytes around the source are read, too: those in the same aligned word of 4 bytes as one of the
+# source. That is safe: memory is mapped in pages, and no aligned word lies in two of them. Whoever
+# writes these bytes meanwhile does no harm, for they are shifted out.
+COPY = r"""
+struct Shifted {
+    const unsigned* words;
+    unsigned bits;  // never 0: then there might be no byte to copy in the second word
+
+    __device__ unsigned operator[](int i) const { return __funnelshift_r(words[i], words[i + 1], bits); }
+};
+
+template <typename Word, typename Words>
+__device__ void copy_words(Words source, Word* target, int words, int lane)
 {
-    const Bytes skew = reinterpret_cast<Bytes>(target) % sizeof(Word);
-    const Bytes gap = skew ? sizeof(Word) - skew : 0, head = gap < length ? gap : length;
-    const Bytes words = (length - head) / sizeof(Word), tail = head + words * sizeof(Word);
-    const Word* __restrict__ from = reinterpret_cast<const Word*>(source + head);
-    Word* __restrict__ to = reinterpret_cast<Word*>(target + head);
-    #pragma unroll 4
-    for (Bytes i = threadIdx.x; i < words; i += blockDim.x)
-        to[i] = from[i];
-    for (Bytes i = threadIdx.x; i < head; i += blockDim.x)
-        target[i] = source[i];
-    for (Bytes i = tail + threadIdx.x; i < length; i += blockDim.x)
-        target[i] = source[i];
+    const int many = sizeof(Word) == 16 ? 4 : 8;  // read before the first is written: memory has much to do at once
+    Word read[many];
+    #pragma unroll 1
+    for (int i = lane; i < words; i += 32 * many) {
+        #pragma unroll
+        for (int k = 0; k < many; k++)
+            if (i + 32 * k < words)
+                read[k] = source[i + 32 * k];
+        #pragma unroll
+        for (int k = 0; k < many; k++)
+            if (i + 32 * k < words)
+                target[i + 32 * k] = read[k];
+    }
 }
 
-extern "C" __global__ void copy_pieces(const Bytes* table, Bytes count, Bytes span)
+__device__ void copy_byte(Bytes source, Bytes target)
 {
-    for (Bytes piece = blockIdx.y; piece < count; piece += gridDim.y) {
-        const char* source = reinterpret_cast<const char*>(table[3 * piece]);
-        char* target = reinterpret_cast<char*>(table[3 * piece + 1]);
-        const Bytes length = table[3 * piece + 2];
-        const Bytes apart = reinterpret_cast<Bytes>(source) ^ reinterpret_cast<Bytes>(target);
-        for (Bytes begin = blockIdx.x * span; begin < length; begin += gridDim.x * span) {
-            const Bytes part = length - begin < span ? length - begin : span;
-            if (apart % 16 == 0)
-                copy_words<uint4>(source + begin, target + begin, part);
-            else if (apart % 8 == 0)
-                copy_words<uint2>(source + begin, target + begin, part);
-            else if (apart % 4 == 0)
-                copy_words<unsigned int>(source + begin, target + begin, part);
-            else
-                copy_words<char>(source + begin, target + begin, part);
+    *reinterpret_cast<char*>(target) = *reinterpret_cast<const char*>(source);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) copy_pieces(const Bytes* table, Bytes count, Bytes span)
+{
+    const int lane = threadIdx.x % 32;
+    for (Spans<4> spans(table, count, span); spans.take();) {
+        const Bytes source = spans.address(0), target = spans.address(1), apart = source ^ target;
+        const int length = spans.length, size = apart % 16 == 0 ? 16 : apart % 8 == 0 ? 8 : 4;
+        const int gap = (size - target % size) % size, head = gap < length ? gap : length;
+        const int words = (length - head) / size, tail = head + words * size;
+        if (lane < head)
+            copy_byte(source + lane, target + lane);
+        const Bytes from = source + head, to = target + head;
+        unsigned* in_fours = reinterpret_cast<unsigned*>(to);
+        if (size == 16)
+            copy_words(reinterpret_cast<const uint4*>(from), reinterpret_cast<uint4*>(to), words, lane);
+        else if (size == 8)
+            copy_words(reinterpret_cast<const uint2*>(from), reinterpret_cast<uint2*>(to), words, lane);
+        else if (apart % 4 == 0)
+            copy_words(reinterpret_cast<const unsigned*>(from), in_fours, words, lane);
+        else {
+            const unsigned shift = from % 4;
+            copy_words(Shifted{reinterpret_cast<const unsigned*>(from - shift), 8 * shift}, in_fours, words, lane);
         }
+        if (tail + lane < length)
+            copy_byte(source + tail + lane, target + tail + lane);
     }
 }
 """
+SOURCE = SPANS + COPY
 
+# Elements are combined in vectors of 16 bytes in each span that is aligned to that in all three buffers.
 REDUCTION = r"""
-typedef unsigned long long Bytes;
+struct alignas(16) Vector { Element of[16 / sizeof(Element)]; };
 
-extern "C" __global__ void reduce_pieces(const Bytes* table, Bytes count)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) reduce_pieces(const Bytes* table, Bytes count, Bytes span)
 {
-    for (Bytes piece = blockIdx.y; piece < count; piece += gridDim.y) {
-        const Element* left = reinterpret_cast<const Element*>(table[4 * piece]);
-        const Element* right = reinterpret_cast<const Element*>(table[4 * piece + 1]);
-        Element* target = reinterpret_cast<Element*>(table[4 * piece + 2]);  // may be one of the others
-        const Bytes number = table[4 * piece + 3] / sizeof(Element), step = (Bytes)gridDim.x * blockDim.x;
-        for (Bytes i = (Bytes)blockIdx.x * blockDim.x + threadIdx.x; i < number; i += step)
+    const unsigned lane = threadIdx.x % 32, each = 16 / sizeof(Element);
+    for (Spans<5> spans(table, count, span); spans.take();) {
+        const Element* left = reinterpret_cast<const Element*>(spans.address(0));
+        const Element* right = reinterpret_cast<const Element*>(spans.address(1));
+        Element* target = reinterpret_cast<Element*>(spans.address(2));  // may be one of the others
+        const bool aligned = (spans.address(0) | spans.address(1) | spans.address(2)) % 16 == 0;
+        const Bytes number = spans.length / sizeof(Element), vectors = aligned ? number / each : 0;
+        for (Bytes i = lane; i < vectors; i += 32) {
+            Vector a = reinterpret_cast<const Vector*>(left)[i];
+            const Vector b = reinterpret_cast<const Vector*>(right)[i];
+            #pragma unroll
+            for (unsigned k = 0; k < each; k++)
+                a.of[k] = COMBINE(a.of[k], b.of[k]);
+            reinterpret_cast<Vector*>(target)[i] = a;
+        }
+        for (Bytes i = vectors * each + lane; i < number; i += 32)
             target[i] = COMBINE(left[i], right[i]);
     }
 }
@@ -87,11 +176,21 @@ def reduction_source(how: Reduction) -> str:
     """The kernel for a type and an operation. Raises DeviceError for types that are none of `ELEMENTS`."""
     if how.dtype.name not in ELEMENTS or not how.dtype.isnative:
         raise DeviceError("reduction", f"elements of {', '.join(ELEMENTS)}", str(how.dtype))
-    return f"#define Element {ELEMENTS[how.dtype.name]}\n#define COMBINE(a, b) ({COMBINE[how.operation]})\n{REDUCTION}"
+    given = f"#define Element {ELEMENTS[how.dtype.name]}\n#define COMBINE(a, b) ({COMBINE[how.operation]})\n"
+    return given + SPANS + REDUCTION
 
 
-def launch_shape(count: int, longest: int) -> tuple[tuple[int, int], tuple[int]]:
-    """Grid and block for ``count`` pieces of up to ``longest`` bytes: no more threads than words."""
-    blocks = min(-(-longest // SPAN), MOST_BLOCKS[0])
-    threads = min(THREADS, max(32, -(-longest // 16 // 32) * 32))
-    return (blocks, min(count, MOST_BLOCKS[1])), (threads,)
+def span_table(pieces: Sequence[tuple[int, ...]], span: int = SPAN) -> npt.NDArray[np.uint64]:
+    """A kernel's table of pieces, of which each is given by addresses, the target's last, and its length."""
+    given = np.array(pieces, dtype=np.uint64)
+    number, columns = given.shape
+    table = np.zeros((number + 1, columns + 1), dtype=np.uint64)
+    table[:-1, :-1] = given
+    target, length = given[:, -2], given[:, -1]
+    np.cumsum((target % 16 + length + (span - 1)) // span, out=table[1:, -1])
+    return table
+
+
+def launch_shape(spans: int, processors: int = PROCESSORS) -> tuple[tuple[int], tuple[int]]:
+    """Grid and block for so many spans: what fits on the device at once, or a block for each span if that is less."""
+    return (max(1, min(spans, BLOCKS * processors)),), (THREADS,)

@@ -171,7 +171,7 @@ REGIONS: dict[str, tuple[Region, Region]] = {
 
 
 @pytest.mark.ranks([1])
-@pytest.mark.parametrize("shift", [0, 1, 4, 16])
+@pytest.mark.parametrize("shift", [0, 1, 3, 7, 11, 16])  # of the target; the source is 3 bytes off
 @pytest.mark.parametrize("block", [1, 3, 16, 1000, 65536, 300_001])
 @pytest.mark.parametrize("regions", REGIONS)
 def test_kernel_and_copies(regions: str, block: int, shift: int) -> None:
@@ -192,16 +192,37 @@ def test_kernel_and_copies(regions: str, block: int, shift: int) -> None:
     np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
 
 
+@pytest.mark.ranks([1])
+def test_kernel_on_pieces_of_every_size() -> None:
+    """From one byte to more than all others together, in any order; what lies between them stays as it is."""
+    lengths = [1, 3, 20_000_001, *([8, 4096, 70_000, 15] * 500)]
+    starts = np.cumsum([0, *(length + 5 for length in lengths)])
+    values = np.random.default_rng(1).integers(0, 255, int(starts[-1]) + 16, dtype=np.uint8)
+    send, recv = cupy.asarray(values), cupy.full(values.shape, 0xA5, np.uint8)
+    expected, table = np.full_like(values, 0xA5), []
+    for number, (at, length) in enumerate(zip(starts.tolist(), lengths, strict=False)):
+        source = at + number % 16
+        table.append((send.data.ptr + source, recv.data.ptr + at, length))
+        expected[at : at + length] = values[source : source + length]
+    device = cuda.device_at(send.data.ptr)
+    stream = device.new_stream()
+    stream.wait(device.stream_of(cupy.cuda.get_current_stream().ptr).record())
+    device.prepare(Pieces(tuple(table))).enqueue(stream)
+    stream.record().synchronize()
+    np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
+
+
+@pytest.mark.parametrize("items", [50, 5000])
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_kernel_of_reductions(operation: str, dtype: str) -> None:
-    """Every type and operation, on blocks in any order."""
-    how = Reduction(np.dtype(dtype), operation)
-    layout, regions = BlockLayout(50 * how.dtype.itemsize), (SEND[[7, 0, 3]], SEND[1:4], RECV[[1, 8, 2]])
-    values, expected = np.random.default_rng(1).integers(1, 9, 450).astype(dtype), np.zeros(450, dtype)
+def test_kernel_of_reductions(operation: str, dtype: str, items: int) -> None:
+    """Every type and operation, on blocks in any order, most of which begin where vectors do."""
+    how, total = Reduction(np.dtype(dtype), operation), 9 * items
+    layout, regions = BlockLayout(items * how.dtype.itemsize), (SEND[[7, 0, 3]], SEND[1:4], RECV[[1, 8, 2]])
+    values, expected = np.random.default_rng(1).integers(1, 9, total).astype(dtype), np.zeros(total, dtype)
     ends = zip((values.ctypes.data, values.ctypes.data, expected.ctypes.data), regions, strict=True)
     HostMemory().reduce(layout, how, *ends)()
-    send, recv = cupy.asarray(values), cupy.zeros(450, dtype)
+    send, recv = cupy.asarray(values), cupy.zeros(total, dtype)
     device = cuda.device_at(send.data.ptr)
     shape = reduction_shape(layout, how, *zip((send.data.ptr, send.data.ptr, recv.data.ptr), regions, strict=True))
     assert shape is not None

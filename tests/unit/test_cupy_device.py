@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from hiercoll.cuda.device import Pieces
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError
 from hiercoll.memory import BlockLayout, HostMemory, Reduction
@@ -98,7 +99,7 @@ class Device:
     current = 0
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number, self.attributes = number, {"MultiProcessorCount": 132}
 
     def __enter__(self) -> None:
         """Nothing to do."""
@@ -161,12 +162,13 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
 
     class RawKernel:
         def __init__(self, source: str, name: str) -> None:
-            assert f"void {name}(" in source
+            assert f" {name}(" in source and source.count("__global__") == 1
 
         def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
             made.calls.append("kernel")
-            table, count, *_ = args
-            for source, *other, target, length in table.reshape(int(count), -1).tolist():
+            table, count, span = args
+            assert (grid, block, span, len(table)) == ((table[-1, -1],), (256,), 4096, count + 1)
+            for source, *other, target, length, _ in table[:-1].tolist():
                 ctypes.memmove(target, source, length)
                 for address in other:  # the sum of bytes
                     ends = (
@@ -245,6 +247,14 @@ def test_reductions(runtime: Runtime) -> None:
     transfer.wait()
     np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 216).from_address(here)), expected)
     assert one and two and runtime.calls[-1] == "kernel"
+
+
+def test_launches_go_by_the_multiprocessors(runtime: Runtime) -> None:
+    """No more blocks than three for each of them."""
+    module = import_module(NAME)
+    device = module.CupyDevice(0)
+    many = Pieces(tuple((1 << 20, 1 << 24, 1 << 20) for _ in range(9)))
+    assert module.CupyTable(device, many, device.copy_pieces)._grid == (3 * 132,)
 
 
 def test_memory(runtime: Runtime) -> None:

@@ -162,10 +162,13 @@ def test_exit_status_is_that_of_failures_only() -> None:
     assert results.exit_status([ONE, TWO], {"one": Result("one", PASSED, 1)}) == 0
 
 
+BOUNDS = [goal.bound for goal in figures.GOALS]
+
+
 def test_figures_below_their_bounds_are_warnings() -> None:
-    low, high = "pack scattered, 16 MiB in blocks of 1024 B", "unpack evenly spaced, 16 MiB in blocks of 1024 B"
+    low, high = "pack scattered, in blocks of 1024 B, 16 MiB", "unpack evenly spaced, in blocks of 1024 B, 16 MiB"
     peer = "alltoall {} peer, 4 ranks, 4 on a device, 4194304 B per pair"
-    shares = [(low, 0.9), (low, 0.5), (high, 0.86), ("pack scattered, by the kernel, 16 MiB in blocks of 1024 B", 0.1)]
+    shares = [(low, 0.9), (low, 0.5), (high, 0.86), ("pack scattered, by the kernel, in blocks of 1024 B, 16 MiB", 0.1)]
     shares += [
         ("staged:1, 16 MiB", 0.4),
         ("staged:4, 16 MiB", 0.9),
@@ -173,8 +176,10 @@ def test_figures_below_their_bounds_are_warnings() -> None:
         ("staged:1, 64 MiB", 0.8),
     ]
     shares += [(peer.format("pairwise"), 0.6), (peer.format("grouped"), 0.71)]
-    lines: list[dict[str, Any]] = [{"figure": name, "share": share} for name, share in shares]
-    warnings = figures.below([*lines, {"figure": "device copy, 16 MiB"}])
+    lines: list[dict[str, Any]] = [
+        {"figure": name, "seconds": 2.0, "bounds": dict.fromkeys(BOUNDS, 2.0 * share)} for name, share in shares
+    ]
+    warnings = figures.below([*lines, {"figure": "device copy, 16 MiB", "seconds": 1.0, "bounds": {}}])
     assert warnings == [f"{low}: 50% of its bound, not 85%", "64 MiB: 80% of its bound, not 85%"]
 
 
@@ -182,7 +187,9 @@ def test_the_goals_are_of_names_that_the_benchmark_has() -> None:
     text = (ROOT / "scripts" / "gpu_bench.py").read_text(encoding="utf-8")
     for part in (
         '"pack scattered"',
-        'f"{form}, {total // MIB} MiB in blocks of {block} B"',
+        'f"{name}, in blocks of {block} B"',
+        'f"{name}, {total // MIB} MiB"',
+        *(f'"{bound}": ' for bound in BOUNDS),
         'f"staged:{parts}, {block // MIB} MiB"',
         'f"alltoall {algorithm} {transport}, {comm.size} ranks, {sharing} on a device, {block} B per pair"',
     ):
@@ -272,7 +279,7 @@ def test_a_failure_of_an_environment_is_one_of_its_rows(
 
 def test_warnings_do_not_fail(check: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    line = {"figure": "staged:1, 16 MiB", "share": 0.2}
+    line = {"figure": "staged:1, 16 MiB", "seconds": 1.0, "bounds": {"copies": 0.2}}
     (tmp_path / "out" / "figures.jsonl").write_text(json.dumps(line) + "\n")
     code, text = check("true", "echo 3 passed")
     assert code == 0 and "16 MiB: 20% of its bound" in text

@@ -1,104 +1,226 @@
-"""The kernel's arithmetic, compiled as C++ for the host: every thread of every block, one after the other."""
+"""The kernels' arithmetic, compiled as C++ for the host: every thread of every block, one after the other."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiercoll.cuda.kernel import ELEMENTS, MOST_BLOCKS, SOURCE, SPAN, THREADS, launch_shape, reduction_source
+from hiercoll.cuda.kernel import (
+    BLOCKS,
+    ELEMENTS,
+    PROCESSORS,
+    SOURCE,
+    SPAN,
+    THREADS,
+    launch_shape,
+    reduction_source,
+    span_table,
+)
 from hiercoll.errors import DeviceError
 from hiercoll.memory import OPERATIONS, Reduction
 
 HOST = """
 struct uint2 { unsigned x, y; } __attribute__((aligned(8)));
 struct uint4 { unsigned x, y, z, w; } __attribute__((aligned(16)));
-struct Three { unsigned long long x, y, z; };
-static Three threadIdx, blockIdx, blockDim, gridDim;
-#define __device__ static
+struct Index { unsigned x; };
+static Index threadIdx, blockIdx, blockDim, gridDim;
+#define __device__
 #define __global__
-#define __restrict__
+#define __launch_bounds__(threads, blocks)
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits)
+{
+    return (((unsigned long long)high << 32 | low) >> (bits & 31));
+}
 """
 RUN = """
-extern "C" void run(const Bytes* table, Bytes count, Bytes span, Bytes columns, Bytes rows, Bytes threads)
+extern "C" void run(
+    const Bytes* table, Bytes count, Bytes span, unsigned blocks, unsigned threads, unsigned first, unsigned last)
 {
-    gridDim.x = columns; gridDim.y = rows; blockDim.x = threads;
-    for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++)
-        for (blockIdx.x = 0; blockIdx.x < columns; blockIdx.x++)
-            for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
-                KERNEL;
+    gridDim.x = blocks; blockDim.x = threads;
+    for (blockIdx.x = first; blockIdx.x <= last; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
+            KERNEL(table, count, span);
 }
 """
 Run = Callable[..., None]
+POISON = 0xA5
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return compiled_for_host(SOURCE, "copy_pieces(table, count, span)", tmp_path_factory.mktemp("kernel"))
-
-
-def compiled_for_host(source: str, call: str, folder: Path) -> Run:
+def compiled_for_host(source: str, kernel: str, folder: Path) -> Run:
+    """The kernel, given a table with its last row; words must be aligned (the sanitizer looks)."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    (folder / "kernel.cpp").write_text(HOST + source + RUN.replace("KERNEL", call))
-    flags = ["-O1", "-fsanitize=alignment", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+    (folder / "kernel.cpp").write_text(HOST + source + RUN.replace("KERNEL", kernel))
+    flags = ["-O1", "-fno-strict-aliasing", "-fsanitize=alignment", "-fno-sanitize-recover=all"]
+    flags += ["-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas"]
     built = folder / "kernel.so"
     subprocess.run([compiler, *flags, "-o", str(built), str(folder / "kernel.cpp")], check=True)
-    compiled: Run = ctypes.CDLL(str(Path(built))).run
-    return compiled
+    compiled = ctypes.CDLL(str(built)).run
+
+    def run(
+        table: npt.NDArray[np.uint64], span: int = SPAN, blocks: int = 2, threads: int = 64, only: int | None = None
+    ) -> None:
+        count, some = ctypes.c_ulonglong(len(table) - 1), (0, blocks - 1) if only is None else (only, only)
+        compiled(ctypes.c_void_p(table.ctypes.data), count, ctypes.c_ulonglong(span), blocks, threads, *some)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return compiled_for_host(SOURCE, "copy_pieces", tmp_path_factory.mktemp("kernel"))
+
+
+def check(copy: Run, pieces: list[tuple[int, int, int]], span: int = SPAN, **shape: int) -> None:
+    """Each (offset of the source, of the target, length) is copied, and nothing beside it is written."""
+    room = -(-(max(length for _, _, length in pieces) + 80) // 64) * 64
+    noise = Random(len(pieces)).randbytes(len(pieces) * room + 64)
+    values, copied = np.frombuffer(noise, np.uint8), np.full(len(noise), POISON, np.uint8)
+    expected, table = copied.copy(), []
+    starts = [-array.ctypes.data % 64 for array in (values, copied)]
+    for number, (a, b, length) in enumerate(pieces):
+        source, target = (start + number * room + at for start, at in zip(starts, (a, b), strict=True))
+        table.append((values.ctypes.data + source, copied.ctypes.data + target, length))
+        expected[target : target + length] = values[source : source + length]
+    copy(span_table(table, span), span, **shape)
+    np.testing.assert_array_equal(copied, expected)
+
+
+AROUND = sorted({max(0, unit + by) for unit in (0, 4, 16, 128, 512, SPAN, 2 * SPAN) for by in (-1, 0, 1)})
+
+
+@pytest.mark.parametrize("length", [*AROUND, SPAN - 16, SPAN - 15, SPAN + 15, 3 * SPAN + 5])
+def test_every_alignment(copy: Run, length: int) -> None:
+    """Of source and target, for lengths around those of words, of what a warp reads at once, and of spans."""
+    check(copy, [(a, b, length) for a in range(16) for b in range(16)])
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 17), st.integers(0, 17)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 17), st.integers(0, 17), st.integers(0, 3000)), min_size=1, max_size=12),
     st.sampled_from([16, 256, SPAN]),
     st.integers(1, 4),
+    st.sampled_from([32, 64, THREADS]),
 )
-def test_pieces_of_every_length_and_alignment(
-    run: Run, capfd: pytest.CaptureFixture[str], pieces: list[tuple[int, int, int]], span: int, columns: int
+def test_pieces_and_grids_of_every_kind(
+    copy: Run, pieces: list[tuple[int, int, int]], span: int, blocks: int, threads: int
 ) -> None:
-    """Each piece is copied, and nothing beside it is written; words are aligned (the sanitizer looks)."""
-    room = 3100
-    values = np.random.default_rng(len(pieces)).integers(0, 255, len(pieces) * room, dtype=np.uint8)
-    copied = np.full_like(values, 0xA5)
-    expected, table = copied.copy(), []
-    for number, (length, a, b) in enumerate(pieces):
-        source, target = number * room + a, number * room + b
-        table.append((values.ctypes.data + source, copied.ctypes.data + target, length))
-        expected[target : target + length] = values[source : source + length]
-    numbers = np.array(table, dtype=np.uint64)
-    (_, rows), (threads,) = launch_shape(len(pieces), max(length for length, _, _ in pieces))
-    shape = [ctypes.c_ulonglong(value) for value in (len(pieces), span, columns, -(-rows // 2), threads)]
-    run(ctypes.c_void_p(numbers.ctypes.data), *shape)
-    np.testing.assert_array_equal(copied, expected)
-    assert capfd.readouterr().err == ""
+    check(copy, pieces, span, blocks=blocks, threads=threads)
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 300])
+def test_pieces_of_very_different_sizes(copy: Run, blocks: int) -> None:
+    """One is longer than all others together; more warps than spans, and fewer."""
+    lengths = [1, 3, 200_001, 5000, *([8, 0, 4096] * 20), 1]
+    check(copy, [(5 * n % 16, 3 * n % 16, length) for n, length in enumerate(lengths)], blocks=blocks, threads=64)
+
+
+def test_no_pieces(copy: Run) -> None:
+    """A table of the last row only."""
+    copy(np.zeros((1, 4), np.uint64))
+
+
+def test_work_is_shared_evenly(copy: Run) -> None:
+    """Each warp of a grid, run alone, copies four spans, whether they are of one piece or of many small ones."""
+    source, target = np.ones(20 * SPAN, np.uint8), np.zeros(20 * SPAN, np.uint8)
+    begins, pieces = [-array.ctypes.data % 16 for array in (source, target)], []
+    for at, length in [(0, 8), (16, 8), (32, 11 * SPAN), *((12 * SPAN + 16 * n, 8) for n in range(7))]:
+        pieces.append((source.ctypes.data + begins[0] + at, target.ctypes.data + begins[1] + at, length))
+    table = span_table(pieces)
+    assert table[:, -1].tolist() == [0, 1, 2, *range(13, 21)]
+    for warp in range(5):
+        target[:] = 0
+        copy(table, blocks=5, threads=32, only=warp)
+        large, small = divmod(int(target.sum()), SPAN)
+        assert large + small // 8 == 4
+
+
+class Guarded:
+    """A page of memory between two that cannot be read."""
+
+    def __init__(self) -> None:
+        self.map = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+        self.begin = ctypes.addressof(ctypes.c_char.from_buffer(self.map)) + mmap.PAGESIZE
+        self.end = self.begin + mmap.PAGESIZE
+        self.protect(0)
+
+    def protect(self, mode: int) -> None:
+        """Set what may be done with the pages around."""
+        change: Any = ctypes.CDLL(None, use_errno=True).mprotect
+        for page in (self.begin - mmap.PAGESIZE, self.end):
+            assert change(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mode) == 0
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    made = Guarded()
+    yield made
+    made.protect(mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_reads_stay_within_the_words_of_the_source(copy: Run, guarded: Guarded) -> None:
+    """A source that begins in the first word of a page, or ends in the last: the process dies if a kernel
+    reads a word beyond, where there is no byte of the source."""
+    values = np.frombuffer((ctypes.c_uint8 * mmap.PAGESIZE).from_address(guarded.begin), np.uint8)
+    values[:] = np.random.default_rng(1).integers(0, 255, mmap.PAGESIZE)
+    target = np.zeros(mmap.PAGESIZE + 16, np.uint8)
+    for length in (*range(1, 40), 128, 131, 512, 515, 1000):
+        for by in range(4):
+            for source in (guarded.begin + by, guarded.end - by - length):
+                for shift in range(16):
+                    copy(span_table([(source, target.ctypes.data + shift, length)]))
+                    at = source - guarded.begin
+                    np.testing.assert_array_equal(target[shift : shift + length], values[at : at + length])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "float64"])
+@pytest.mark.parametrize("dtype", ELEMENTS)
 def test_reductions(tmp_path: Path, operation: str, dtype: str) -> None:
-    """Pieces of several lengths; the target may be one of the operands."""
+    """Pieces of several lengths, by vectors and by elements; the target is new, or one of the operands."""
     how = Reduction(np.dtype(dtype), operation)
-    run = compiled_for_host(reduction_source(how), "reduce_pieces(table, count)", tmp_path)
-    left, right = (np.random.default_rng(seed).integers(1, 9, 3000).astype(dtype) for seed in (1, 2))
-    expected, table, at = left.copy(), [], 0
-    for length in (1, 700, 33, 1500):
-        table.append([array.ctypes.data + at * how.dtype.itemsize for array in (left, right, left)])
-        table[-1].append(length * how.dtype.itemsize)
-        OPERATIONS[operation](left[at : at + length], right[at : at + length], out=expected[at : at + length])
-        at += length + 5
-    numbers = np.array(table, dtype=np.uint64)
-    shape = [ctypes.c_ulonglong(value) for value in (len(table), 0, 2, 3, 64)]
-    run(ctypes.c_void_p(numbers.ctypes.data), *shape)
-    np.testing.assert_array_equal(left, expected)
+    run, item = compiled_for_host(reduction_source(how), "reduce_pieces", tmp_path), how.dtype.itemsize
+    lengths = (1, 700, 33, 4096, 1500, 0, 16)
+    offsets = [(0, 0, 0), (1, 1, 1), (0, 1, 0), (0, 0, 1), (1, 2, 3)]  # of left, right and target, in elements
+    room = max(lengths) + 16
+    for into in (None, 0, 1):
+        arrays = [np.random.default_rng(seed).integers(1, 9, 40 * room).astype(dtype) for seed in (1, 2, 3)]
+        ends = [0, 1, 2 if into is None else into]
+        expected, table = arrays[ends[2]].copy(), []
+        for number, length in enumerate(lengths * len(offsets)):
+            shift = offsets[number % len(offsets)]
+            starts = [number * room + shift[end] + -arrays[end].ctypes.data % 16 // item for end in ends]
+            left, right = (arrays[end][at : at + length].copy() for end, at in zip(ends[:2], starts, strict=False))
+            OPERATIONS[operation](left, right, out=expected[starts[2] : starts[2] + length])
+            addresses = [arrays[end].ctypes.data + at * item for end, at in zip(ends, starts, strict=True)]
+            table.append((*addresses, length * item))
+        run(span_table(table), blocks=3)
+        np.testing.assert_array_equal(arrays[ends[2]], expected)
+
+
+@pytest.mark.parametrize("operation", ["min", "max"])
+def test_elements_that_are_no_numbers(tmp_path: Path, operation: str) -> None:
+    """Where two cannot be compared, the left one stays, by vectors as by elements."""
+    run = compiled_for_host(reduction_source(Reduction(np.dtype("f4"), operation)), "reduce_pieces", tmp_path)
+    left, right, target = (np.zeros(72, np.float32) for _ in range(3))
+    left[::2], right[::3] = np.nan, np.nan
+    for shift in (0, 1):
+        starts = [-array.ctypes.data % 16 // 4 + shift for array in (left, right, target)]
+        addresses = [array.ctypes.data + 4 * at for array, at in zip((left, right, target), starts, strict=True)]
+        run(span_table([(*addresses, 4 * 64)]))
+        np.testing.assert_array_equal(target[starts[2] : starts[2] + 64], left[starts[0] : starts[0] + 64])
 
 
 def test_types_without_a_kernel() -> None:
@@ -108,9 +230,10 @@ def test_types_without_a_kernel() -> None:
             reduction_source(Reduction(np.dtype(dtype), "sum"))
 
 
-def test_launches_are_within_limits() -> None:
-    """Of CUDA: 65,535 rows of a grid, 1,024 threads of a block; whole warps."""
-    assert launch_shape(1_000_000, 1) == ((1, MOST_BLOCKS[1]), (32,))
-    assert launch_shape(4, 1 << 30) == ((MOST_BLOCKS[0], 4), (THREADS,))
-    assert launch_shape(4, 1024) == ((1, 4), (64,))
-    assert all(launch_shape(1, length)[1][0] % 32 == 0 for length in range(1, 9000, 7))
+def test_launches_fit_on_the_device() -> None:
+    """A few blocks for each multiprocessor, whole warps, and no blocks without work."""
+    assert launch_shape(1_000_000, 132) == ((132 * BLOCKS,), (THREADS,))
+    assert launch_shape(1_000_000) == ((PROCESSORS * BLOCKS,), (THREADS,))
+    assert launch_shape(5, 132) == ((5,), (THREADS,))
+    assert launch_shape(0, 132) == ((1,), (THREADS,))
+    assert THREADS % 32 == 0 and THREADS * BLOCKS <= 2048

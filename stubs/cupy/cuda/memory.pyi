@@ -1,0 +1,7 @@
+class OutOfMemoryError(MemoryError): ...
+
+class MemoryPointer:
+    ptr: int
+
+class MemoryPool:
+    def malloc(self, size: int) -> MemoryPointer: ...
