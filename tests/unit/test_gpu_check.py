@@ -191,7 +191,8 @@ def test_the_goals_are_of_names_that_the_benchmark_has() -> None:
         'f"{name}, {total // MIB} MiB"',
         *(f'"{bound}": ' for bound in BOUNDS),
         'f"staged:{parts}, {block // MIB} MiB"',
-        'f"alltoall {algorithm} {transport}, {comm.size} ranks, {sharing} on a device, {block} B per pair"',
+        'f"{collective} {algorithm} {transport}, {what}"',
+        'f"{comm.size} ranks, {sharing} on a device, {block} B per pair"',
     ):
         assert part in text
 
