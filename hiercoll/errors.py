@@ -49,6 +49,10 @@ class DeviceMemoryError(DeviceError, MemoryError):
     """There is not enough memory on the device, or not enough pinned memory on the host."""
 
 
+class AlreadyMappedError(DeviceError):
+    """Memory of another process is mapped already, or other memory that overlaps it."""
+
+
 class CommunicatorError(ArgumentError):
     """The communicator is null, freed, or not an intracommunicator."""
 

@@ -23,6 +23,7 @@ from numpy import ndarray
 from hiercoll.calls import requests
 from hiercoll.calls.serving import (
     held_request,
+    is_on_device,
     known_plan,
     or_native,
     remember,
@@ -33,7 +34,6 @@ from hiercoll.calls.serving import (
     sizes_are_unknown,
 )
 from hiercoll.collectives import Collective, Sizes, called
-from hiercoll.cuda import is_device_array
 from hiercoll.errors import ArgumentError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
@@ -218,7 +218,8 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
     def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
         known = by_handle.get(self.handle)
         if known is not None and known.unwatched and not known.is_plain:
-            if collective.sizes is Sizes.OWN and (policy := known.policy.uneven(collective)).is_native:
+            policy = known.policy.uneven(collective) if collective.sizes is Sizes.OWN else None
+            if policy is not None and policy.is_native and not is_on_device(recv):
                 policy.count()
                 if policy.is_surely_native and not observers:
                     _go_past(self, collective, native)
@@ -239,7 +240,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
     session = _session(comm)
     on_device = is_on_device(given.recv)
-    if session is None or (on_device and not collective.is_even):
+    if session is None:
         native()
         return NATIVE
     try:
@@ -248,9 +249,12 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
             return ran if ran.partition(" ")[2] != NATIVE else NATIVE
         request = make_request(session, collective, given, strict=on_device)
     except ArgumentError:
+        if on_device:  # which MPI may not be given
+            raise
         native()
         return NATIVE
-    if request.variant.is_native and not request.is_empty and session.unwatched and request.note is None:
+    is_left = request.variant.is_native and not request.is_empty and request.note is None
+    if is_left and session.unwatched and request.memory == "host":
         if request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
             session.policy.native_sizes.add((collective, request.received.nbytes))
             remember(session, request, given, None)
@@ -268,18 +272,20 @@ def _session(comm: Any) -> Session | None:
     return None if session.is_plain else session
 
 
-def is_on_device(spec: Any) -> bool:
-    """Whether a buffer specification is of device memory."""
-    return is_device_array(spec[0] if isinstance(spec, list | tuple) and spec else spec)
-
-
 def _go_past(comm: Any, collective: Collective, native: Native) -> None:
     """Let this object's method be mpi4py's own from now on: what nobody sees costs nothing. Not
     where somebody watches the calls, and until somebody does (see `progress`)."""
     name = collective.native
     if getattr(type(comm), name) is getattr(Collectives, name):
+        ours, theirs = getattr(comm, name), native.__get__(comm)
+
+        def past(send: Any, recv: Any) -> None:
+            """Arrays of devices, which MPI may not be given, go the long way."""
+            plain = isinstance(recv, list | tuple) and recv and type(recv[0]) is ndarray
+            (theirs if plain else ours)(send, recv)
+
         progress.take_shortcut(partial(_come_back, ref(comm), name))
-        setattr(comm, name, native.__get__(comm))
+        setattr(comm, name, past)
 
 
 def _come_back(comm: Callable[[], Any], name: str) -> None:
@@ -292,9 +298,10 @@ def _come_back(comm: Callable[[], Any], name: str) -> None:
 
 def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> requests.Nonblocking | None:
     """Start a call; None leaves it to MPI, with nothing done."""
-    # MPI lets no nonblocking call wait for other ranks: a session must have been made before.
-    session = None if comm == MPI.COMM_NULL else known_session(comm)
-    if session is None or session.is_plain or session.threadless or is_on_device(given.recv):
+    # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
+    # which MPI may not be given, the first call waits.
+    session = _session(comm) if is_on_device(given.recv) else None if comm == MPI.COMM_NULL else known_session(comm)
+    if session is None or session.is_plain or session.threadless:
         return None
     if sizes_are_unknown(session, collective, given):
         given = given._replace(algorithm=NATIVE)
@@ -302,32 +309,37 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
     if request is None or (request.is_empty and not session.check):
         return None
     private = session.factory.private(request)
-    if private.is_native and not session.check:
+    if private.is_native and not session.check and private.memory == "host":
         return None
     plan = session.factory.make(private, Lifetime.BACKGROUND)
+    plan.producers = private.producers
     return requests.nonblocking(session, plan, partial(request.described, given, session.rank, session.size))
 
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
     session = _session(comm)
-    if session is None or session.threadless or is_on_device(given.recv):
+    if session is None or session.threadless:
         return None
     try:
         request = held_request(session, collective, given, strict=False)
     except ArgumentError:
+        if is_on_device(given.recv):
+            raise
         return None
-    if request.is_empty or request.is_native:
+    if request.is_empty or (request.is_native and request.memory == "host"):
         return None
     make = partial(session.factory.make, lifetime=Lifetime.HELD)
     return requests.persistent(session, or_native(make, request))
 
 
 def _sound(session: Session, collective: Collective, given: Arguments, mode: Mode) -> Any:
-    """The request, if it is sound."""
+    """The request, if it is sound; with arrays of devices, which MPI may not be given, raises what is wrong."""
     try:
         return make_request(session, collective, given, mode, strict=False)
     except ArgumentError:
+        if is_on_device(given.recv):
+            raise
         return None
 
 

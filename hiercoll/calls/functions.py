@@ -136,6 +136,8 @@ def alltoallv(
     *,
     algorithm: str = "auto",
     limit: int = LIMIT,
+    transport: str = "auto",
+    stream: Any = None,
     **params: Any,
 ) -> Any:
     """Send block j of ``sendbuf`` to rank j, receive block i of ``recvbuf`` from rank i; blocks of any sizes.
@@ -149,25 +151,36 @@ def alltoallv(
     "aggregate"). Counts may change on every call. "auto" is native, or "aggregate" (or what
     a table for this layout says) where the program's own calls have shown it to be faster:
     of every 32 to 256 calls the first is looked at, and if small blocks abound (or the table
-    says so), the next 28 try both in turns; what has been native all the while stays so. Arrays
-    are on the host.
+    says so), the next 28 try both in turns; what has been native all the while stays so.
+
+    Arrays are on the host or, on all ranks, on a device; ``transport`` ("auto", "direct" or "staged") and ``stream``
+    as for `alltoall`.
 
     Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError, UnknownAlgorithmError, ParameterError.
     Collective (MPI 4.1, 6.8).
     """
-    return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
+    return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
 
 
 @_quick(ALLGATHERV)
-def allgatherv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Any:
+def allgatherv(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
     """Gather the ``sendbuf`` of every rank, each of its own size, in ``recvbuf`` on every rank.
 
     ``recvbuf`` as for `alltoallv`, with the same counts on all ranks. ``sendbuf``: an
     array, ``[array, count, MPI datatype]``, or ``MPI.IN_PLACE``. Algorithms are those of
-    `allgather`; "auto" chooses by the mean size. Collective (MPI 4.1, 6.7).
+    `allgather`; "auto" chooses by the mean size. Devices as for `alltoallv`. Collective (MPI 4.1, 6.7).
     """
-    return _uneven_call(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+    return _uneven_call(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
 @_quick(BCAST)
@@ -234,6 +247,8 @@ def alltoallv_init(
     *,
     algorithm: str = "auto",
     limit: int = LIMIT,
+    transport: str = "auto",
+    stream: Any = None,
     **params: Any,
 ) -> Plan:
     """A plan for `alltoallv` on these buffers with these counts; see `alltoall_init`.
@@ -241,12 +256,21 @@ def alltoallv_init(
     "auto" looks at the blocks of all ranks: where most are empty, or the largest is more than four
     times the mean, or there is no table for this layout, it is native; else what the table says.
     """
-    return _init(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, limit=limit))
+    return _init(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
 
 
-def allgatherv_init(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any) -> Plan:
+def allgatherv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
     """A plan for `allgatherv` on these buffers with these counts; see `alltoall_init`."""
-    return _init(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+    return _init(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
 def bcast_init(
@@ -268,7 +292,7 @@ def ialltoall(
 ) -> BackgroundCall:
     """`alltoall` that returns at once; buffers must be left alone until it is complete.
 
-    Arrays on the host. "auto" takes algorithms without shared memory only. Several may be
+    "auto" takes algorithms without shared memory only, and of devices no transport "peer". Several may be
     under way; all ranks start them in the same order. Waits for no other rank, but
     in the first call of hiercoll on a communicator. Errors as `alltoall`,
     and ConstraintError for algorithms with shared memory. Collective (MPI 4.1, 6.12.6).

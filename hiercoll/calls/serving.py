@@ -17,6 +17,8 @@ from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall
 from hiercoll.collectives import Collective, Holds, Sizes
+from hiercoll.cuda import is_device_array
+from hiercoll.cuda.arrays import NO_PRODUCERS
 from hiercoll.errors import ConstraintError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.checking import Description
@@ -98,7 +100,7 @@ def call_known(*call: Any, **params: Any) -> bool:
 
 def blocks_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
     """Serve a call with blocks of any sizes that names its algorithm, if it is known; whether it has been."""
-    if _first is None or type(given.limit) is not int or given.limit != LIMIT:
+    if _first is None or type(given.limit) is not int or given.limit != LIMIT or given.stream is not None:
         return False
     call = (collective, comm, given.send, given.recv, given.root, given.algorithm, given.transport)
     return _first(*call, **given.params)
@@ -144,6 +146,8 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
     """What a call is, if its buffers are arrays with counts of the common kinds; else None. Calls with
     equal aliases have equal sizes in equal places of the same memory."""
     send, recv = given.send, given.recv
+    if given.stream is not None or type(given.transport) is not str:
+        return None
     kinds = (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
     if type(recv) not in (list, tuple) or type(send) not in kinds:
         return None
@@ -151,7 +155,7 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
         sent = (_address(send), send.nbytes, send.itemsize) if collective.send is Holds.ONE else _counted(*send)
         if not recv[0].flags.writeable:
             return None
-        key = (collective, given.algorithm, given.limit, *given.params.items(), sent, _counted(*recv))
+        key = (collective, given.algorithm, given.transport, given.limit, *given.params.items(), sent, _counted(*recv))
         hash(key)
     except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
         return None
@@ -193,11 +197,12 @@ def _serve(session: Session, given: Arguments, request: Request) -> str:
         if request.variant.is_native and request.note is None:
             remember(session, request, given, None)
         return ran
-    plan.stream = request.stream
+    plan.producers = request.producers
     if request.note is not None:
         session.begin_together()
     begin = perf_counter()
     session.run(plan)
+    plan.producers = NO_PRODUCERS  # a plan that is kept keeps no array
     if request.note is not None:
         request.note(perf_counter() - begin)
     else:
@@ -257,6 +262,11 @@ def _suits_mpi4py(array: Any) -> bool:
     return type(array) is np.ndarray and array.flags.c_contiguous and array.dtype.char in elements
 
 
+def is_on_device(spec: Any) -> bool:
+    """Whether a buffer specification is of device memory."""
+    return is_device_array(spec[0] if isinstance(spec, list | tuple) and spec else spec)
+
+
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:
     """Whether "auto" is to choose for blocks of which no rank knows all sizes."""
     unknown = collective.sizes is Sizes.OWN and session.policy.is_auto(collective, given.algorithm)
@@ -293,7 +303,7 @@ def serve_unknown_sizes(
     if policy.is_trying:
         session.begin_together()
     begin = perf_counter()
-    if variant.is_native and session.unwatched:
+    if variant.is_native and session.unwatched and not is_on_device(given.recv):
         progress.before_blocking()
         native()
         ran = f"{collective.name} {NATIVE}"
@@ -343,5 +353,6 @@ def begin(session: Session, request: Request, given: Arguments) -> BackgroundCal
     """Start a call in the background. Local."""
     request = session.factory.private(request)
     plan = session.factory.make(request, Lifetime.BACKGROUND)
+    plan.producers = request.producers
     described = partial(request.described, given, session.rank, session.size)
     return BackgroundCall(session, plan, request.result, described=described)

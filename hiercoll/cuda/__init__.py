@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 from hiercoll.cuda.arrays import is_device_array
 from hiercoll.cuda.device import Device
+from hiercoll.cuda.mappings import clear_all
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import NEEDED, DeviceError
 
-__all__ = ["Device", "DeviceMemory", "arrays", "bind", "device_at", "is_device_array", "use"]
+__all__ = ["Device", "DeviceMemory", "arrays", "bind", "device_at", "is_device_array", "unmap", "use"]
 
 Provider: TypeAlias = "Callable[[int], Device]"
 
@@ -38,18 +39,26 @@ def _driver() -> Callable[[int], int] | str:
     return device_number
 
 
+def current_device() -> int:
+    """The number of this thread's current device."""
+    from hiercoll.cuda.cupy_device import CupyDevices
+
+    return CupyDevices().current()
+
+
 def _of_driver(address: int) -> Device:
     number = _driver()
     if isinstance(number, str):
         raise DeviceError("device array", NEEDED, number)
-    return _real(number(address))
+    return _real(number(address) if address else current_device())
 
 
 _provider: Provider = _of_driver
 
 
 def device_at(address: int) -> Device:
-    """The device whose memory is at ``address``. Raises DeviceError without CuPy, a driver or such memory."""
+    """The device whose memory is at ``address``; at 0, where empty arrays lie, the current one. Raises DeviceError
+    without CuPy, a driver or such memory."""
     return _provider(address)
 
 
@@ -67,6 +76,14 @@ def bind(comm: Any) -> int:
     from hiercoll.cuda.binding import bind as bind_rank
 
     return bind_rank(comm)
+
+
+def unmap(comm: Any) -> None:
+    """End all mappings of other processes' device memory in this process; those that are needed again are made anew.
+    When it returns, no rank of ``comm`` has any left, and memory that was exchanged may be given back to the driver
+    (by ``torch.cuda.empty_cache()``, say); CUDA leaves open what happens if others still have it mapped. Collective."""
+    clear_all()
+    comm.Barrier()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hiercoll.errors import NEEDED, BufferTypeError, DeviceError
+from hiercoll.errors import NEEDED, BufferTypeError, DeviceError, ParameterError
 
 ON_CUDA = (2, 13)  # DLPack's numbers for memory of a CUDA device, and managed memory
 READ_ONLY = ("jax", "jaxlib")  # libraries whose arrays never change
@@ -26,6 +26,43 @@ class DeviceArray(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Producers(NamedTuple):
+    """What a start comes after: all that is enqueued then on the stream that was ``given`` or, if that is None, on
+    those of ``arrays``; and on those of arrays that were ``made`` for the result. All of them are asked anew at each
+    start: the stream of a CuPy or a PyTorch array is the one that is current."""
+
+    given: Any = None
+    arrays: tuple[Any, ...] = ()
+    made: tuple[Any, ...] = ()
+
+    def streams(self) -> list[int]:
+        """Their handles. Raises ParameterError for what is given and is none."""
+        asked = (*self.arrays, *self.made) if self.given is None else self.made
+        given = [] if self.given is None else [stream_handle(self.given)]
+        return [*given, *(device_array(array, "array", -1, writable=False).stream for array in asked)]
+
+
+NO_PRODUCERS = Producers()
+
+
+def stream_handle(stream: Any) -> int:
+    """The handle of a stream: a number, an object with ``__cuda_stream__`` (NVIDIA's protocol for Python), or one of
+    CuPy's, PyTorch's, Numba's. Raises ParameterError."""
+    handle = stream
+    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
+        handle = (protocol() if callable(protocol) else protocol)[1]
+    else:
+        for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, Numba
+            if hasattr(stream, name):
+                handle = getattr(stream, name)
+                break
+    if hasattr(handle, "value"):  # Numba's are of ctypes, in which None is 0
+        handle = handle.value or 0
+    if isinstance(handle, bool) or not hasattr(handle, "__index__"):
+        raise ParameterError("stream", "a CUDA stream, or its handle", repr(stream))
+    return int(handle) or LEGACY
 
 
 def is_device_array(obj: object) -> bool:
@@ -86,6 +123,8 @@ def _stream(obj: Any, interface: dict[str, Any]) -> int:
     stream = interface.get("stream")
     if stream:
         return int(stream)
+    if _library(obj) in READ_ONLY and hasattr(obj, "block_until_ready"):
+        obj.block_until_ready()  # JAX has streams of its own, of which nobody is told
     if _library(obj) == "torch":  # its interface is older than streams
         torch: Any = import_module("torch")
         return int(torch.cuda.current_stream(obj.device).cuda_stream) or LEGACY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -11,14 +12,15 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape, Task
+from hiercoll.cuda.device import Allocation, Pairs, Pieces, Rows, Shape, Task
 from hiercoll.cuda.kernel import PROCESSORS, SOURCE, SPAN, launch_shape, reduction_source, span_table
-from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
 from hiercoll.memory import Reduction
 
 runtime = cupy.cuda.runtime
 OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
+ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
 
 
 def device_number(address: int) -> int:
@@ -60,6 +62,10 @@ class CupyDevices:
         except runtime.CUDARuntimeError as error:
             raise DeviceError("devices", "a CUDA driver with a device", str(error)) from None
 
+    def current(self) -> int:
+        """The number of this thread's current device."""
+        return int(runtime.getDevice())
+
     def select(self, number: int) -> None:
         """For CuPy, and for the CUDA runtime of this thread."""
         cupy.cuda.Device(number).use()
@@ -86,8 +92,9 @@ class CupyDevice:
         return cupy.cuda.Device(self.ordinal)
 
     def allocate(self, nbytes: int) -> tuple[int, object]:
-        """Memory of a pool of this device's own."""
-        with self._current():
+        """Memory of a pool of this device's own. CuPy's pools keep what is freed for the stream that was current when
+        it was allocated: here that is one of ours, whatever the caller's is."""
+        with self._current(), self.uploads:
             try:
                 memory = self._pool.malloc(max(nbytes, 1))
             except cupy.cuda.memory.OutOfMemoryError as error:
@@ -124,8 +131,8 @@ class CupyDevice:
                 raise DeviceError("transport 'peer'", "memory of a device", str(error)) from None
         return number.value
 
-    def export(self, address: int) -> tuple[bytes, int]:
-        """A CUDA IPC handle; it stands for the whole allocation, of which the driver knows the begin."""
+    def export(self, address: int) -> tuple[bytes, Allocation]:
+        """A CUDA IPC handle; it stands for the whole allocation, of which the driver knows begin and size."""
         base, size, pointer = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(address)
         with self._current():
             try:
@@ -134,7 +141,7 @@ class CupyDevice:
             except (runtime.CUDARuntimeError, OSError) as error:
                 expected = "device memory that other processes can map (cudaMalloc)"
                 raise DeviceError("transport 'peer'", expected, str(error)) from None
-        return handle, address - base.value
+        return handle, Allocation(process_number(), base.value, size.value, self.number(address))
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """cudaIpcOpenMemHandle."""
@@ -142,7 +149,8 @@ class CupyDevice:
             try:
                 address = int(runtime.ipcOpenMemHandle(handle))
             except runtime.CUDARuntimeError as error:
-                raise DeviceError("transport 'peer'", "access to another process's memory", str(error)) from None
+                kind = AlreadyMappedError if error.status == ALREADY_MAPPED else DeviceError
+                raise kind("transport 'peer'", "access to another process's memory", str(error)) from None
         owner = _Registered()
         weakref.finalize(owner, self._close, address)
         return address, owner
@@ -160,6 +168,14 @@ class CupyDevice:
     def stream_of(self, handle: int) -> CupyStream:
         """A stream of the caller's."""
         return CupyStream(self, handle)
+
+    def is_capturing(self, handle: int) -> bool:
+        """See `Device.is_capturing`."""
+        with self._current():
+            try:
+                return bool(runtime.streamIsCapturing(handle))
+            except runtime.CUDARuntimeError:  # of the legacy default stream, while another one is captured
+                return True
 
     def prepare(self, shape: Shape) -> Task:
         """See `Device.prepare`."""
@@ -188,6 +204,16 @@ class CupyDevice:
     def reduce_pieces(self, how: Reduction) -> cupy.RawKernel:
         """The kernel for a type and an operation; CuPy compiles it once."""
         return cupy.RawKernel(reduction_source(how), "reduce_pieces")
+
+
+@lru_cache(maxsize=1)
+def _number_of(pid: int) -> int:
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def process_number() -> int:
+    """A number that no other process has: those of containers may have the same pid."""
+    return _number_of(os.getpid())
 
 
 @lru_cache(maxsize=1)

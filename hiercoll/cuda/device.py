@@ -42,6 +42,21 @@ class Pairs(NamedTuple):
 Shape: TypeAlias = "Rows | Pieces | Pairs"
 
 
+class Allocation(NamedTuple):
+    """Device memory that other processes may map: the process that has it (by a number that no other has), where it
+    begins there, its bytes, and the driver's number of it."""
+
+    process: int
+    base: int
+    size: int
+    number: int
+
+    def overlaps(self, other: Allocation) -> bool:
+        """Whether both are of one process, and have an address in common."""
+        ends = min(self.base + self.size, other.base + other.size)
+        return self.process == other.process and max(self.base, other.base) < ends
+
+
 class Event(Protocol):
     """A point in a stream."""
 
@@ -87,20 +102,22 @@ class Device(Protocol):
         """A number of the allocation around ``address`` that no other one of this process ever
         has. Raises DeviceError for what is no memory of a device."""
 
-    def export(self, address: int) -> tuple[bytes, int]:
+    def export(self, address: int) -> tuple[bytes, Allocation]:
         """What another process of this host needs to map the allocation around ``address``: a
-        handle of at most 64 bytes, and where in it the address lies. Raises DeviceError where
-        that cannot be."""
+        handle of at most 64 bytes, and the allocation. Raises DeviceError where that cannot be."""
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """Map an allocation of another process: its address here, and the object that keeps it
-        mapped. Raises DeviceError where that cannot be."""
+        mapped. Raises DeviceError where that cannot be, AlreadyMappedError where an older mapping is in the way."""
 
     def new_stream(self) -> Stream:
         """A stream that does not wait for the legacy default stream."""
 
     def stream_of(self, handle: int) -> Stream:
         """A stream of the caller's: 1 and 2 are the legacy and the per-thread default streams."""
+
+    def is_capturing(self, handle: int) -> bool:
+        """Whether what is enqueued on a stream of the caller's is captured into a graph, instead of being run."""
 
     def prepare(self, shape: Shape) -> Task:
         """A copy or reduction, to be enqueued as often as wanted. Raises DeviceError for a

@@ -8,7 +8,9 @@ Programming Guide, "Asynchronous Concurrent Execution"; Runtime API, "Event Mana
 - work of one stream runs in order, work of different streams in any order;
 - an event is complete when all work enqueued before its last record is; a stream that
   waits for an event waits for the record that was the last when it began to wait;
-- work reads and writes memory when it runs, between its call and its completion.
+- work reads and writes memory when it runs, between its call and its completion;
+- (Driver API, "cuIpcOpenMemHandle") memory that was freed must not be used by those who have mapped it: here that ends
+  their process; and what overlaps an older mapping of the same process cannot be mapped.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Container
 from functools import partial
+from struct import Struct
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Pairs, Pieces, Rows, Shape
-from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.cuda.device import Allocation, Pairs, Pieces, Rows, Shape
+from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
 from hiercoll.memory import OPERATIONS
 
 Work: TypeAlias = "Callable[[], None]"
 Order: TypeAlias = Literal["late", "early", "random"]
 PAGE = 4096
 PROT_NONE, PROT_ACCESS, MAP_SHARED = 0, 3, 1
+_exported = Struct("<16sIIQQQQQ")  # bus of the device, process and file, its inode, and the allocation
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -65,8 +69,11 @@ class LateDevice:
         self._streams: dict[int, LateStream] = {}
         self._starts: list[int] = []  # addresses of what the device can reach, sorted
         self._reachable: dict[int, tuple[int, int]] = {}  # size, and how far on it can be accessed, by address
-        self._files: dict[int, tuple[int, int]] = {}  # file and number, by the address of the allocation
-        self._numbers = 0
+        self._files: dict[int, tuple[int, Allocation]] = {}  # and the allocation, by its address
+        self._left: list[tuple[int, int]] = []  # where memory was freed last, and how much: it is given out again there
+        self._process, self._numbers = int.from_bytes(os.urandom(8), "little"), 0
+        self._mapped: dict[int, tuple[int, Allocation]] = {}  # inode and allocation of what is mapped, by address
+        self.capturing: set[int] = set()  # streams of the caller's, by their handles
 
     def sees(self, bus: str) -> bool:
         """See `Device.sees`."""
@@ -81,28 +88,28 @@ class LateDevice:
             raise DeviceMemoryError(f"device memory ({self.name})", f"{nbytes} bytes", f"{self.limit - self.used} left")
         file = os.memfd_create("late device")
         os.ftruncate(file, size)
-        outside, inside = self._map(file, size)
+        outside, inside = self._map(file, size, next((at for at, room in self._left if size <= room), None))
         ctypes.memset(inside, 0xA5, size)
         self.used += size
         self._numbers += 1
         if not self.private:
-            self._files[outside] = file, self._numbers
+            self._files[outside] = file, Allocation(self._process, outside, size, self._numbers)
         owner = _Owner()
         weakref.finalize(owner, self._free, file, outside, inside, size)
         return outside, owner
 
-    def _map(self, file: int, size: int) -> tuple[int, int]:
-        """Where the host, and the device, see a file's pages."""
-        outside, inside = (
-            int(_libc.mmap(None, size, protection, MAP_SHARED, file, 0))
-            for protection in (PROT_ACCESS if self.aware else PROT_NONE, PROT_ACCESS)
-        )
+    def _map(self, file: int, size: int, at: int | None = None) -> tuple[int, int]:
+        """Where the host, and the device, see a file's pages; the host ``at`` that place if it is free."""
+        outside = int(_libc.mmap(at, size, PROT_ACCESS if self.aware else PROT_NONE, MAP_SHARED, file, 0))
+        inside = int(_libc.mmap(None, size, PROT_ACCESS, MAP_SHARED, file, 0))
         self._enter(outside, size, inside - outside)
         return outside, inside
 
     def _free(self, file: int, outside: int, inside: int, size: int) -> None:
         self.used -= size
         self._files.pop(outside, None)
+        self._left = [(outside, size), *self._left[:7]]
+        os.ftruncate(file, 0)  # whoever still reads or writes there ends
         os.close(file)
         self._unmap(outside, inside, size)
 
@@ -116,30 +123,40 @@ class LateDevice:
         start = self._start(address)
         if start not in self._files:
             raise DeviceError("address", "device memory that other processes can map", f"{address:#x}")
-        return self._files[start][1]
+        return self._files[start][1].number
 
-    def export(self, address: int) -> tuple[bytes, int]:
-        """The file behind an allocation, as other processes of this user can open it."""
+    def export(self, address: int) -> tuple[bytes, Allocation]:
+        """The file behind an allocation, as other processes of this user can open it; one for each allocation."""
         self.number(address)
-        start = self._start(address)
-        return f"{self.bus} /proc/{os.getpid()}/fd/{self._files[start][0]}".encode(), address - start
+        file, allocation = self._files[self._start(address)]
+        return _exported.pack(self.bus.encode(), os.getpid(), file, os.fstat(file).st_ino, *allocation), allocation
 
     def open(self, handle: bytes) -> tuple[int, object]:
-        """Map the file. Raises DeviceError."""
-        bus, _, name = handle.decode().rpartition(" ")
+        """Map the file. Raises DeviceError for memory that is gone, AlreadyMappedError."""
+        packed, process, number, inode, *rest = _exported.unpack(handle)
+        bus, allocation = packed.rstrip(b"\0").decode(), Allocation(*rest)
         if not self.sees(bus):
             raise DeviceError("handle", "memory of a device that is not hidden", f"that of {bus}")
+        if any(known != inode and allocation.overlaps(other) for known, other in self._mapped.values()):
+            raise AlreadyMappedError("handle", "memory apart from all that is mapped", "memory given out again")
         try:
-            file = os.open(name, os.O_RDWR)
+            file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
         except OSError as error:
             raise DeviceError("handle", "memory of a running process", str(error)) from None
+        if os.fstat(file).st_ino != inode:
+            os.close(file)
+            raise DeviceError("handle", "memory of a running process", "memory that was freed")
         self.counts["mappings"] += 1
-        size = os.fstat(file).st_size
-        outside, inside = self._map(file, size)
+        outside, inside = self._map(file, allocation.size)
         os.close(file)
+        self._mapped[outside] = inode, allocation
         owner = _Owner()
-        weakref.finalize(owner, self._unmap, outside, inside, size)
+        weakref.finalize(owner, self._close, outside, inside, allocation.size)
         return outside, owner
+
+    def _close(self, outside: int, inside: int, size: int) -> None:
+        del self._mapped[outside]
+        self._unmap(outside, inside, size)
 
     def allocate_pinned(self, nbytes: int) -> tuple[int, object]:
         """Host memory."""
@@ -186,6 +203,10 @@ class LateDevice:
     def stream_of(self, handle: int) -> LateStream:
         """The stream with this number."""
         return self._streams.setdefault(handle, LateStream(self))
+
+    def is_capturing(self, handle: int) -> bool:
+        """See `Device.is_capturing`."""
+        return handle in self.capturing
 
     def prepare(self, shape: Shape) -> LateTask:
         """See `Device.prepare`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from math import gcd
@@ -81,12 +82,16 @@ class HostMemory:
         """Only the shared buffer is of several processes."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
-    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> Transfer:
+    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region], peer: int) -> Transfer:
         """See `address_handle`."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
-    def before_messages(self, handle: int, direct: bool) -> None:
+    def before_messages(self, handles: Iterable[int], direct: bool) -> None:
         """Nothing to do."""
+
+    def of_plan(self) -> HostMemory:
+        """Copies are done at once: nobody waits."""
+        return self
 
 
 _ALL = slice(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 Action: TypeAlias = "Callable[[], object]"
 Combine: TypeAlias = "Callable[[Array, Array, Array], object]"
-HANDLE_BYTES = 88  # bytes that tell of a buffer of another process
+HANDLE_BYTES = 112  # bytes that tell of a buffer of another process
 
 
 class Reduction(NamedTuple):
@@ -96,10 +96,14 @@ class Memory(Protocol):
         """`HANDLE_BYTES` bytes that tell another process of this host how to `get` from the buffer at
         ``address``. Raises DeviceError for memory that only its own process can reach."""
 
-    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region]) -> Transfer:
-        """What copies ``source`` of the buffer of the address ``handle``, at each start, to a region
+    def get(self, layout: Layout, handle: Array, source: Region, target: tuple[int, Region], peer: int) -> Transfer:
+        """What copies ``source`` of rank ``peer``'s buffer, of the address ``handle`` at each start, to a region
         of the buffer at an address."""
 
-    def before_messages(self, handle: int, direct: bool) -> None:
-        """Order what the caller has produced on the stream ``handle`` before the first copy and,
-        if ``direct``, before messages of (or about) this memory itself."""
+    def before_messages(self, handles: Iterable[int], direct: bool) -> None:
+        """Order what the caller has produced on the streams with these handles before the first copy and,
+        if ``direct``, before messages of (or about) this memory itself. Raises ParameterError for streams that
+        cannot be waited for."""
+
+    def of_plan(self) -> Memory:
+        """The same memory for a plan of its own: what that waits for holds up no other one."""

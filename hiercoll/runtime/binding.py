@@ -10,15 +10,15 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll.errors import PlanError
-from hiercoll.memory import HANDLE_BYTES, Array, Layout, Memory, Reduction
+from hiercoll.memory import Layout, Memory, Reduction
+from hiercoll.runtime.addresses import Addresses
 from hiercoll.runtime.compiled import Compiled, load
 from hiercoll.runtime.engines import Dataflow, Flags, Message, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
@@ -28,11 +28,9 @@ from hiercoll.runtime.window import Window
 from hiercoll.schedule import (
     OUTGOING,
     SIZE_BUFFERS,
-    AcceptOffer,
     BufferName,
     Copy,
     Get,
-    Offer,
     Op,
     Recv,
     Reduce,
@@ -49,9 +47,8 @@ MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
 class Binding:
     """Everything that turns steps into calls.
 
-    ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags. ``handles``
-    are filled by messages from ranks of the node, by rank and tag, with address handles of
-    their buffers; ``offers`` are those of this rank's own, with the buffers' addresses.
+    ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags. ``peers``: where the buffers of
+    ranks of the node lie, for schedules that copy from them.
     ``reduction``: what reductions do. ``once``: the plan runs only once.
     ``sizes``: of uneven blocks, for schedules that exchange them. ``traced``: operations are to be timed.
     ``given``: blocks whose sizes come with each start.
@@ -64,8 +61,7 @@ class Binding:
     addresses: dict[BufferName, int]
     tag: int
     window: Window | None = None
-    handles: dict[tuple[int, int], Array] = field(default_factory=dict)
-    offers: list[tuple[Array, int]] = field(default_factory=list)
+    peers: Addresses | None = None
     reduction: Reduction | None = None
     once: bool = False
     sizes: SizeTable | None = None
@@ -260,7 +256,7 @@ def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again
                 continue
             spec = message(addresses[region.buffer], runs, datatypes)
         else:
-            spec = _offer_or_notice(op, binding)
+            spec = [None, 0, MPI.BYTE]  # an offer, or a notice, says no more than that it comes
         outgoing = isinstance(op, OUTGOING)
         where: tuple[int, int] = (op.peer, op.tag + tag)  # type: ignore[union-attr]
         if again:
@@ -269,19 +265,6 @@ def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again
         else:
             made.append((comm.Send_init if outgoing else comm.Recv_init)(spec, *where))
     return made
-
-
-def _offer_or_notice(op: Op, binding: Binding) -> Any:
-    """What a message without blocks consists of: an address handle, or nothing."""
-    if isinstance(op, Offer):
-        address = binding.addresses[op.buffer]
-        offer = binding.memory.address_handle(address).copy()
-        binding.offers.append((offer, address))
-        return [offer, HANDLE_BYTES, MPI.BYTE]
-    if isinstance(op, AcceptOffer):
-        handle = binding.handles[op.peer, op.tag] = np.empty(HANDLE_BYTES, np.uint8)
-        return [handle, HANDLE_BYTES, MPI.BYTE]
-    return [None, 0, MPI.BYTE]
 
 
 def _bind_local(op: Op, binding: Binding) -> Part:
@@ -296,8 +279,11 @@ def _bind_local(op: Op, binding: Binding) -> Part:
         source = (binding.addresses[op.source.buffer], op.source)
         return binding.memory.copy(binding.layout, source, (binding.addresses[op.target.buffer], op.target))
     if isinstance(op, Get):
-        handle, target = binding.handles[op.peer, op.tag], (binding.addresses[op.target.buffer], op.target)
-        return binding.memory.get(binding.layout, handle, op.source, target)
+        if binding.peers is None:
+            raise PlanError("a schedule that copies from other ranks needs their addresses (Binding.peers)")
+        handle = binding.peers.handle(op.peer, op.source.buffer)
+        target = (binding.addresses[op.target.buffer], op.target)
+        return binding.memory.get(binding.layout, handle, op.source, target, op.peer)
     if isinstance(op, Reduce):
         return _bind_reduction(op, binding)
     window = binding.window

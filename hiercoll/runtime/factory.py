@@ -22,17 +22,18 @@ from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.collectives import Sizes
 from hiercoll.cuda import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError
-from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Transfer
+from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Now, Transfer, UnevenLayout
 from hiercoll.runtime import native, progress
+from hiercoll.runtime.addresses import NAMES, Addresses
 from hiercoll.runtime.binding import Binding, Once, Relocatable, can_compile, run_once
 from hiercoll.runtime.engines import Between
 from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_layout
 from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import Plan, plan_of
-from hiercoll.runtime.request import Data, Request
+from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, rows_at
 from hiercoll.runtime.window import Window
-from hiercoll.schedule import HOST, RECV, SEND, BufferName, Schedule, most_tags
+from hiercoll.schedule import HOST, RECV, SEND, BufferName, Get, Schedule, most_tags
 from hiercoll.schedule.lowering import Steps, lower
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuning.policy import Wanted
@@ -57,12 +58,14 @@ SHARING = (Lifetime.KEPT, Lifetime.ONCE)  # one of them runs at a time
 
 
 class Laid(NamedTuple):
-    """Where the bytes of blocks lie: the layout, the bytes of a scratch or host block, and of the node's buffer."""
+    """Where the bytes of blocks lie: the layout, the bytes of the node's buffer, of scratch, and of what lies on the
+    host beside a device's memory."""
 
     layout: Layout
-    block: int
     shared: int
     steps: Steps
+    scratch: int = 0
+    host: int = 0
     areas: Areas | None = None
     limit: int = 0
 
@@ -102,7 +105,7 @@ class PlanFactory:
         if lifetime is not Lifetime.KEPT:
             plan.keep_alive(request.received.owner, request.sent.owner if request.sent else None)
         if lifetime is Lifetime.HELD:
-            plan.recvbuf, plan.stream = request.result, request.stream
+            plan.recvbuf, plan.producers = request.result, request.producers
             self._session.hold(plan, window)
         return plan
 
@@ -185,6 +188,8 @@ class PlanFactory:
         schedule, held = self.schedule(request), lifetime is Lifetime.HELD
         steps, binding, places = self._bound(request, schedule, lifetime, traced)
         try:
+            if binding.peers is not None and held:  # once for all starts
+                binding.peers.tell()
             plan = plan_of(steps, binding, request.name)
         except BaseException:
             if held:
@@ -192,6 +197,8 @@ class PlanFactory:
             raise
         plan.frame(places.before, places.after)
         plan.keep_alive(*places.owners, nbytes=places.nbytes)
+        if binding.peers is not None and not held:
+            plan.tell = binding.peers.tell
         if binding.window is not None and not held:
             plan.window_key = request.common
         return plan, binding.window if held else None
@@ -201,15 +208,16 @@ class PlanFactory:
     ) -> tuple[Steps, Binding, Places]:
         """Steps, everything that turns them into calls, and what keeps their buffers."""
         session, lane_of = self._session, self._session.topology.lane_of
-        memory, laid = session.memories[request.received.place], self._laid(request, schedule, traced)
-        places = self._places(request, schedule, laid, lifetime)
+        known, laid = session.memories[request.received.place], self._laid(request, schedule, traced)
+        memory = known.of_plan()
+        places = self._places(request, schedule, laid, lifetime, memory)
         window, table = None, None
         if lifetime is Lifetime.HELD:
             comm, tag, window = session.reserve(request, schedule, laid.shared)
         else:
             comm, tag = self._where(request, schedule, lifetime)
         if schedule.shared:
-            make = partial(self._window, request, schedule, memory)
+            make = partial(self._window, request, schedule, known)
             if lifetime is not Lifetime.HELD:
                 window = session.windows.keep(request.common, laid.shared, make)
             elif window is None:
@@ -226,8 +234,19 @@ class PlanFactory:
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
-        binding = Binding(*where, once=once, sizes=table, traced=traced, given=given)
+        peers = self._addresses(schedule, memory, places) if request.transport.peer else None
+        binding = Binding(*where, once=once, sizes=table, traced=traced, given=given, peers=peers)
         return laid.steps, binding, places
+
+    def _addresses(self, schedule: Schedule, memory: Memory, places: Places) -> Addresses:
+        """Where the ranks of the node tell each other what they copy from."""
+        session = self._session
+        assert isinstance(memory, DeviceMemory)
+        own = {name: places.places[name] for name in NAMES if name in schedule.offered}
+        wanted = list(dict.fromkeys((op.peer, op.source.buffer) for op in schedule.ops if isinstance(op, Get)))
+        least = partial(session.agreement.least, what="agreement on addresses")
+        where = (session.rank, session.topology.lane_of, session.node.size, memory, own, wanted)
+        return Addresses(*where, session.node.Allgather, least)
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
@@ -235,17 +254,20 @@ class PlanFactory:
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
             layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved
-            return Laid(layout, block, schedule.shared * block, lower(schedule, by_message=traced))
+            steps = lower(schedule, by_message=traced)
+            return Laid(layout, schedule.shared * block, steps, schedule.scratch * block, schedule.host * block)
         if request.collective.is_even:
-            return Laid(*vector_layout(schedule, received.block), lower(schedule, by_message=traced))
+            vector, block, shared = vector_layout(schedule, received.block)
+            steps = lower(schedule, by_message=traced)
+            return Laid(vector, shared, steps, schedule.scratch * block, schedule.host * block)
         by_block, blocks = self._by_block(request, traced), request.blocks(rank)
         if request.collective.sizes is Sizes.KNOWN and by_block:
-            return Laid(BlockLayout(0), 0, 0, lower(schedule))
+            return Laid(BlockLayout(0), 0, lower(schedule))
         if request.collective.sizes is Sizes.KNOWN:
             known, nbytes = known_layout(schedule, blocks)
-            return Laid(known, 0, nbytes, lower(schedule))
+            return Laid(known, nbytes["shared"], lower(schedule), nbytes["scratch"], nbytes["host"])
         limit = min(request.limit, self._most_together)
-        key = (request.common.variant, limit)
+        key = (request.common.variant, request.transport, limit)
         if key not in self._lowered:
             self._lowered[key] = Lowered.of(schedule)
             if schedule.shared:
@@ -253,14 +275,15 @@ class PlanFactory:
         lowered, areas = self._lowered[key], self._areas.get(key)
         shared = areas.nbytes if areas is not None else 0
         if by_block:  # the layout comes with each start
-            return Laid(BlockLayout(0), 0, shared, lowered.steps, areas, limit)
-        own, large = own_layout(schedule, blocks, limit)
-        return Laid(own, 0, shared, lowered.steps if large else lowered.small, areas, limit)
+            return Laid(BlockLayout(0), shared, lowered.steps, areas=areas, limit=limit)
+        own, large, nbytes = own_layout(schedule, blocks, limit)
+        steps = lowered.steps if large else lowered.small
+        return Laid(own, shared, steps, nbytes["scratch"], nbytes["host"], areas, limit)
 
-    def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime) -> Places:
+    def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime, memory: Memory) -> Places:
         """Where the plan's buffers lie, and what keeps them."""
-        session, place, memory = self._session, request.received.place, self._session.memories[request.received.place]
-        nbytes = schedule.scratch * laid.block
+        session, place = self._session, request.received.place
+        nbytes = laid.scratch
         places = addresses(request)
         if memory.kind == "host" and not nbytes and not schedule.host:
             return Places(places, [], [], [])
@@ -278,10 +301,10 @@ class PlanFactory:
         first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
         scratch = pooled if lifetime in SHARING else partial(memory.allocate, nbytes)
         together = first or lifetime is Lifetime.HELD
-        reserved = session.memories.reserve(schedule, laid.block, place, scratch, user, together=together)
+        reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, together=together)
         if first:
             self._fitted.add(request.common)
-        return reserved._replace(nbytes=(schedule.scratch + schedule.host) * laid.block)
+        return reserved._replace(nbytes=laid.scratch + laid.host)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
         """The communicator of the messages of a plan that no program holds, and their first tag. Local: MPI lets no
@@ -350,7 +373,7 @@ class PlanFactory:
         """A plan without a schedule: nothing for empty blocks, or the MPI library's collective, on the user's
         communicator if it is blocking there, so that it is what a program without hiercoll would run."""
         session, held = self._session, lifetime is Lifetime.HELD
-        memory = session.memories[request.received.place]
+        memory = session.memories[request.received.place].of_plan()
         if request.is_empty:
             nothing = Binding(session.comm, (), memory, BlockLayout(0, 1), {}, 0)
             return plan_of(lower(Schedule(session.rank, ())), nothing, request.name)
@@ -363,20 +386,27 @@ class PlanFactory:
 
     def _through_host(self, request: Request, memory: Memory, make: Callable[[int, int], Any]) -> Plan:
         """The MPI library's collective on copies, on the host, of device arrays."""
-        received, sent = request.received, request.sent
-        block, count = received.block, received.blocks
-        layout = BlockLayout(block)
-        apart = 0 if sent is None else count  # in place: where they are received
-        out: Data = received if sent is None else sent
-        host, owner = memory.allocate_host((apart + max(count, out.blocks)) * block)
-        buffer = RECV if sent is None else SEND
-        source = (out.address, buffer[0 : out.blocks])
-        before = memory.copy(layout, source, (host, HOST[apart : apart + out.blocks]))
-        after = memory.copy(layout, (host, HOST[0:count]), (received.address, RECV[0:count]))
-        assert isinstance(before, Transfer) and isinstance(after, Transfer)
-        plan = Plan(Between([before], make(host + apart * block, host), [after]), request.name, None, memory)
+        out = request.received if request.sent is None else request.sent
+        ends = [(out, SEND if request.sent is not None else RECV), (request.received, RECV)]
+        if request.sent is None:
+            ends = ends[:1]  # in place: what is sent lies where it is received
+        host, owner = memory.allocate_host(sum(data.span for data, _ in ends))
+        starts, layout = [host, host + out.span][: len(ends)], UnevenLayout()
+        copies: list[Transfer] = []
+        for (data, buffer), start, outward in ((ends[0], starts[0], True), (ends[-1], starts[-1], False)):
+            sizes, at = data.each_block()
+            for name in (buffer.name, HOST.name):
+                layout.place(name, None, at, sizes)
+            device, there = (data.address, buffer[0 : data.blocks]), (start, HOST[0 : data.blocks])
+            copy = memory.copy(layout, device, there) if outward else memory.copy(layout, there, device)
+            copies.append(copy if isinstance(copy, Transfer) else Now(_nothing))
+        plan = Plan(Between(copies[:1], make(starts[0], starts[-1]), copies[1:]), request.name, None, memory)
         plan.keep_alive(owner)
         return plan
+
+
+def _nothing() -> None:
+    """There are no bytes to copy."""
 
 
 def addresses(request: Request) -> dict[BufferName, int]:

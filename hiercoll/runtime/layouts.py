@@ -22,19 +22,21 @@ def _place(layout: UnevenLayout, name: BufferName, at: Sizes, sizes: Sizes) -> N
         layout.place(name, part, at + start, end - start)
 
 
-def known_layout(schedule: Schedule, blocks: Blocks) -> tuple[UnevenLayout, int]:
-    """Where blocks lie of which every rank knows all sizes, and the bytes of the node's buffer."""
+def known_layout(schedule: Schedule, blocks: Blocks) -> tuple[UnevenLayout, dict[BufferName, int]]:
+    """Where blocks lie of which every rank knows all sizes, and the bytes of buffers that are not the program's.
+    Raises ConstraintError for schedules that need scratch for other things than to pack messages."""
     held = blocks.received[[source for source, _ in schedule.holds]]
     layout = UnevenLayout(schedule.segments)
     _place(layout, "send", blocks.sent_at, blocks.sent)
     _place(layout, "recv", blocks.received_at, blocks.received)
     _place(layout, "shared", np.cumsum(held) - held, held)
-    return layout, int(held.sum())
+    known: dict[BufferName, Sizes] = {"send": blocks.sent, "recv": blocks.received, "shared": held}
+    return layout, {**_place_passed(layout, schedule, {None: known}), "shared": int(held.sum())}
 
 
-def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLayout, bool]:
+def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLayout, bool, dict[BufferName, int]]:
     """Where a rank's own blocks lie, and whether some of them are of ``limit`` bytes or more: where small blocks
-    travel together, those do not."""
+    travel together, those do not. And the bytes of buffers that are not the program's."""
     layout, large = UnevenLayout(schedule.segments), False
     ends: tuple[tuple[BufferName, Sizes, Sizes], ...] = (
         ("send", blocks.sent_at, blocks.sent),
@@ -48,37 +50,70 @@ def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLa
             large = large or not small.all()
             layout.place(name, TOGETHER, at, sizes * small)
             layout.place(name, STRAIGHT, at, sizes * ~small)
-    return layout, large
+    every: dict[BufferName, Sizes] = {name: sizes for name, _, sizes in ends}
+    if not schedule.shared:
+        return layout, large, _place_passed(layout, schedule, {None: every})
+    small_ones = {name: sizes * (sizes < limit) for name, sizes in every.items()}
+    large_ones = {name: sizes * (sizes >= limit) for name, sizes in every.items()}
+    return layout, large, _place_passed(layout, schedule, {TOGETHER: small_ones, STRAIGHT: large_ones})
+
+
+def _place_passed(
+    layout: UnevenLayout, schedule: Schedule, known: dict[int | None, dict[BufferName, Sizes]]
+) -> dict[BufferName, int]:
+    """Place the blocks that messages pass through, on the host or in scratch, by those that are copied there, or from
+    there; these are ``known`` by their part (None: whole ones, in whatever parts they are copied). Returns the bytes of
+    these buffers. Raises ConstraintError for blocks that are not copied."""
+    nbytes: dict[BufferName, int] = {}
+    passed: tuple[tuple[BufferName, int], ...] = (("host", schedule.host), ("scratch", schedule.scratch))
+    for name, blocks in passed:
+        by_part = {part: _sizes_of_copies(schedule, name, blocks, sizes, part) for part, sizes in known.items()}
+        most = np.max(list(by_part.values()), axis=0)
+        if (most < 0).any():
+            expected = "an algorithm without scratch, for blocks of unequal sizes"
+            raise ConstraintError("algorithm", expected, "one that needs some", schedule.rank)
+        at = np.cumsum(most) - most
+        for part, sizes in by_part.items():
+            if part is None:
+                _place(layout, name, at, sizes)
+            else:
+                layout.place(name, part, at, np.maximum(sizes, 0))
+        nbytes[name] = int(most.sum())
+    return nbytes
 
 
 def vector_layout(schedule: Schedule, nbytes: int) -> tuple[Layout, int, int]:
     """Where the blocks of a vector lie that is cut as evenly as it can be, the bytes of the largest, and those of the
-    node's buffer. Raises ConstraintError for schedules that need scratch for blocks of unequal sizes."""
+    node's buffer. Raises ConstraintError for schedules that need scratch for other things than to pack messages."""
     count = schedule.blocks
     if nbytes % count == 0:
         block = nbytes // count
         return BlockLayout(block, 1, schedule.segments), block, schedule.shared * block
-    if schedule.scratch:
-        raise ConstraintError("buf", f"a multiple of {count} bytes, with this algorithm", nbytes, schedule.rank)
     ends = np.arange(count + 1, dtype=np.int64) * nbytes // count
     sizes, layout = np.diff(ends), UnevenLayout(schedule.segments)
     _place(layout, "recv", ends[:-1], sizes)
     held = sizes[[block for _, block in schedule.holds]]
     _place(layout, "shared", np.cumsum(held) - held, held)
-    on_host = _sizes_on_host(schedule, {"recv": sizes, "shared": held})
-    _place(layout, "host", np.cumsum(on_host) - on_host, on_host)
+    try:
+        _place_passed(layout, schedule, {None: {"recv": sizes, "shared": held}})
+    except ConstraintError:
+        raise ConstraintError(
+            "buf", f"a multiple of {count} bytes, with this algorithm", nbytes, schedule.rank
+        ) from None
     return layout, int(sizes.max()), int(held.sum())
 
 
-def _sizes_on_host(schedule: Schedule, sizes: dict[BufferName, Sizes]) -> Sizes:
-    """Bytes of the blocks of the buffer ``host``, by those of the blocks that are copied there, or from there: each
-    is for one block of a message (see `transports.staged`)."""
-    found = np.zeros(schedule.host, np.int64)
+def _sizes_of_copies(
+    schedule: Schedule, name: BufferName, blocks: int, known: dict[BufferName, Sizes], part: int | None
+) -> Sizes:
+    """Bytes of the blocks of a buffer, by those of the blocks that are copied there, or from there, in that part: each
+    is for one block of a message (see `transports.staged`). -1 for what is not copied."""
+    found = np.full(blocks, -1, np.int64)
     for op in schedule.ops:
-        if isinstance(op, Copy):
+        if isinstance(op, Copy) and part in (None, op.source.part):
             for here, there in ((op.source, op.target), (op.target, op.source)):
-                if here.buffer == "host":
-                    found[list(here.blocks)] = sizes[there.buffer][list(there.blocks)]
+                if here.buffer == name and there.buffer in known:
+                    found[list(here.blocks)] = known[there.buffer][list(there.blocks)]
     return found
 
 

@@ -46,6 +46,7 @@ class Memories:
     def __init__(self, node: Callable[[], MPI.Intracomm], agreement: Agreement, rank: int, size: int) -> None:
         self._node, self._agreement, self._rank, self._size = node, agreement, rank, size
         self._known: dict[str, Memory] = {"host": HostMemory()}
+        self._tried: list[object] = []  # memory of trials
         self._reach: bool | None = None  # whether ranks of a node can map each other's device memory; None: not tried
         self._told = False  # that buffers are mirrored; the same on all ranks
 
@@ -62,6 +63,7 @@ class Memories:
     def forget(self) -> None:
         """Let go of devices, and of what is mapped of other ranks' memory."""
         self._known.clear()
+        self._tried.clear()
 
     def node_in_reach(self, place: str) -> bool:
         """Whether the ranks of every node can map each other's memory at ``place``: tried once.
@@ -108,34 +110,33 @@ class Memories:
         for node_rank in range(node.size):
             if node_rank != node.rank and not problem:
                 problem = _mapping_problem(memory, handles[node_rank], buses[node_rank])
-        node.Barrier()  # what the others look at stays until they have
-        del owner
+        self._tried.append(owner)  # as long as others may have it mapped
         return problem
 
     def reserve(
         self,
         schedule: Schedule,
-        block: int,
-        place: str,
+        host: int,
+        memory: Memory,
         scratch: Callable[[], tuple[int, object]],
         user: dict[BufferName, tuple[int, int]],
         *,
         together: bool,
     ) -> Places:
         """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
-        place, and what is allocated for it; ``block``: the bytes of a block of the host's.
+        place, and what is allocated for it; ``host``: the bytes of what lies on the host beside a device's memory.
 
         ``together``: too little of a device's memory on one rank is an error on all, and the first rank
         whose buffers are mirrored warns; collective then, where there are devices. Raises
         DeviceMemoryError; TransportWarning on all ranks, where warnings are errors.
         """
-        memory, problem, cost = self._known[place], None, ""
+        problem, cost = None, ""
         places = Places({name: address for name, (address, _) in user.items()}, [], [], [])
         try:
             places.places["scratch"], owner = scratch()
             places.owners.append(owner)
             if schedule.host:
-                places.places["host"], owner = memory.allocate_host(schedule.host * block)
+                places.places["host"], owner = memory.allocate_host(host)
                 places.owners.append(owner)
             cost = _mirror(schedule, memory, user, places)
         except DeviceMemoryError as error:

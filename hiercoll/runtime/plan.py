@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from time import time
 from typing import Any
 
+from hiercoll.cuda.arrays import NO_PRODUCERS
 from hiercoll.errors import PlanError
-from hiercoll.memory import Array, Memory, Transfer
+from hiercoll.memory import Memory, Transfer
 from hiercoll.runtime import progress
 from hiercoll.runtime.binding import Binding, bind_engine
 from hiercoll.runtime.compiled import Compiled
@@ -40,12 +41,13 @@ class Plan:
         schedule: Schedule | None,
         memory: Memory | None,
         direct: bool = False,
-        offers: Sequence[tuple[Array, int]] = (),
     ) -> None:
         self.name = name
         self.schedule = schedule
         self.recvbuf: Any = None
-        self.stream = 0  # handle of the stream that produces what is sent, on devices
+        # Of devices: what is given, and produced, on which streams; what tells other ranks where buffers lie.
+        self.producers = NO_PRODUCERS
+        self.tell: Callable[[], None] | None = None
         self.active = False
         self.broken = False  # interrupted: nobody knows which messages are under way
         self.nbytes = 0
@@ -64,8 +66,7 @@ class Plan:
         # Host memory needs no synchronisation: leave the call out of the hot path.
         self._memory = memory if memory is not None and memory.kind != "host" else None
         self._direct = direct  # whether messages are of, or about, that memory itself
-        self._offers = offers
-        self._run: Callable[[], None] | None = self._run_ordered if self._memory else engine.run
+        self._run: Callable[[], None] | None = engine.run
 
     @property
     def used(self) -> int:
@@ -94,15 +95,15 @@ class Plan:
         """Let transfers come before, and after, each start."""
         if self._engine is not None and (before or after):
             self._engine = Between(before, self._engine, after)
-            self._run = self._run_ordered if self._memory else self._engine.run
+            self._run = self._engine.run
 
     def start(self) -> None:
         """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
         engine = self._checked()
-        if self.watch is not None:
-            self.entry = self.watch.begin(self)
         if self._memory:
             self._prepare(self._memory)
+        if self.watch is not None:
+            self.entry = self.watch.begin(self)
         self.active = True
         try:
             engine.start()
@@ -167,6 +168,8 @@ class Plan:
         run = self._run
         if run is None or self.active or self.broken:
             self._checked()
+        if self._memory:
+            self._prepare(self._memory)
         try:
             run()  # type: ignore[misc]
         except BaseException:
@@ -179,9 +182,9 @@ class Plan:
         engine = self._engine
         if engine is None or self.active or self.broken:
             engine = self._checked()
-        self.entry = entry = watch.begin(self)
         if self._memory:
             self._prepare(self._memory)
+        self.entry = entry = watch.begin(self)
         self.active = True
         try:
             engine.start()
@@ -195,18 +198,13 @@ class Plan:
         self.active = False
         return self.recvbuf
 
-    def _run_ordered(self) -> None:
-        """Run once on memory that must be synchronised with."""
-        assert self._engine is not None and self._memory is not None
-        self._prepare(self._memory)
-        self._engine.run()
-
     def _prepare(self, memory: Memory) -> None:
         """Order a start after what the caller has produced, and tell of the buffers that are there
-        now: between calls, memory may have been freed and given out again at the same address."""
-        memory.before_messages(self.stream, self._direct)
-        for offer, address in self._offers:
-            offer[:] = memory.address_handle(address)
+        now: between calls, memory may have been freed and given out again at the same address.
+        Nothing is under way yet: what is raised here leaves the plan as it was."""
+        memory.before_messages(self.producers.streams(), self._direct)
+        if self.tell is not None:
+            self.tell()
 
     def free(self) -> None:
         """Free requests and scratch. Raises PlanError while a start is active."""
@@ -253,7 +251,7 @@ class Plan:
 def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
     """The plan that runs ``steps`` on the given addresses; whoever has allocated scratch keeps it alive. Local."""
     direct = not steps.buffers_of_messages <= {"host", "shared"}
-    plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct, binding.offers)
+    plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct)
     if plan.program is None:
         plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))
     return plan

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hiercoll.collectives import Collective, Contract, Holds, Sizes
 from hiercoll.cuda import device_at, is_device_array
-from hiercoll.cuda.arrays import LEGACY, device_array, new_like
+from hiercoll.cuda.arrays import NO_PRODUCERS, Producers, device_array, new_like, stream_handle
 from hiercoll.errors import (
     ArgumentError,
     BufferOverlapError,
@@ -79,8 +79,8 @@ class Data(NamedTuple):
 
     ``blocks`` of ``block`` bytes each, one after the other from ``address`` on; or, where ``sizes`` are given, of
     so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
-    "host", or the name of a device; ``stream``: the handle of the one that produces them there. ``owner`` keeps the
-    memory. ``copying``: what copies data from the program's buffer to here (True), or back (False), if this is a copy.
+    "host", or the name of a device. ``owner`` keeps the memory. ``copying``: what copies
+    data from the program's buffer to here (True), or back (False), if this is a copy.
     """
 
     address: int
@@ -91,13 +91,25 @@ class Data(NamedTuple):
     sizes: Bytes | None = None
     at: Bytes | None = None
     place: str = "host"
-    stream: int = 0
     copying: Callable[[bool], Transfer] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
         return self.blocks * self.block if self.sizes is None else int(self.sizes.sum())
+
+    def each_block(self) -> tuple[Bytes, Bytes]:
+        """Bytes of each block, and where it begins."""
+        if self.sizes is not None and self.at is not None:
+            return self.sizes, self.at
+        sizes = np.full(self.blocks, self.block, np.int64)
+        return sizes, np.arange(self.blocks, dtype=np.int64) * self.block
+
+    @property
+    def span(self) -> int:
+        """Bytes from the address to the end of the last block."""
+        sizes, at = self.each_block()
+        return int((at + sizes).max(initial=0))
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -148,8 +160,8 @@ class Request:
 
     ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block, their mean where they
     differ and all ranks know it, else 0; ``before`` and ``after`` are what comes before and after each start;
-    ``result`` is what the call returns. ``is_auto``: whether the choice was left to hiercoll; ``note``, if given, is
-    called with the seconds that the call took.
+    ``result`` is what the call returns; ``producers`` is what starts come after, on devices. ``is_auto``:
+    whether the choice was left to hiercoll; ``note``, if given, is called with the seconds that the call took.
     """
 
     collective: Collective
@@ -160,7 +172,7 @@ class Request:
     variant: Variant
     transport: Transport = DIRECT
     mode: Mode = Mode.BLOCKING
-    stream: int = 0
+    producers: Producers = NO_PRODUCERS
     limit: int = 0
     memory: str = "host"
     operation: str = ""
@@ -281,22 +293,19 @@ def _equal_blocks(session: Session, collective: Collective, given: Arguments, mo
     is_read, is_written = _use(collective, session.size, rank, root)
     sent, received = _equal_data(session, collective, given, strict, is_written)
     block, memory = received.block, session.memories[received.place].kind
-    if memory != "host" and mode is Mode.BACKGROUND:
-        name = "buf" if collective.one_buffer else "recvbuf"
-        raise BufferTypeError(name, "memory of the host, for calls in the background", received.place, rank)
     place = received.place if block or not is_device_array(received.owner) else ""
-    transport = _transport(session, given.transport, place)
-    stream = _stream(session, given.stream, sent or received)
+    transport = _transport(session, given.transport, place, mode)
+    producers = _producers(session, given, sent, received, memory)
     policy, wanted = session.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
     is_auto = policy.is_auto(collective, given.algorithm)
     trial = policy.trial(wanted) if is_auto and policy.online and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
     able = variant.transport != AUTO and not (variant.transport == "direct" and session.stages)
     if able and given.transport == AUTO and memory != "host":
-        transport = _transport(session, variant.transport, received.place)
+        transport = _transport(session, variant.transport, received.place, mode)
     before = (received if sent is None else sent).copies(True) if is_read else ()
     return Request(
-        collective, sent, received, root, block, variant, transport, mode, stream, memory=memory,
+        collective, sent, received, root, block, variant, transport, mode, producers, memory=memory,
         result=received.owner if given.recv is None or strict else None, before=before,
         after=received.copies(False) if is_written else (), is_auto=is_auto, note=trial.note if trial else None,
     )  # fmt: skip
@@ -350,8 +359,8 @@ def _equal(session: Session, spec: Any, argument: str, blocks: int, strict: bool
         raise BufferSizeError(argument, "counts that fit the buffer", got, session.rank)
     if block and not (element.plain and message.address):
         return _copied(session, message, blocks, block)
-    place, stream = _device(session, message.buffer, argument, writable)
-    return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place, stream=stream)
+    place = _device(session, message.buffer, argument, writable)
+    return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
 
 
 def _array(session: Session, array: Any, argument: str, blocks: int, writable: bool) -> Data:
@@ -361,7 +370,7 @@ def _array(session: Session, array: Any, argument: str, blocks: int, writable: b
         fits = not items % blocks and (flags.writeable or not writable)
         if fits and (flags.c_contiguous or flags.f_contiguous):
             return Data(MPI.Get_address(array), blocks, array.nbytes // blocks, dtype, array)
-    place, stream = _device(session, array, argument, writable)
+    place = _device(session, array, argument, writable)
     if is_device_array(array):
         found = device_array(array, argument, session.rank, writable=writable)
         address, nbytes, dtype, owner = found.address, found.nbytes, found.dtype, array
@@ -371,14 +380,14 @@ def _array(session: Session, array: Any, argument: str, blocks: int, writable: b
     items = nbytes // dtype.itemsize if dtype.itemsize else 0
     if items % blocks:
         raise BufferSizeError(argument, f"a number of elements that {blocks} ranks divide", items, session.rank)
-    return Data(address, blocks, nbytes // blocks, dtype, owner, place=place, stream=stream)
+    return Data(address, blocks, nbytes // blocks, dtype, owner, place=place)
 
 
-def _device(session: Session, array: Any, argument: str, writable: bool) -> tuple[str, int]:
-    """Where an array lies, and the handle of the stream that produces it on a device. Raises DeviceError."""
-    if not is_device_array(array):
-        return "host", 0
-    return place_of(session, array), device_array(array, argument, session.rank, writable=writable).stream
+def _device(session: Session, array: Any, argument: str, writable: bool) -> str:
+    """Where an array lies. Raises DeviceError, and BufferTypeError for one of a device that cannot be used."""
+    if is_device_array(array):
+        device_array(array, argument, session.rank, writable=writable)
+    return place_of(session, array)
 
 
 def place_of(session: Session, array: Any) -> str:
@@ -438,9 +447,10 @@ def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
     return Data(MPI.Get_address(new), blocks, sent.block, sent.type, view)
 
 
-def _transport(session: Session, given: Any, place: str) -> Transport:
+def _transport(session: Session, given: Any, place: str, mode: Mode, uneven: bool = False) -> Transport:
     """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
-    ParameterError, or ConstraintError for direct messages that MPI may not be given."""
+    ParameterError, or ConstraintError for direct messages that MPI may not be given, and for "peer" where ranks do not
+    know where the others' blocks lie (``uneven``), or may not wait for each other."""
     if isinstance(given, str) and given == AUTO and place == "host":
         return DIRECT
     try:
@@ -456,20 +466,29 @@ def _transport(session: Session, given: Any, place: str) -> Transport:
     if name == "direct" and session.stages:
         expected = "an MPI library that takes device memory (where it does: HIERCOLL_CUDA_AWARE=1)"
         raise ConstraintError("transport 'direct'", expected, session.library, session.rank)
+    if name == "peer" and (uneven or mode is Mode.BACKGROUND):
+        expected = "equal blocks, and no call in the background"
+        got = "blocks of any sizes" if uneven else "such a call"
+        raise ConstraintError("transport 'peer'", expected, got, session.rank)
+    if uneven and parts > 1:
+        raise ConstraintError(f"transport '{name}:{parts}'", "equal blocks", "blocks of any sizes", session.rank)
     segments = 1 if name == "staged" else int(session.stages)
-    return Transport(name == "peer" and session.memories.node_in_reach(place), parts or segments)
+    near = name == "peer" and session.memories.node_in_reach(place)
+    return Transport(near, parts or segments, packed=not (parts or segments))
 
 
-def _stream(session: Session, given: Any, data: Data) -> int:
-    """The handle of the stream that comes first: as given, else that of the input. Raises ParameterError."""
-    if given is None:
-        return data.stream
-    for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, cuda.core
-        if hasattr(given, name):
-            return int(getattr(given, name)) or LEGACY
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given or LEGACY
-    raise ParameterError("stream", "a CUDA stream, or its handle", repr(given), session.rank)
+def _producers(session: Session, given: Arguments, sent: Data | None, received: Data, memory: str) -> Producers:
+    """What produces the data of a call, on a device. Raises ParameterError."""
+    if given.stream is not None:
+        try:
+            stream_handle(given.stream)
+        except ParameterError as error:
+            raise ParameterError(error.argument, error.expected, error.got, session.rank) from None
+    if memory == "host":
+        return NO_PRODUCERS
+    owners = [data.owner for data in (sent, received) if data is not None]
+    made = (owners.pop(),) if given.recv is None else ()
+    return Producers(given.stream, tuple(owners), made)
 
 
 # ---- blocks of any sizes
@@ -480,35 +499,48 @@ def _uneven_blocks(session: Session, collective: Collective, given: Arguments, m
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), rank)
     into = _read(session, vector_message, given.recv, "recvbuf", size, writable=True)
-    received, sent = _uneven(session, into, size, "recvbuf"), None
+    received, sent = _uneven(session, into, size, "recvbuf", writable=True), None
     if not is_in_place(given.send):
         one = collective.send is Holds.ONE
         reader = block_message if one else vector_message
         out = _read(session, reader, given.send, "sendbuf", 0 if one else size, writable=False)
-        sent = _uneven(session, out, 1 if one else size, "sendbuf")
+        sent = _uneven(session, out, 1 if one else size, "sendbuf", writable=False)
+        if sent.place != received.place:
+            raise BufferTypeError("recvbuf", f"memory of {sent.place}, as sendbuf", received.place, rank)
         assert sent.sizes is not None and received.sizes is not None
         own = int(sent.sizes[0 if one else rank])
         if own != received.sizes[rank]:
             expected = f"{own} bytes from rank {rank} itself, as sendbuf has"
             raise BufferSizeError("recvbuf", expected, received.sizes[rank], rank)
+    elif collective.send is Holds.EACH and received.place != "host":
+        expected = "an array of its own, with recvbuf in the memory of a device"
+        raise BufferTypeError("sendbuf", expected, "MPI.IN_PLACE", rank)
     elif collective.send is Holds.EACH:  # what is overwritten is copied before
         sent = _copied(session, into, size)
+    memory = session.memories[received.place].kind
+    transport = _transport(session, given.transport, received.place, mode, uneven=True)
     mean = -(-received.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
     wanted = Wanted(collective, mean, sent is None, held=mode is Mode.HELD)
+    variant = session.policy.select(wanted, given.algorithm, given.params)
     return Request(
-        collective, sent, received, 0, mean, session.policy.select(wanted, given.algorithm, given.params), mode=mode,
-        limit=limit, result=into.buffer, before=(received if sent is None else sent).copies(True),
-        after=received.copies(False), is_auto=session.policy.is_auto(collective, given.algorithm),
+        collective, sent, received, 0, mean, variant, transport, mode,
+        _producers(session, given, sent, received, memory), memory=memory, limit=limit, result=into.buffer,
+        before=(received if sent is None else sent).copies(True), after=received.copies(False),
+        is_auto=session.policy.is_auto(collective, given.algorithm),
     )  # fmt: skip
 
 
-def _uneven(session: Session, message: Message, blocks: int, argument: str) -> Data:
+def _uneven(session: Session, message: Message, blocks: int, argument: str, *, writable: bool) -> Data:
     """Blocks of the sizes that a message gives: where they lie, or in a copy where elements are not just bytes in
-    order. Raises BufferSizeError if they do not fit the buffer, BufferTypeError for memory of a device."""
+    order. Raises BufferSizeError if they do not fit the buffer, BufferTypeError for such elements on a device."""
+    place = "host"
     if is_device_array(message.buffer):
-        expected, got = "a buffer on the host", f"{type(message.buffer).__name__}, in the memory of a device"
-        raise BufferTypeError(argument, expected, got, session.rank)
-    if not (message.element.plain and message.address):
+        found = device_array(message.buffer, argument, session.rank, writable=writable)
+        place = session.memories.place(device_at(found.address if found.nbytes else 0))
+        if not message.element.plain:
+            expected = "elements that are just their bytes, in the memory of a device"
+            raise BufferTypeError(argument, expected, f"a datatype of {message.element.size} bytes", session.rank)
+    elif not (message.element.plain and message.address):
         return _copied(session, message, blocks)
     sizes, at = each_block(message, blocks)
     if message.element.size != 1:
@@ -522,7 +554,7 @@ def _uneven(session: Session, message: Message, blocks: int, argument: str) -> D
             got = f"{sizes[first]} bytes at {at[first]} for block {first}, with a buffer of {message.nbytes} bytes"
             raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, session.rank)
         at = at * (sizes > 0)
-    return Data(message.address, blocks, 0, message.datatype, message.buffer, sizes, at)
+    return Data(message.address, blocks, 0, message.datatype, message.buffer, sizes, at, place)
 
 
 def spread_of(sizes: Bytes) -> Spread:

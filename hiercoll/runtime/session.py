@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.collectives import called
-from hiercoll.errors import TableError, TableWarning
+from hiercoll.errors import ArgumentError, TableError, TableWarning
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.binding import Once
@@ -392,6 +392,8 @@ class Session:
         try:
             plan()
         except BaseException as error:
+            if isinstance(error, ArgumentError) and isinstance(plan, Plan) and not plan.broken:
+                raise  # before it was started
             self._interrupted(plan)
             if self.watch is not None and isinstance(error, MPI.Exception) and isinstance(plan, Plan):
                 raise self.watch.failed(plan, error) from error

@@ -38,6 +38,12 @@ class Region(NamedTuple):
         """Number of blocks (or of block parts)."""
         return len(self.blocks)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it lies together, where blocks are of one size."""
+        together = isinstance(self.blocks, range) and self.blocks.step == 1 and self.part is None
+        return together or self.size <= 1
+
     def segment(self, part: int) -> Region:
         """The given segment of each block of this region."""
         return Region(self.buffer, self.blocks, part)

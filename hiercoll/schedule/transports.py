@@ -1,6 +1,6 @@
 """How messages of a device's memory travel: transforms of schedules, proved like any schedule.
 
-- *direct*: the schedule as it is; the MPI library is given device addresses.
+- *direct*: the MPI library is given device addresses, of blocks that lie together: others are `packed` first.
 - *staged*: every message passes through the ``host`` buffer at both ends, by copies that
   are operations of the schedule. With ``segments`` the copies of one part overlap the
   messages of another.
@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from hiercoll.errors import ConstraintError, ParameterError
 from hiercoll.schedule import (
     HOST,
     MESSAGES,
+    SCRATCH,
     AcceptOffer,
     AwaitNotice,
+    Buffer,
     Copy,
     Deps,
     Get,
@@ -36,21 +39,25 @@ from hiercoll.schedule import (
 )
 from hiercoll.topology import Topology
 
+Moves: TypeAlias = "Callable[[Region], bool]"  # whether messages of a region are to pass through copies
 ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others do; with `peer`, shared does not
 
 
 class Transport(NamedTuple):
     """``peer``: within a node by `peer`. ``segments``: other messages `staged` in so many parts;
-    0 for messages of the buffers' own memory."""
+    0 for messages of the buffers' own memory, ``packed`` if they are of a device."""
 
     peer: bool = False
     segments: int = 0
+    packed: bool = False
 
     def schedule(self, emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
         """What a rank runs instead of ``emit(rank)``. Raises ConstraintError as `cut` does."""
         schedule = peer(emit, topology, rank) if self.peer else emit(rank)
         on_host = ("host",) if self.peer else ON_HOST
-        return staged(schedule, self.segments, on_host) if self.segments else schedule
+        if self.segments:
+            return staged(schedule, self.segments, on_host)
+        return packed(schedule, on_host) if self.packed else schedule
 
 
 DIRECT = Transport()
@@ -70,7 +77,8 @@ def parse_transport(text: object) -> tuple[str, int]:
 
 
 def named(text: str) -> Transport:
-    """The transport of that name on an MPI library that takes no device memory. Raises ParameterError."""
+    """The transport of that name on an MPI library that takes no device memory; "direct": of the host's memory. Raises
+    ParameterError."""
     name, parts = parse_transport(text)
     return DIRECT if name in (AUTO, "direct") else Transport(name == "peer", parts or 1)
 
@@ -128,11 +136,28 @@ def staged(schedule: Schedule, segments: int = 1, on_host: Sequence[str] = ON_HO
     dependencies. ``segments``: see `cut`; ``on_host``: buffers that are there anyway.
     Raises ConstraintError as `cut` does.
     """
+    moves = partial(_is_elsewhere, on_host)
     if segments > 1:
-        return _by_dependencies(cut(schedule, segments), on_host)
+        return _by_dependencies(cut(schedule, segments), HOST, moves)
+    return _through_copies(schedule, HOST, moves)
+
+
+def _is_elsewhere(on_host: Sequence[str], region: Region) -> bool:
+    return region.buffer not in on_host
+
+
+def packed(schedule: Schedule, on_host: Sequence[str] = ON_HOST) -> Schedule:
+    """``schedule`` with messages of blocks that lie apart sent from, and received into, ``scratch``, where they lie
+    together: MPI libraries copy pieces of device memory one by one. As `staged`, but for what lies on the host."""
+    return _through_copies(schedule, SCRATCH, lambda region: region.buffer not in on_host and not region.is_whole)
+
+
+def _through_copies(schedule: Schedule, buffer: Buffer, moves: Moves) -> Schedule:
+    if not any(isinstance(op, (Send, Recv)) and moves(op.region) for op in schedule.ops):
+        return schedule
     if schedule.rounds is not None:
-        return _by_rounds(schedule, schedule.rounds, on_host)
-    through = _by_dependencies(schedule, on_host)
+        return _by_rounds(schedule, schedule.rounds, buffer, moves)
+    through = _by_dependencies(schedule, buffer, moves)
     return in_order(through) if schedule.flags else through
 
 
@@ -168,25 +193,32 @@ def _part(op: Op, part: int, segments: int, shift: int) -> Op:
 
 
 class _Stage:
-    """Hands out places of the ``host`` buffer; the parts of one message share theirs."""
+    """Hands out places of a buffer, after what the schedule has there; the parts of one message share theirs."""
 
-    def __init__(self, segments: int) -> None:
-        self.blocks, self._segments = 0, segments
+    def __init__(self, schedule: Schedule, buffer: Buffer) -> None:
+        self._buffer, self._schedule = buffer, schedule
+        self.blocks, self._segments = schedule.scratch if buffer is SCRATCH else schedule.host, schedule.segments
         self._known: dict[tuple[object, ...], int] = {}
 
     def place(self, op: Send | Recv) -> Region:
-        """Where a message lies on the host."""
+        """Where a message lies there."""
         key = (type(op), op.peer, op.tag // self._segments, op.region._replace(part=None))
         start = self._known.setdefault(key, self.blocks)
         if start == self.blocks:
             self.blocks += op.region.size
-        return HOST[start : start + op.region.size]._replace(part=op.region.part)
+        return self._buffer[start : start + op.region.size]._replace(part=op.region.part)
+
+    def made(self, ops: Iterable[Op]) -> Schedule:
+        """The schedule with these operations, and this buffer as large as it has become."""
+        if self._buffer is SCRATCH:
+            return replace(self._schedule, ops=tuple(ops), scratch=self.blocks)
+        return replace(self._schedule, ops=tuple(ops), host=self.blocks)
 
 
-def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
+def _by_dependencies(schedule: Schedule, buffer: Buffer, moves: Moves) -> Schedule:
     """A copy before each send, and one after each receive, just before what waits for it first:
     schedules that run in order must not wait for a receive before its time."""
-    stage, ops = _Stage(schedule.segments), list[Op]()
+    stage, ops = _Stage(schedule, buffer), list[Op]()
     done: dict[int, int] = {}  # where the operation with this number is complete
     arriving: dict[int, Copy] = {}  # copies that are due, by the number of the receive
 
@@ -198,10 +230,10 @@ def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
 
     for index, op in enumerate(schedule.ops):
         deps = tuple(settled(dep) for dep in op.deps)
-        if isinstance(op, Send) and op.region.buffer not in on_host:
+        if isinstance(op, Send) and moves(op.region):
             place = stage.place(op)
             ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
-        elif isinstance(op, Recv) and op.region.buffer not in on_host:
+        elif isinstance(op, Recv) and moves(op.region):
             place = stage.place(op)
             arriving[index] = Copy(place, op.region, (len(ops),))
             ops.append(op._replace(region=place, deps=deps))
@@ -209,17 +241,17 @@ def _by_dependencies(schedule: Schedule, on_host: Sequence[str]) -> Schedule:
             ops.append(op._replace(deps=deps))
         done[index] = len(ops) - 1
     ops += arriving.values()
-    return replace(schedule, ops=tuple(ops), host=stage.blocks)
+    return stage.made(ops)
 
 
-def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], on_host: Sequence[str]) -> Schedule:
+def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], buffer: Buffer, moves: Moves) -> Schedule:
     """Each round as three: copies out, messages, copies in."""
-    stage, ops = _Stage(schedule.segments), list[Op]()
+    stage, ops = _Stage(schedule, buffer), list[Op]()
     gate: Deps = ()
     for members in rounds:
         old = [schedule.ops[index] for index in members]
-        sends = [op for op in old if isinstance(op, Send) and op.region.buffer not in on_host]
-        recvs = [op for op in old if isinstance(op, Recv) and op.region.buffer not in on_host]
+        sends = [op for op in old if isinstance(op, Send) and moves(op.region)]
+        recvs = [op for op in old if isinstance(op, Recv) and moves(op.region)]
         of_region = {op.region: op for op in reversed(sends)}  # what is sent to several is copied out once
         out = {region: stage.place(op) for region, op in reversed(of_region.items())}
         places = {op.region: stage.place(op) for op in recvs}
@@ -232,16 +264,16 @@ def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], on_host: Seq
                 ops += [op._replace(deps=gate) for op in step]
                 ops.append(Join(tuple(range(first, len(ops)))))
                 gate = (len(ops) - 1,)
-    return replace(schedule, ops=tuple(ops), host=stage.blocks)
+    return stage.made(ops)
 
 
 def _through(op: Op, places: dict[Region, Region]) -> Op:
-    """A message by way of its region's place on the host, if it has one; other operations as they are."""
+    """A message by way of its region's place, if it has one; other operations as they are."""
     return op._replace(region=places.get(op.region, op.region)) if isinstance(op, (Send, Recv)) else op
 
 
 def _together(pairs: Iterable[tuple[Region, Region]]) -> list[tuple[Region, Region]]:
-    """Pairs of a region and its place on the host, those of one buffer and segment as one."""
+    """Pairs of a region and its place, those of one buffer and segment as one."""
     groups: dict[tuple[str, int | None], list[tuple[Region, Region]]] = {}
     for region, place in pairs:
         groups.setdefault((region.buffer, region.part), []).append((region, place))

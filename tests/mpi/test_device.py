@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,17 +20,19 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import BufferTypeError, ConstraintError, DeviceError, DeviceMemoryError, ParameterError, cuda
 from hiercoll.algorithms import REGISTRY
+from hiercoll.cuda.arrays import Producers
 from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, PeerCopy
 from hiercoll.errors import PlanError, TransportWarning
 from hiercoll.memory import BlockLayout, HostMemory, Memory, Reduction
 from hiercoll.runtime import plan as executor
+from hiercoll.runtime.addresses import NAMES, Addresses
 from hiercoll.runtime.binding import Binding
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.memories import takes_device_memory
 from hiercoll.runtime.session import mpi_library
-from hiercoll.schedule import Get
+from hiercoll.schedule import Get, Schedule
 from hiercoll.schedule.lowering import lower
 from hiercoll.schedule.transports import DIRECT, Transport
 from hiercoll.tables import Choice, Entry, Table, Variant
@@ -112,6 +116,16 @@ def test_every_algorithm(
             check(device, comm, collective, algorithm=name, transport=transport)
 
 
+def addresses_of(comm: MPI.Intracomm, schedule: Schedule, memory: Any, places: dict[Any, int]) -> Addresses:
+    """As plans have them."""
+    session = get_session(comm)
+    own = {name: places[name] for name in NAMES if name in schedule.offered}
+    wanted = [(op.peer, op.source.buffer) for op in schedule.ops if isinstance(op, Get)]
+    least = partial(session.agreement.least, what="addresses")
+    lanes = session.topology.lane_of
+    return Addresses(RANK, lanes, session.node.size, memory, own, wanted, session.node.Allgather, least)
+
+
 @pytest.mark.parametrize("layout", layouts())
 @pytest.mark.parametrize("transport", [None, Transport(False, 0), Transport(False, 1), Transport(True, 1)])
 def test_reductions(
@@ -133,9 +147,10 @@ def test_reductions(
     )
     places: dict[Any, int] = dict(zip(("send", "recv", "scratch", "host"), (*addresses, scratch, host), strict=True))
     block = BlockLayout(items * 4, 4, schedule.segments)
-    binding = Binding(comm, topology.lane_of, memory, block, places, 0)
+    peers = addresses_of(comm, schedule, memory, places) if transport and transport.peer else None
+    binding = Binding(comm, topology.lane_of, memory, block, places, 0, peers=peers)
     plan = executor.plan_of(lower(schedule), replace(binding, reduction=how), "allreduce")
-    plan.stream = OWN_STREAM
+    plan.producers, plan.tell = Producers(OWN_STREAM), peers and peers.tell
     for salt in (0, 1):
         if salt and transport:
             send.fill(values + salt)
@@ -197,6 +212,102 @@ def test_a_stream_of_the_callers(device: LateDevice, comm: MPI.Intracomm) -> Non
     np.testing.assert_array_equal(recv.get(), expected)
 
 
+def test_streams_that_change(device: LateDevice, comm: MPI.Intracomm) -> None:
+    """A plan comes after the stream that is the array's when it is started, not when the plan was made; and after what
+    is under way on that of the receive buffer."""
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = LateArray(device, values.shape, np.uint8, 5), LateArray(device, expected.shape, np.uint8, 6)
+    with hiercoll.alltoall_init(comm, send, recv, algorithm="scatter_destination", transport="staged") as plan:
+        for salt in range(3):
+            send.stream, recv.stream = 10 + salt, 20 + salt
+            recv.fill(np.full_like(expected, 0xA5))
+            send.fill(values + salt)
+            plan()
+            np.testing.assert_array_equal(recv.get(), expected + salt)
+
+
+@pytest.mark.parametrize("kind", ["protocol", "attribute", "ctypes", "number"])
+def test_streams_of_other_libraries(device: LateDevice, comm: MPI.Intracomm, kind: str) -> None:
+    """NVIDIA's protocol, CuPy's and PyTorch's attributes, Numba's handles of ctypes."""
+    stream: Any = {
+        "protocol": SimpleNamespace(__cuda_stream__=lambda: (0, 9)),
+        "attribute": SimpleNamespace(ptr=9),
+        "ctypes": SimpleNamespace(handle=ctypes.c_void_p(9)),
+        "number": 9,
+    }[kind]
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = device.array(values, 9), LateArray(device, expected.shape, np.uint8)
+    send.stream = 1
+    hiercoll.alltoall(comm, send, recv, stream=stream)
+    np.testing.assert_array_equal(recv.get(), expected)
+
+
+def test_a_stream_that_is_captured(device: LateDevice, comm: MPI.Intracomm) -> None:
+    """It is refused before anything moves, and the communicator goes on."""
+    send = device.array(np.zeros(SIZE * 8), 9)
+    hiercoll.alltoall(comm, send, stream=9)
+    for _ in range(2):
+        device.capturing.add(9)
+        with pytest.raises(ParameterError, match="stream: expected one that is not being captured into a graph"):
+            hiercoll.alltoall(comm, send, stream=9)
+        device.capturing.clear()
+        check(device, comm, "alltoall")
+
+
+def test_a_plan_holds_up_no_other_one(comm: MPI.Intracomm) -> None:
+    """Each has streams of its own; those of freed plans are used again."""
+    memory = DeviceMemory(LateDevice())
+    one, other = memory.of_plan(), memory.of_plan()
+    assert len({id(each.stream(use)) for each in (one, other) for use in ("in", "out", ("get", 3))}) == 6
+    streams = {id(one.stream("in")), id(one.stream("out")), id(one.stream(("get", 3)))}
+    del one
+    assert {id(memory.of_plan().stream("within"))} <= streams
+
+
+@pytest.mark.ranks([2, 4])
+def test_memory_that_is_given_out_again_and_again(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]
+) -> None:
+    """Of 4 MiB and more, in sizes that vary, over two communicators: one cache of mappings serves both, and what
+    overlaps is not mapped twice."""
+    comms = [on_layout(f"1x{SIZE}"), on_layout(f"1x{SIZE}")]
+    for turn in range(6):
+        items = (1 << 22) // SIZE + 4096 * (turn * 7 % 5)
+        block = np.full(items, 16 * RANK + turn, np.uint8)
+        send = device.array(np.tile(block, SIZE), OWN_STREAM)
+        recv = LateArray(device, (SIZE * items,), np.uint8, OWN_STREAM)
+        for comm in comms:
+            hiercoll.alltoall(comm, send, recv, algorithm="pairwise", transport="peer")
+            expected = np.repeat(np.arange(SIZE) * 16 + turn, items).astype(np.uint8)
+            np.testing.assert_array_equal(recv.get(), expected)
+        del send, recv
+    cuda.unmap(WORLD)
+
+
+@pytest.mark.ranks([2, 4])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_mapping_that_fails_on_one_rank(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """All ranks raise before data move, and go on."""
+    comm = on_layout(f"1x{SIZE}")
+    check(device, comm, "alltoall", algorithm="pairwise", transport="peer")
+    cuda.unmap(WORLD)
+
+    def refuse(handle: bytes) -> Any:
+        raise DeviceError("handle", "memory that can be mapped", "no room for it")
+
+    send, recv = device.array(np.zeros(SIZE * 8), OWN_STREAM), device.array(np.ones(SIZE * 8), OWN_STREAM)
+    call = hiercoll.alltoall_init if held else hiercoll.alltoall
+    if RANK == SIZE - 1:
+        monkeypatch.setattr(device, "open", refuse)
+    with pytest.raises(DeviceError, match="no room" if RANK == SIZE - 1 else "some that another rank cannot"):
+        call(comm, send, recv, algorithm="pairwise", transport="peer")
+    np.testing.assert_array_equal(recv.get(), np.ones(SIZE * 8))
+    monkeypatch.undo()
+    check(device, comm, "alltoall", algorithm="pairwise", transport="peer")
+
+
 def test_new_arrays(device: LateDevice, comm: MPI.Intracomm) -> None:
     """The result is of the caller's kind, with its type and shape."""
     values = np.arange(SIZE * 6, dtype=np.float32).reshape(SIZE, 2, 3) + 100 * RANK
@@ -219,19 +330,19 @@ def at_once(self: object) -> bool:
     return True
 
 
-def unordered(self: DeviceMemory, handle: int, direct: bool) -> None:
+def unordered(self: DeviceMemory, handles: Iterable[int], direct: bool) -> None:
     """Neither copies nor messages after what the caller has enqueued."""
 
 
-def without_streams(self: DeviceMemory, handle: int, direct: bool) -> None:
+def without_streams(self: DeviceMemory, handles: Iterable[int], direct: bool) -> None:
     """Messages after what the caller has enqueued, copies not."""
-    if direct:
+    for handle in handles if direct else ():
         self.device.stream_of(handle).record().synchronize()
 
 
-def without_host(self: DeviceMemory, handle: int, direct: bool) -> None:
+def without_host(self: DeviceMemory, handles: Iterable[int], direct: bool) -> None:
     """Copies after what the caller has enqueued, messages not."""
-    BEFORE_MESSAGES(self, handle, False)
+    BEFORE_MESSAGES(self, handles, False)
 
 
 BEFORE_MESSAGES = DeviceMemory.before_messages
@@ -486,6 +597,105 @@ def test_bench_and_tuning(device: LateDevice, on_layout: Callable[[str], MPI.Int
     plans = [plan for plan in get_session(comm).plans.values() if plan.schedule]
     gets = [op for plan in plans for op in plan.schedule.ops if isinstance(op, Get)]
     assert len(gets) == (SIZE - 1) * len(plans)
+
+
+class Vectors:
+    """Blocks of sizes drawn for each turn, a device array for each end; the first rank receives nothing in turn 1."""
+
+    def __init__(self, device: LateDevice, turn: int, form: str) -> None:
+        draw = np.random.default_rng(turn)
+        sizes = draw.integers(0, 9, (SIZE, SIZE)) + 900 * (draw.random((SIZE, SIZE)) < 0.2)
+        sizes[:, 0] *= turn != 1
+        if form == "allgatherv":
+            sizes[:] = sizes[:, -1:]
+        sent, received = sizes[RANK], sizes[:, RANK].copy()
+        gaps = draw.integers(0, 2, SIZE)
+        at = np.cumsum(received + gaps) - received
+        values = np.concatenate(
+            [np.full(n, 100.0 * RANK + peer * (form == "alltoallv")) for peer, n in enumerate(sent)]
+        )
+        self.expected = np.full(int((received + gaps).sum()) if received.any() else 0, -1.0)
+        for peer in range(SIZE if received.any() else 0):
+            self.expected[at[peer] : at[peer] + received[peer]] = 100 * peer + RANK * (form == "alltoallv")
+        self.result = device.array(np.full(len(self.expected), -1.0), OWN_STREAM)
+        self.send: Any = [device.array(values, OWN_STREAM), sent]
+        if form == "allgatherv":
+            self.send = device.array(values[: sent[0]], OWN_STREAM)
+        self.recv = [self.result, (received, at if received.any() else at * 0)]
+
+    def check(self) -> None:
+        np.testing.assert_array_equal(self.result.get(), self.expected)
+
+
+@pytest.mark.parametrize("how", ["call", "in the background", "plan", "drop-in", "drop-in, request", "drop-in, plan"])
+@pytest.mark.parametrize("form", ["alltoallv", "allgatherv"])
+@pytest.mark.parametrize("algorithm", ["auto", "native", "straight", "shared"])
+@pytest.mark.parametrize("transport", ["staged", "direct"])
+def test_blocks_of_any_sizes(
+    device: LateDevice,
+    on_layout: Callable[[str], MPI.Intracomm],
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+    algorithm: str,
+    form: str,
+    how: str,
+) -> None:
+    """Other sizes in each turn, gaps between blocks, in all forms: what lies in the gaps stays."""
+    device.aware = transport == "direct"
+    monkeypatch.setenv("HIERCOLL_CUDA_AWARE", str(int(device.aware)))
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    ours = hiercoll.Intracomm(comm)
+    options: dict[str, Any] = {"algorithm": algorithm}
+    if algorithm == "straight":
+        options = {"algorithm": "pairwise" if form == "alltoallv" else "ring"}
+    if algorithm == "shared":
+        options = {"algorithm": "aggregate" if form == "alltoallv" else "shared", "limit": 600}
+        if form == "allgatherv":
+            del options["limit"]
+    if (algorithm == "shared" and how == "in the background") or ("drop-in" in how and algorithm != "auto"):
+        pytest.skip("not to be had")
+    if how != "in the background":
+        options["transport"] = transport
+    for turn in range(4):
+        given = Vectors(device, turn, form)
+        if how == "call":
+            getattr(hiercoll, form)(comm, given.send, given.recv, **options)
+        elif how == "in the background":
+            getattr(hiercoll, f"i{form}")(comm, given.send, given.recv, **options).wait()
+        elif how == "plan":
+            with getattr(hiercoll, f"{form}_init")(comm, given.send, given.recv, **options) as plan:
+                plan()
+        elif how == "drop-in":
+            getattr(ours, form.capitalize())(given.send, given.recv)
+        elif how == "drop-in, request":
+            getattr(ours, f"I{form}")(given.send, given.recv).Wait()
+        else:
+            request = getattr(ours, f"{form.capitalize()}_init")(given.send, given.recv)
+            request.Start()
+            request.Wait()
+            request.Free()
+        given.check()
+
+
+def test_what_cannot_be_of_any_sizes(device: LateDevice, comm: MPI.Intracomm) -> None:
+    """Typed errors, and the communicator goes on."""
+    counts = np.ones(SIZE, int)
+    there, here = device.array(np.zeros(SIZE)), np.zeros(SIZE)
+    with pytest.raises(ConstraintError, match="transport 'peer': expected equal blocks"):
+        hiercoll.alltoallv(comm, [there, counts], [device.array(here), counts], transport="peer")
+    with pytest.raises(ConstraintError, match="expected equal blocks"):
+        hiercoll.alltoallv(comm, [there, counts], [device.array(here), counts], transport="staged:3")
+    with pytest.raises(BufferTypeError, match="memory of host, as sendbuf"):
+        hiercoll.alltoallv(comm, [here, counts], [there, counts])
+    with pytest.raises(BufferTypeError, match="an array of its own"):
+        hiercoll.alltoallv(comm, MPI.IN_PLACE, [there, counts], algorithm="pairwise")
+    for _ in range(2):
+        hiercoll.alltoallv(comm, [here, counts], [here.copy(), counts], algorithm="pairwise")
+        with pytest.raises(ParameterError, match="'auto', 'direct', 'staged', 'peer'"):
+            hiercoll.alltoallv(comm, [here, counts], [here.copy(), counts], algorithm="pairwise", transport="nonsense")
+        with pytest.raises(ParameterError, match="a CUDA stream"):
+            hiercoll.alltoallv(comm, [here, counts], [here.copy(), counts], algorithm="pairwise", stream="mine")
+    check(device, comm, "alltoall")
 
 
 def test_bench_finds_wrong_data(device: LateDevice, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

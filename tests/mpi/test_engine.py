@@ -330,7 +330,7 @@ def test_wrong_counts_are_not_left_to_mpi(comm: MPI.Intracomm) -> None:
         with pytest.raises(hiercoll.ArgumentError):
             hiercoll.alltoallv(comm, [send, wrong], [recv, counts])
     with pytest.raises(hiercoll.ArgumentError):
-        hiercoll.alltoallv(comm, [send, counts], [recv, counts], stream=None)
+        hiercoll.alltoallv(comm, [send, counts], [recv, counts], streams=None)
     hiercoll.alltoallv(comm, [send, counts], [recv, counts])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import subprocess
 import sys
@@ -14,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiercoll import cuda
-from hiercoll.cuda.arrays import device_array, is_device_array, new_like
+from hiercoll.cuda.arrays import device_array, is_device_array, new_like, stream_handle
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.late import LateArray, LateDevice
+from hiercoll.cuda.mappings import Mappings
 from hiercoll.cuda.memory import DeviceMemory
-from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError
+from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError, ParameterError
 from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
 from hiercoll.schedule import RECV, SEND
 
@@ -223,13 +226,14 @@ def test_memory_of_another_process() -> None:
     one, other = LateDevice(), LateDevice()
     array = one.array(np.arange(2000.0))
     array.get()
-    handle, offset = one.export(array.address + 800)
+    handle, allocation = one.export(array.address + 800)
     address, owner = other.open(handle)
+    offset = array.address + 800 - allocation.base
     assert offset == 800 and one.number(array.address + 800) == one.number(array.address) and owner
     np.testing.assert_array_equal(other.view(address + offset, 16).view(float), [100.0, 101.0])
-    del array
+    del array, owner
     with pytest.raises(DeviceError, match="memory of a running process"):
-        other.open(b"/proc/0/fd/0")
+        other.open(handle)
     other.hidden = {one.bus}
     with pytest.raises(DeviceError, match=f"that is not hidden, got that of {one.bus}"):
         other.open(handle)
@@ -238,27 +242,87 @@ def test_memory_of_another_process() -> None:
         one.export(one.array(np.zeros(3)).address)
 
 
-def test_cards_find_buffers() -> None:
-    """An allocation is mapped once; one with the same handle and another number is mapped anew."""
+def test_handles_find_buffers() -> None:
+    """An allocation is mapped once for the process, whatever communicator asks."""
+    one, other = LateDevice(), LateDevice()
+    memory, there, elsewhere = DeviceMemory(one), DeviceMemory(other), DeviceMemory(other)
+    address, owner = memory.allocate(5000)
+    first = there.find(memory.address_handle(address))
+    assert elsewhere.find(memory.address_handle(address + 100)) == (first.address + 100, first.owner)
+    assert other.counts["mappings"] == 1 and owner
+
+
+def test_handles_follow_the_allocation() -> None:
+    """Memory that was freed and given out again at the same address has another handle, and is mapped anew: what
+    overlaps it is let go of before, as CUDA refuses to map it twice."""
     one, other = LateDevice(), LateDevice()
     memory, there = DeviceMemory(one), DeviceMemory(other)
-    address, owner = memory.allocate(5000)
-    first, keeps = there.find(memory.address_handle(address))
-    assert there.find(memory.address_handle(address + 100)) == (first + 100, keeps)
-    assert other.counts["mappings"] == 1
-    (handle, _), number = one.export(address), one.number(address)
-    assert there.mapping(handle, number + 1).address and other.counts["mappings"] == 2 and owner
+    address, owner = memory.allocate(8 << 20)
+    before = memory.address_handle(address)
+    assert memory.address_handle(address) is before and there.find(before).address
+    del owner
+    again, owner = memory.allocate(5 << 20)
+    assert again <= address < again + (5 << 20) or address <= again < address + (8 << 20)  # where it was
+    handle = memory.address_handle(again)
+    assert handle.tobytes() != before.tobytes()
+    there.find(handle)
+    with pytest.raises(DeviceError, match="memory of a running process"):
+        there.find(before)
+    assert owner and len(other._mapped) == 0  # what is gone pushed out what is there, and could not be mapped
 
 
-def test_cards_follow_the_allocation() -> None:
-    """At an address that has been freed and given out again, the handle is a new one."""
-    device = LateDevice()
-    memory = DeviceMemory(device)
-    address, owner = memory.allocate(5000)
-    first = memory.address_handle(address).tobytes()
-    assert memory.address_handle(address).tobytes() == first and owner
-    device._files[address] = (device._files[address][0], 99)
-    assert memory.address_handle(address).tobytes() != first
+def test_a_mapping_in_the_way() -> None:
+    """Another one of the same process, whose place is not known: all of that process go, once."""
+    one, other = LateDevice(), LateDevice()
+    mappings = Mappings(other)
+    (address, first), (_, second) = one.allocate(5000), one.allocate(5000)
+    handle, allocation = one.export(address)
+    mappings.find(handle, allocation._replace(base=1, size=1))  # as if it lay elsewhere
+    del first
+    again, third = one.allocate(5000)
+    handle, allocation = one.export(again)
+    assert mappings.find(handle, allocation).address and other.counts["mappings"] == 2
+    assert second and third
+
+
+def test_few_mappings_are_kept() -> None:
+    """So many, and so many bytes of them; the last one always."""
+    one, other = LateDevice(), LateDevice()
+    made = [one.allocate(size << 12) for size in (1, 2, 3, 4)]
+    for most, most_bytes, left in ((3, 1 << 30, 3), (99, 7 << 12, 2), (99, 1, 1)):
+        mappings = Mappings(other, most, most_bytes)
+        for address, _ in made:
+            mappings.find(*one.export(address))
+        assert len(other._mapped) == left
+        mappings.clear()
+        assert not other._mapped
+
+
+def test_copies_from_memory_that_was_freed_end_the_process() -> None:
+    """What CUDA leaves open, the simulated device fails."""
+    one, other = LateDevice(), LateDevice()
+    address, owner = one.allocate(5000)
+    there, mapped = other.open(one.export(address)[0])
+    child = os.fork()
+    if not child:
+        del owner
+        gc.collect()
+        other.view(there, 1).sum()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGBUS and owner and mapped
+
+
+@pytest.mark.parametrize("wrong", ["mine", True, 1.5, SimpleNamespace()])
+def test_no_streams(wrong: Any) -> None:
+    with pytest.raises(ParameterError, match="a CUDA stream, or its handle"):
+        stream_handle(wrong)
+
+
+def test_arrays_of_jax_are_ready() -> None:
+    """They have streams of their own, of which nobody is told."""
+    asked = []
+    array: Any = type("Array", (Fake,), {"__module__": "jaxlib", "block_until_ready": lambda self: asked.append(1)})()
+    assert device_array(array, "sendbuf", 0, writable=False).stream == 1 and asked
 
 
 def test_the_gate_says_what_to_install() -> None:

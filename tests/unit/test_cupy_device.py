@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from hiercoll.cuda.device import Pieces
+from hiercoll.cuda.mappings import clear_all
 from hiercoll.cuda.memory import DeviceMemory
-from hiercoll.errors import DeviceError, DeviceMemoryError
+from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
 from hiercoll.memory import BlockLayout, HostMemory, Reduction
 from hiercoll.schedule import HOST, RECV, SEND
 
@@ -25,6 +26,10 @@ NAME = "hiercoll.cuda.cupy_device"
 
 class CUDARuntimeError(RuntimeError):
     """As CuPy has it."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class OutOfMemoryError(MemoryError):
@@ -68,6 +73,11 @@ class Runtime:
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:  # noqa: N802
         assert stream and Event.known[event].recorded
 
+    def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802
+        if stream == 13:
+            raise CUDARuntimeError("cudaErrorStreamCaptureImplicit")
+        return stream == 12
+
     def hostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
         self.calls.append("register")
 
@@ -79,6 +89,8 @@ class Runtime:
 
     def ipcOpenMemHandle(self, handle: bytes, flags: int = 1) -> int:  # noqa: N802
         address = int.from_bytes(handle, "little")
+        if not address & 0xFFF and address < 1 << 16:
+            raise CUDARuntimeError("cudaErrorAlreadyMapped", 208)
         if address not in self.memory:
             raise CUDARuntimeError("cudaErrorInvalidResourceHandle")
         return address
@@ -217,7 +229,7 @@ def test_copies(runtime: Runtime) -> None:
         expected = np.full(216, 0xA5, np.uint8)
         ctypes.memset(at, 0xA5, 216)
         HostMemory().copy(layout, (values.ctypes.data, source), (expected.ctypes.data, target))()
-        memory.before_messages(1, True)
+        memory.before_messages([1], True)
         copy = memory.copy(layout, (there, source), (at, target))
         assert copy is not None
         copy.start()
@@ -270,8 +282,12 @@ def test_memory(runtime: Runtime) -> None:
     found, mapping = memory.find(memory.address_handle(address + 300))
     assert found == address + 300 and mapping and kept
     del mapping, memory
+    clear_all()
     gc.collect()
     assert runtime.calls[-1] == "close"
+    with pytest.raises(AlreadyMappedError):
+        device.open((4096).to_bytes(64, "little"))
+    assert [device.is_capturing(handle) for handle in (1, 12, 13)] == [False, True, True]
     assert module.device_number(address) == 0
     with pytest.raises(DeviceError, match="memory of a device"):
         module.device_number(4096)

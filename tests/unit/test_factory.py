@@ -97,7 +97,7 @@ def test_equal_requests_have_equal_keys() -> None:
     for request in (EVEN, VARYING):
         assert request.sent is not None
         again = [
-            data._replace(owner=object(), sizes=None if data.sizes is None else SIZES.copy(), stream=7)
+            data._replace(owner=object(), sizes=None if data.sizes is None else SIZES.copy())
             for data in (request.sent, request.received)
         ]
         same = replace(request, sent=again[0], received=again[1], is_auto=True, note=print, result=1, mode=Mode.HELD)

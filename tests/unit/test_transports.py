@@ -30,7 +30,7 @@ from hiercoll.schedule import (
     Schedule,
     Send,
 )
-from hiercoll.schedule.transports import ON_HOST, Transport, cut, staged
+from hiercoll.schedule.transports import ON_HOST, Transport, cut, packed, staged
 from hiercoll.tools.loopback import run
 from hiercoll.tools.proving import prove
 from hiercoll.tools.timeline import to_svg, to_trace
@@ -75,6 +75,23 @@ def test_staged(collective: str, name: str, params: object, layout: str, inplace
         assert (before.scratch, before.shared, before.flags, before.tags) == (
             after.scratch, after.shared, after.flags, after.tags,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("collective", "name", "params"), CASES)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_packed(collective: str, name: str, params: object, layout: str, inplace: bool) -> None:
+    """Proved; each message is of blocks that lie together, and nothing else has changed."""
+    topology = parse_layout(layout)
+    plain = schedules(collective, name, params, topology, inplace)
+    made = [packed(schedule) for schedule in plain]
+    assert proved(made, collective, topology, inplace)
+    for before, after in zip(plain, made, strict=True):
+        messages = [op for op in after.ops if isinstance(op, Send | Recv)]
+        assert all(op.region.is_whole for op in messages if op.region.buffer not in ON_HOST)
+        assert (before.rounds is None) == (after.rounds is None) and before.tags == after.tags
+        apart = [op for op in before.ops if isinstance(op, Send | Recv) and op.region.buffer not in ON_HOST]
+        assert (after == before) == all(op.region.is_whole for op in apart)
 
 
 @pytest.mark.parametrize(("collective", "name", "params"), CASES)

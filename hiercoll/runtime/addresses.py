@@ -1,0 +1,68 @@
+"""Where buffers lie that the ranks of a node copy from (transport "peer"), and that all can be mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hiercoll.cuda import DeviceMemory
+from hiercoll.errors import DeviceError
+from hiercoll.memory import HANDLE_BYTES, Array
+from hiercoll.schedule import BufferName
+
+NAMES: tuple[BufferName, ...] = ("send", "recv", "scratch")  # that others copy from
+
+
+class Addresses:
+    """Address handles of a plan's buffers on all ranks of the node, rewritten in place.
+
+    ``own``: the buffers that others copy from, and where they lie here; ``wanted``: (rank, buffer) of what this rank
+    copies from. ``gather`` puts rows of bytes of the node's ranks together, ``least`` gives the smallest value of all
+    ranks; both are collective.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        lane_of: Sequence[int],
+        lanes: int,
+        memory: DeviceMemory,
+        own: Mapping[BufferName, int],
+        wanted: Sequence[tuple[int, BufferName]],
+        gather: Callable[[Array, Array], Any],
+        least: Callable[[int], int],
+    ) -> None:
+        self._rank, self._lane_of, self._memory, self._own, self._wanted = rank, lane_of, memory, own, wanted
+        self._gather, self._least = gather, least
+        self._rows = np.zeros((lanes, len(NAMES), HANDLE_BYTES), np.uint8)
+        self._told = b""  # the own handles that the others know
+
+    def handle(self, peer: int, buffer: BufferName) -> Array:
+        """The handle of another rank's buffer, as it is at each start."""
+        row: Array = self._rows[self._lane_of[peer], NAMES.index(buffer)]
+        return row
+
+    def tell(self) -> None:
+        """Before data move: if a rank has other buffers than the last time, tell all, and map what is to be copied
+        from. Raises DeviceError on all ranks if one cannot. Collective."""
+        own, problem = np.zeros((len(NAMES), HANDLE_BYTES), np.uint8), ""
+        for name, address in self._own.items():
+            try:
+                own[NAMES.index(name)] = self._memory.address_handle(address)
+            except DeviceError as error:
+                problem = str(error)
+        if self._least(not problem and own.tobytes() == self._told):
+            return
+        self._told = b""
+        self._gather(own, self._rows)
+        for peer, buffer in self._wanted:
+            try:
+                self._memory.find(self.handle(peer, buffer))
+            except DeviceError as error:
+                problem = problem or str(error)
+        if not self._least(not problem):
+            got = problem or "some that another rank cannot"
+            raise DeviceError("transport 'peer'", "memory that the ranks of a node can map", got, self._rank)
+        self._told = own.tobytes()
