@@ -238,8 +238,8 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
 def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable[[], object]) -> str:
     """Serve a blocking call, or leave it to MPI: where hiercoll does not serve the communicator, where mpi4py, or the
     MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
-    session = _session(comm)
     on_device = is_on_device(given.recv)
+    session = _session(comm, on_device)
     if session is None:
         native()
         return NATIVE
@@ -264,12 +264,13 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     return serve(session, request, given)
 
 
-def _session(comm: Any) -> Session | None:
-    """The session of a communicator that hiercoll serves; None for one that is left to MPI."""
+def _session(comm: Any, on_device: bool) -> Session | None:
+    """The session of a communicator that hiercoll serves; None for one that is left to MPI: that of one rank, too, but
+    with arrays of devices, which MPI may not be given."""
     if comm == MPI.COMM_NULL:
         return None
     session = get_session(comm)
-    return None if session.is_plain else session
+    return None if session.disabled or (session.is_plain and not on_device) else session
 
 
 def _go_past(comm: Any, collective: Collective, native: Native) -> None:
@@ -300,8 +301,9 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
     """Start a call; None leaves it to MPI, with nothing done."""
     # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
     # which MPI may not be given, the first call waits.
-    session = _session(comm) if is_on_device(given.recv) else None if comm == MPI.COMM_NULL else known_session(comm)
-    if session is None or session.is_plain or session.threadless:
+    on_device = is_on_device(given.recv)
+    session = _session(comm, True) if on_device else None if comm == MPI.COMM_NULL else known_session(comm)
+    if session is None or (session.is_plain and not on_device) or session.threadless:
         return None
     if sizes_are_unknown(session, collective, given):
         given = given._replace(algorithm=NATIVE)
@@ -318,7 +320,7 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
-    session = _session(comm)
+    session = _session(comm, is_on_device(given.recv))
     if session is None or session.threadless:
         return None
     try:

@@ -677,6 +677,31 @@ def test_blocks_of_any_sizes(
         given.check()
 
 
+@pytest.mark.parametrize("how", ["call", "request", "plan"])
+def test_drop_in_methods(device: LateDevice, comm: MPI.Intracomm, how: str) -> None:
+    """Of equal blocks, in all forms, and on one rank too: nothing is left to a library that may not have them."""
+    ours = hiercoll.Intracomm(comm)
+    for turn in range(3):
+        for name in ("alltoall", "allgather", "bcast"):
+            values, expected = (array + np.uint8(turn) for array in buffers(name, BLOCK, RANK, SIZE))
+            given = [device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)]
+            result = given[1]
+            if name == "bcast":
+                root = np.random.default_rng(turn).integers(0, 255, 99).astype(np.uint8)
+                expected, result = root, device.array(root if RANK == 0 else root * 0, OWN_STREAM)
+                given = [result]
+            if how == "call":
+                getattr(ours, name.capitalize())(*given)
+            elif how == "request":
+                getattr(ours, f"I{name}")(*given).Wait()
+            else:
+                request = getattr(ours, f"{name.capitalize()}_init")(*given)
+                request.Start()
+                request.Wait()
+                request.Free()
+            np.testing.assert_array_equal(result.get(), expected)
+
+
 def test_what_cannot_be_of_any_sizes(device: LateDevice, comm: MPI.Intracomm) -> None:
     """Typed errors, and the communicator goes on."""
     counts = np.ones(SIZE, int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -305,6 +306,7 @@ def test_copies_from_memory_that_was_freed_end_the_process() -> None:
     there, mapped = other.open(one.export(address)[0])
     child = os.fork()
     if not child:
+        faulthandler.disable()
         del owner
         gc.collect()
         other.view(there, 1).sum()
