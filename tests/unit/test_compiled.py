@@ -249,8 +249,8 @@ print(compiled.load()[0], len(told), *[each.message for each in told], sep="; ")
 def outcome(before: str, **environment: str) -> str:
     """What a program says of its engine."""
     code = FALLBACK.format(before="os" if before == "" else "os\n" + before)
-    sanitizers = {name: value for name, value in os.environ.items() if name in ("LD_PRELOAD", "ASAN_OPTIONS")}
-    env = {"PATH": "/usr/bin:/bin", "HIERCOLL_TABLE": "model", **sanitizers, **environment}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HIERCOLL_")}
+    env = {**own, "HIERCOLL_TABLE": "model", **environment}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert told.returncode == 0, told.stderr
     return told.stdout.strip()
