@@ -34,7 +34,7 @@ from hiercoll.calls.serving import (
     sizes_are_unknown,
 )
 from hiercoll.collectives import Collective, Sizes, called
-from hiercoll.errors import ArgumentError
+from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle, get_session, known_session
@@ -248,8 +248,8 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
             ran = serve_unknown_sizes(session, collective, given, native, strict=False)
             return ran if ran.partition(" ")[2] != NATIVE else NATIVE
         request = make_request(session, collective, given, strict=on_device)
-    except ArgumentError:
-        if on_device:  # which MPI may not be given
+    except ArgumentError as error:
+        if not _is_left(error, given):
             raise
         native()
         return NATIVE
@@ -325,8 +325,8 @@ def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests
         return None
     try:
         request = held_request(session, collective, given, strict=False)
-    except ArgumentError:
-        if is_on_device(given.recv):
+    except ArgumentError as error:
+        if not _is_left(error, given):
             raise
         return None
     if request.is_empty or (request.is_native and request.memory == "host"):
@@ -339,10 +339,16 @@ def _sound(session: Session, collective: Collective, given: Arguments, mode: Mod
     """The request, if it is sound; with arrays of devices, which MPI may not be given, raises what is wrong."""
     try:
         return make_request(session, collective, given, mode, strict=False)
-    except ArgumentError:
-        if is_on_device(given.recv):
+    except ArgumentError as error:
+        if not _is_left(error, given):
             raise
         return None
+
+
+def _is_left(error: ArgumentError, given: Arguments) -> bool:
+    """Whether MPI is to say what is wrong: not with arrays of devices, which it may not be given, unless hiercoll knows
+    no device (that takes CuPy)."""
+    return type(error) is DeviceError or not is_on_device(given.recv)
 
 
 # ---- the methods
