@@ -193,7 +193,8 @@ def compile_steps(steps: Steps, data: Data, window: Window | None, lane_of: Sequ
     code, ops = Code(array("q"), array("q"), [], {}), steps.schedule.ops
     completes = {} if steps.in_sequence else steps.flow.completes
     slots: dict[int, int] = {}  # of the requests of messages that are under way, by operation
-    begins, is_learned = [], False  # where each step's words do
+    begins = []  # where each step's words do
+    is_learned = False  # whether the words that place what others' sizes place have come
 
     def add(kind: int, *words: int) -> None:
         code.words.extend((kind, len(words) + 2, *words))
