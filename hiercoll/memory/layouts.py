@@ -54,12 +54,13 @@ class UnevenLayout:
         self._places[buffer, part] = at.tolist(), sizes.tolist()
 
     def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:
-        """(offset, offset, length) of the pieces that are contiguous in both regions."""
+        """(offset, offset, length) of the pieces that are contiguous in both regions; of blocks of which another rank
+        says another size, as much as there is room for."""
         starts, lengths = self._places[source.buffer, source.part]
-        ends = self._places[target.buffer, target.part][0]
+        ends, rooms = self._places[target.buffer, target.part]
         at = to = length = 0
         for block, other in zip(source.blocks, target.blocks, strict=True):
-            if more := lengths[block]:
+            if more := min(lengths[block], rooms[other]):
                 start, end = starts[block], ends[other]
                 if start == at + length and end == to + length:
                     length += more

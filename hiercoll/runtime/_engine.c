@@ -258,9 +258,11 @@ static void copy_blocks(const Program *self, const int64_t *words)
 {
     const Table *from = &self->tables[words[3]], *to = &self->tables[words[5]];
     int64_t count = (words[1] - 6) / 2;
-    for (const int64_t *block = words + 6; block < words + 6 + count; block++)
+    for (const int64_t *block = words + 6; block < words + 6 + count; block++) {
+        int64_t size = size_in(from, *block), room = size_in(to, block[count]); /* equal, if ranks agree on it */
         memmove((void *)(uintptr_t)(self->bases[words[4]] + to->places[block[count]]),
-                (void *)(uintptr_t)(self->bases[words[2]] + from->places[*block]), (size_t)size_in(from, *block));
+                (void *)(uintptr_t)(self->bases[words[2]] + from->places[*block]), (size_t)(size < room ? size : room));
+    }
 }
 
 static void place_blocks(const Program *self, const int64_t *words)

@@ -346,6 +346,20 @@ class OnDevice:
         self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("turns", [1, 3])
+def test_sizes_that_ranks_do_not_agree_on(on_layout: Callable[[str], MPI.Intracomm], turns: int) -> None:
+    """Within a node, through its buffer: what is more than the receiver has said goes nowhere."""
+    comm = on_layout(f"1x{SIZE}")
+    sent, received = np.full(SIZE, 5), np.full(SIZE, 3)
+    sent[RANK] = received[RANK]
+    for turn in range(turns):
+        send, recv = np.full(5 * SIZE, RANK + turn), np.full(3 * SIZE + 5, -1)
+        hiercoll.alltoallv(comm, [send, sent], [recv, received], algorithm="aggregate")
+        np.testing.assert_array_equal(recv[3 * SIZE :], -1)
+        np.testing.assert_array_equal(recv[: 3 * SIZE], np.repeat(np.arange(SIZE), 3) + turn)
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "native"])
 def test_device_memory_is_refused(comm: MPI.Intracomm, algorithm: str) -> None:
     """However it is given, where there is none; and beside the host's, whatever there is."""
