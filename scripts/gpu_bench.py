@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import cuda
-from hiercoll.cuda.cupy_device import CupyDevice
+from hiercoll.cuda.cupy_device import CupyDevice, CupyRows
 from hiercoll.cuda.device import Pieces, Rows, Shape, copy_shape
 from hiercoll.memory import BlockLayout
 from hiercoll.schedule import RECV, SEND, Region
@@ -88,12 +88,6 @@ def figure(name: str, seconds: float, nbytes: int, bounds: dict[str, float] | No
     return {"figure": name, "seconds": seconds, "bytes": nbytes, "bounds": bounds or {}}
 
 
-def as_pieces(rows: Rows) -> Pieces:
-    """The same copy as a table."""
-    starts = [(rows.source + i * rows.source_step, rows.target + i * rows.target_step) for i in range(rows.number)]
-    return Pieces(tuple((source, target, rows.length) for source, target in starts))
-
-
 def uneven(source: int, target: int, total: int) -> Pieces:
     """``total`` bytes in pieces of 1 B to 1 MiB, as many of 1 to 2 B as of 512 KiB to 1 MiB; they lie together
     in the target, and with a byte between them in the source."""
@@ -124,6 +118,12 @@ def packing() -> Iterator[dict[str, Any]]:
         del source, target  # before the next are made
 
 
+def on_one_rank() -> Iterator[dict[str, Any]]:
+    """What one rank does by itself."""
+    yield from packing()
+    yield from narrow_rows()
+
+
 def packed(source: int, target: int, total: int) -> Iterator[tuple[str, Shape]]:
     """Copies of ``total`` bytes between buffers of twice as many at these addresses."""
     for block in (1 << 10, 1 << 13, 1 << 16, 1 << 20):
@@ -140,7 +140,7 @@ def packed(source: int, target: int, total: int) -> Iterator[tuple[str, Shape]]:
             assert shape is not None
             yield f"{name}, in blocks of {block} B", shape
             if isinstance(shape, Rows):  # which of the two is faster?
-                yield f"{name}, by the kernel, in blocks of {block} B", as_pieces(shape)
+                yield f"{name}, by the kernel, in blocks of {block} B", shape.pieces()
             if name == "pack scattered":
                 shape = copy_shape(BlockLayout(block), (source, read), (target + 3, write))
                 assert shape is not None
@@ -151,6 +151,25 @@ def packed(source: int, target: int, total: int) -> Iterator[tuple[str, Shape]]:
 def copying(source: cupy.ndarray, target: cupy.ndarray, nbytes: int, stream: cupy.cuda.Stream) -> Callable[[], None]:
     """A plain copy on the device, to be enqueued."""
     return partial(runtime.memcpyAsync, target.data.ptr, source.data.ptr, nbytes, ON_DEVICE, stream.ptr)
+
+
+def narrow_rows() -> Iterator[dict[str, Any]]:
+    """Rows that lie apart, to pinned memory of the host and from it: by the copy engine, and by the kernel, which packs
+    them on the way; against one plain copy. Which of the two plans take is for `hiercoll.cuda.device.NARROW` to say."""
+    device, total = CupyDevice(runtime.getDevice()), 16 * MIB
+    on, source = device.new_stream(), noise(2 * total)
+    pinned, owner = device.allocate_pinned(total)
+    assert on.own is not None
+    plain = on_stream(on.own, partial(device.prepare(Rows(source.data.ptr, pinned, total)).enqueue, on), 1)
+    yield figure(f"plain copy to the host, {total // MIB} MiB", plain, total)
+    for width in (64, 256, 1024, 4096):
+        out = Rows(source.data.ptr, pinned, width, total // width, 2 * width, width)
+        into = Rows(pinned, source.data.ptr, width, total // width, width, 2 * width)
+        for name, rows in (("to the host", out), ("from the host", into)):
+            for how, task in (("copy engine", CupyRows(device, rows)), ("kernel", device.prepare(rows.pieces()))):
+                seconds = on_stream(on.own, partial(task.enqueue, on), 1)
+                yield figure(f"rows of {width} B {name}, by the {how}", seconds, total, {"a plain copy": plain})
+    assert owner is not None
 
 
 def through_the_host() -> Iterator[dict[str, Any]]:
@@ -185,7 +204,7 @@ ALGORITHMS = {"alltoall": ("scatter_destination", "pairwise", "grouped"), "allga
 PLANS = {"alltoall": hiercoll.alltoall_init, "allgather": hiercoll.allgather_init}
 
 
-def from_mates() -> Iterator[dict[str, Any]]:
+def within_a_node() -> Iterator[dict[str, Any]]:
     """Alltoall and allgather within a node by gets, against device copies of as many bytes as each rank receives:
     one by one for the ranks that share the device, by the time of one rank's alone, and all ranks' at once.
     NCCL, where it can be; and small messages by every transport."""
@@ -277,7 +296,7 @@ def main() -> None:
     }
     if WORLD.rank == 0:
         print(f"L2 cache of {about['l2'] // MIB} MiB; MPS: {about['mps']}; NCCL: {about['nccl']}", flush=True)
-    series = {1: packing, 2: through_the_host}.get(WORLD.size, from_mates)
+    series = {1: on_one_rank, 2: through_the_host}.get(WORLD.size, within_a_node)
     for line in series():
         if WORLD.rank == 0:
             rate = line["bytes"] / line["seconds"] / 1e9

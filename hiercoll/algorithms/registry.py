@@ -136,6 +136,8 @@ class Algorithm:
         plain = System(
             topology, contract, lambda rank: self.schedule(topology, rank, params, inplace=inplace, root=root)
         )
+        if not COLLECTIVES[self.collective].is_even:  # a rank knows no places of blocks that are not its own
+            transport = transport._replace(shared=False)
         return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
 
     def variants(self) -> Iterator[Params]:

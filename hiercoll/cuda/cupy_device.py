@@ -179,6 +179,8 @@ class CupyDevice:
 
     def prepare(self, shape: Shape) -> Task:
         """See `Device.prepare`."""
+        if isinstance(shape, Rows) and shape.is_narrow:
+            shape = shape.pieces()
         if isinstance(shape, Rows):
             return CupyRows(self, shape)
         if isinstance(shape, Pieces):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from hiercoll.memory import Layout, Reduction, common_pieces
 from hiercoll.schedule import Region
 
+NARROW = 1024  # bytes of a row; not measured yet: `scripts/gpu_bench.py` has both ways
 MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)
 
 
@@ -24,6 +25,18 @@ class Rows(NamedTuple):
     number: int = 1
     source_step: int = 0
     target_step: int = 0
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a kernel moves them faster than copy engines do, which handle row by row. To the host, and from it,
+        it packs them on the way."""
+        return self.number > 1 and self.length < NARROW
+
+    def pieces(self) -> Pieces:
+        """The same, each by itself."""
+        at, to, length = self.source, self.target, self.length
+        steps = self.source_step, self.target_step
+        return Pieces(tuple((at + row * steps[0], to + row * steps[1], length) for row in range(self.number)))
 
 
 class Pieces(NamedTuple):

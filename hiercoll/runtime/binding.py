@@ -20,12 +20,13 @@ from hiercoll.errors import PlanError
 from hiercoll.memory import Layout, Memory, Reduction
 from hiercoll.runtime.addresses import Addresses
 from hiercoll.runtime.compiled import Compiled, load
-from hiercoll.runtime.engines import Dataflow, Flags, Message, Part, Section, free_parts
+from hiercoll.runtime.engines import Dataflow, Flags, Message, Notice, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.messages import INT_MAX, Datatypes, message
 from hiercoll.runtime.sizes import GivenSizes, SizeTable
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import (
+    MESSAGES,
     OUTGOING,
     SIZE_BUFFERS,
     BufferName,
@@ -77,7 +78,7 @@ def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compi
     parts: dict[int, Part] = {}
     bind_steps(steps, steps.constant, binding, parts)
     if not steps.in_sequence:
-        return Dataflow(steps, parts)
+        return Dataflow(steps, parts, binding.window)
     first = steps.first_sized
     rest = None if first == len(steps.steps) else SizedSteps(steps, first, binding, parts)
     return InSequence(steps.schedule.ops, Section(steps.steps[:first], parts), parts, binding.window, rest)
@@ -255,6 +256,9 @@ def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again
                 made.append(None)
                 continue
             spec = message(addresses[region.buffer], runs, datatypes)
+        elif (told := _by_flag(op, binding)) is not None:
+            made.append(told)
+            continue
         else:
             spec = [None, 0, MPI.BYTE]  # an offer, or a notice, says no more than that it comes
         outgoing = isinstance(op, OUTGOING)
@@ -265,6 +269,19 @@ def _bind_messages(ops: Iterable[Op], binding: Binding, shared: Datatypes, again
         else:
             made.append((comm.Send_init if outgoing else comm.Recv_init)(spec, *where))
     return made
+
+
+def _by_flag(op: Op, binding: Binding) -> Part:
+    """An offer, or a notice, by a flag of the node, if it has one."""
+    window = binding.window
+    if window is None or not isinstance(op, MESSAGES):
+        return None
+    outgoing = isinstance(op, OUTGOING)
+    source, target = (binding.comm.rank, op.peer) if outgoing else (op.peer, binding.comm.rank)
+    slot = window.notices.get((source, target, op.tag))
+    if slot is None:
+        return None
+    return partial(window.raise_flag, slot) if outgoing else Notice(window, slot)
 
 
 def _bind_local(op: Op, binding: Binding) -> Part:

@@ -50,6 +50,24 @@ class Flags(NamedTuple):
         return [peer for peer, slot in zip(self.peers, self.slots, strict=True) if not window.all_raised([slot], back)]
 
 
+class Notice(Transfer):
+    """What another rank of the node tells by a flag: nothing is begun, and it is complete when the flag is raised."""
+
+    def __init__(self, window: Window, slot: int) -> None:
+        self._window, self._slots = window, [slot]
+
+    def start(self) -> None:
+        """Nothing: the other rank may have told already."""
+
+    def done(self) -> bool:
+        """Whether it has told."""
+        return self._window.all_raised(self._slots, 0)
+
+    def wait(self) -> None:
+        """Until it has."""
+        self._window.wait(self._slots, 0)
+
+
 Part: TypeAlias = "MPI.Prequest | Message | Flags | Transfer | Action | None"
 
 
@@ -108,6 +126,8 @@ def _pending_messages(ops: abc.Sequence[Op], parts: Mapping[int, Part]) -> Itera
         if isinstance(request, MPI.Request) and not _is_complete(request):
             op: Any = ops[index]
             yield Pending(index, "a send to" if isinstance(op, OUTGOING) else "a receive from", op.peer)
+        elif isinstance(part, Notice) and not part.done():
+            yield Pending(index, "a notice from", cast(Any, ops[index]).peer)
 
 
 class Call(NamedTuple):
@@ -158,6 +178,8 @@ def _add_starting(calls: list[Call], ops: abc.Sequence[int], parts: abc.Sequence
         messages = [part for part in parts if isinstance(part, Message)]
         if messages:
             calls.append(Call(messages[0].begin if len(messages) == 1 else partial(_begin, messages), None, ops))
+        told = [(op, part) for op, part in zip(ops, parts, strict=True) if isinstance(part, partial)]
+        calls.extend(Call(tell, None, (op,), (op,)) for op, tell in told)
 
 
 def _begin(messages: list[Message]) -> None:
@@ -319,14 +341,17 @@ class _Group(NamedTuple):
     requests_end: list[int]
     messages: list[Message]
     messages_end: list[int]
-    idle: list[int]  # steps that are complete at once: nothing is to be sent, or received
+    idle: list[int]  # steps that are complete at once: nothing is to be sent, or received, or it is told by a flag
+    telling: list[partial[None]]
+    notices: list[tuple[int, Transfer]]
 
 
 class Dataflow:
     """Completion-driven: a step begins when all that it waits for are complete."""
 
-    def __init__(self, steps: Steps, parts: Mapping[int, Part]) -> None:
+    def __init__(self, steps: Steps, parts: Mapping[int, Part], window: Window | None = None) -> None:
         self._ops, self._steps, self._flow, self._parts = steps.schedule.ops, steps.steps, steps.flow, parts
+        self._window = window
         self._groups: list[_Group | None] = [None] * len(steps.steps)
         self._actions: list[Action | None] = [None] * len(steps.steps)
         self._transfers: list[Transfer | None] = [None] * len(steps.steps)
@@ -348,7 +373,7 @@ class Dataflow:
         self._begun: dict[int, float] = {}
 
     def _group(self, ops: abc.Sequence[int]) -> _Group:
-        group, parts, completes = _Group([], [], [], [], []), self._parts, self._flow.completes
+        group, parts, completes = _Group([], [], [], [], [], [], []), self._parts, self._flow.completes
         for op in ops:
             part = parts[op]
             if isinstance(part, MPI.Prequest):
@@ -357,11 +382,17 @@ class Dataflow:
             elif isinstance(part, Message):
                 group.messages.append(part)
                 group.messages_end.append(completes[op])
+            elif isinstance(part, Notice):
+                group.notices.append((completes[op], part))
             else:
                 group.idle.append(completes[op])
+                if isinstance(part, partial):
+                    group.telling.append(part)
         return group
 
     def start(self) -> None:
+        if self._window is not None:
+            self._window.counts[0] += 1
         self._waiting = self._flow.needs.copy()
         self._left = self._flow.number
         self._launch(self._flow.first)
@@ -422,6 +453,7 @@ class Dataflow:
             local = [index for index in ready if groups[index] is None] if begun else ready
             if self.log is not None:
                 ends = [end for group in begun for each in (group[1], group.messages_end, group.idle) for end in each]
+                ends += [end for group in begun for end, _ in group.notices]
                 self._begun.update(dict.fromkeys([*ends, *local], perf_counter()))
             done: list[int] = []
             if begun:  # first, so that messages travel while this rank copies
@@ -442,10 +474,11 @@ class Dataflow:
         """Begin messages. Returns the steps that are complete because nothing is to be sent, or received."""
         started: list[MPI.Prequest] = []
         idle: list[int] = []
-        for requests, ends, _, _, none in groups:
-            started += requests
-            self._active_ends += ends
-            idle += none
+        for group in groups:
+            started += group.requests
+            self._active_ends += group.requests_end
+            idle += group.idle
+            self._moving += group.notices
         if started:
             MPI.Prequest.Startall(started)
             self._active += started
@@ -454,6 +487,8 @@ class Dataflow:
                 message.begin()
                 self._active.append(message.request)
             self._active_ends += group.messages_end
+            for tell in group.telling:
+                tell()
         return idle
 
     def pending(self) -> list[Pending]:

@@ -99,7 +99,13 @@ class PlanFactory:
         if request.is_empty or request.is_native:
             plan, window = self._native(request, lifetime), None
         else:
-            plan, window = self._scheduled(request, lifetime, traced)
+            try:
+                plan, window = self._scheduled(request, lifetime, traced)
+            except ConstraintError:  # on all ranks: a node's memory may have no room for messages, which are sent then
+                if not request.transport.shared:
+                    raise
+                transport = request.transport._replace(shared=False)
+                return self.make(replace(request, transport=transport), lifetime, traced=traced)
             request.place(plan.move)
         plan.frame(request.before, request.after)
         if lifetime is not Lifetime.KEPT:
@@ -216,7 +222,7 @@ class PlanFactory:
             comm, tag, window = session.reserve(request, schedule, laid.shared)
         else:
             comm, tag = self._where(request, schedule, lifetime)
-        if schedule.shared:
+        if schedule.shared or request.transport.has_notices:
             make = partial(self._window, request, schedule, known)
             if lifetime is not Lifetime.HELD:
                 window = session.windows.keep(request.common, laid.shared, make)
@@ -323,12 +329,14 @@ class PlanFactory:
         not fit into that of one device: on all ranks alike.
         """
         session, leads = self._session, self._session.topology.lane_of[self._session.rank] == 0
-        if request.transport.peer:
+        if request.transport.peer and schedule.shared:
             return self._device_window(request, schedule, memory, nbytes if leads else 0)
         free = free_shared_memory() if leads else None
         lacking = 0 if free is None or nbytes < free else nbytes - free
-        flags, most = session.same_request(request, schedule.flags, nbytes, lacking=lacking)
+        flags, most = session.same_request(request, schedule.all_flags, nbytes, lacking=lacking)
         window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), most)
+        if request.transport.has_notices:
+            window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         self._attach(window, memory, partial(window.share_with, memory, nbytes))
         return window
 
@@ -356,8 +364,9 @@ class PlanFactory:
         except DeviceMemoryError as error:
             problem = error
         session.memories.check(problem)
-        flags, most = session.same_request(request, schedule.flags, nbytes)
+        flags, most = session.same_request(request, schedule.all_flags, nbytes)
         window = Window(session.comm, session.node, 0, flags, session.windows.next_number(), most)
+        window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         handle = memory.address_handle(address).copy() if nbytes else np.empty(HANDLE_BYTES, np.uint8)
         session.node.Bcast(handle)
 

@@ -93,14 +93,19 @@ def vector_layout(schedule: Schedule, nbytes: int) -> tuple[Layout, int, int]:
     sizes, layout = np.diff(ends), UnevenLayout(schedule.segments)
     _place(layout, "recv", ends[:-1], sizes)
     held = sizes[[block for _, block in schedule.holds]]
-    _place(layout, "shared", np.cumsum(held) - held, held)
+    passing = _sizes_of_copies(schedule, "shared", schedule.shared, {"recv": sizes}, None)[len(held) :]
+    # Places of messages within the node (see `transports.staged`) are alike: each rank knows only what it copies.
+    places = held.sum() + sizes.max() * np.arange(len(passing))
+    held_at, held = np.concatenate((np.cumsum(held) - held, places)), np.concatenate((held, np.maximum(passing, 0)))
+    _place(layout, "shared", held_at, held)
+    shared = int(places[-1] + sizes.max()) if len(places) else int(held.sum())
     try:
         _place_passed(layout, schedule, {None: {"recv": sizes, "shared": held}})
     except ConstraintError:
         raise ConstraintError(
             "buf", f"a multiple of {count} bytes, with this algorithm", nbytes, schedule.rank
         ) from None
-    return layout, int(sizes.max()), int(held.sum())
+    return layout, int(sizes.max()), shared
 
 
 def _sizes_of_copies(

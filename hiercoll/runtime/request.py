@@ -474,7 +474,9 @@ def _transport(session: Session, given: Any, place: str, mode: Mode, uneven: boo
         raise ConstraintError(f"transport '{name}:{parts}'", "equal blocks", "blocks of any sizes", session.rank)
     segments = 1 if name == "staged" else int(session.stages)
     near = name == "peer" and session.memories.node_in_reach(place)
-    return Transport(near, parts or segments, packed=not (parts or segments))
+    # Windows are made by all ranks together, for blocks that all know.
+    shared = not (near or uneven or mode is Mode.BACKGROUND) and max(session.topology.node_sizes) > 1
+    return Transport(near, parts or segments, packed=not (parts or segments), shared=shared)
 
 
 def _producers(session: Session, given: Arguments, sent: Data | None, received: Data, memory: str) -> Producers:

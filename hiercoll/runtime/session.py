@@ -360,16 +360,19 @@ class Session:
         """What a plan needs that a program holds: a communicator, and the first of as many tags on it as ranks need,
         which nobody else uses; and a window with a buffer of ``nbytes``, if it needs one and a plan that is no more has
         left one. Else such windows are freed, where they are in the way. Collective."""
-        on_host = schedule.shared and not request.transport.peer
-        window = self.windows.spare(schedule.flags, nbytes) if on_host else None
+        shares = schedule.shared or request.transport.has_notices
+        on_device = schedule.shared and request.transport.peer
+        window = self.windows.spare(schedule.all_flags, nbytes) if shares and not on_device else None
         number, epoch = (0, 0) if window is None else (window.number, window.epoch)
         mine = (schedule.tags, self.windows.retired, epoch, number, -number)
         tags, retired, epoch, most, least = self.same_request(request, *mine)
         if window is not None and most == -least:
             self.windows.take_over(window, epoch)
+            if request.transport.has_notices:
+                window.tell_by_flags(self.rank, self.node, schedule.flags, schedule.notices)
         else:
             window = None
-            if retired > (0 if schedule.shared else MAX_SPARE):
+            if retired > (0 if shares else MAX_SPARE):
                 self.windows.free_retired()
         first, is_new = self.tags.reserve(tags)
         if is_new:

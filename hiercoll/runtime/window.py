@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from array import array
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ class Window:
         self.address, self.flags_address = address + header, address
         self.lane = node.rank
         self.counts = array("q", [0, 0])  # starts, and when it was used last; the compiled engine counts, too
+        self.notices: dict[tuple[int, int, int], int] = {}  # slots by source, destination and tag (see `tell_by_flags`)
         self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
         self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
         self.spoiled = False  # by a start that was interrupted: a rank may still write to it
@@ -69,6 +71,15 @@ class Window:
     @used.setter
     def used(self, number: int) -> None:
         self.counts[1] = number
+
+    def tell_by_flags(self, rank: int, node: MPI.Intracomm, first: int, notices: Sequence[tuple[int, int]]) -> None:
+        """Let flags from ``first`` on stand for what this rank tells others (peer, tag). Collective on the node."""
+        numbered = node.allgather((rank, first, notices))
+        self.notices = {
+            (source, peer, tag): self.slot(lane, start + index)
+            for lane, (source, start, told) in enumerate(numbered)
+            for index, (peer, tag) in enumerate(told)
+        }
 
     def slot(self, lane: int, flag: int) -> int:
         """Index in ``flags`` of a lane's flag."""

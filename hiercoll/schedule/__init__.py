@@ -49,7 +49,7 @@ from hiercoll.schedule.ops import (
     sizes_read,
     writes,
 )
-from hiercoll.schedule.passes import in_order, in_place
+from hiercoll.schedule.passes import in_order, in_place, overlapped
 
 __all__ = [
     "AcceptOffer",
@@ -91,6 +91,7 @@ __all__ = [
     "are_two_ends",
     "as_blocks",
     "in_order",
+    "overlapped",
     "in_place",
     "most_tags",
     "reads",

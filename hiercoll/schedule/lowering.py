@@ -224,7 +224,8 @@ def _in_rounds(schedule: Schedule, rounds: Iterable[tuple[int, ...]]) -> Iterabl
 
 
 def _in_order(schedule: Schedule) -> Iterable[Part]:
-    """One operation after the other; messages that follow each other begin together."""
+    """One operation after the other; messages that follow each other begin together. What goes on in the background
+    is waited for where a join says so, or at the end."""
     batch: list[int] = []
     outstanding: dict[int, None] = {}
     for index, op in enumerate(schedule.ops):
@@ -240,6 +241,8 @@ def _in_order(schedule: Schedule) -> Iterable[Part]:
                 outstanding.pop(dep, None)
         else:
             yield _LOCAL[type(op)], (index,)
+            if index in schedule.overlapping:
+                outstanding[index] = None
     yield Kind.START, tuple(batch)
     yield Kind.WAIT, (*outstanding, *batch)
 

@@ -294,6 +294,16 @@ class Schedule:
         return frozenset(op.buffer for op in self.ops if isinstance(op, Offer))
 
     @cached_property
+    def notices(self) -> tuple[tuple[int, int], ...]:
+        """Peer and tag of what this rank tells others of its node: messages that have no more to say than that."""
+        return tuple((op.peer, op.tag) for op in self.ops if isinstance(op, (Offer, Notify)))
+
+    @property
+    def all_flags(self) -> int:
+        """Flags that this rank raises where one stands for each notice."""
+        return self.flags + len(self.notices)
+
+    @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...] | None:
         """Operation indices by round, or None where operations overlap freely.
 
@@ -319,8 +329,8 @@ class Schedule:
     def is_in_order(self) -> bool:
         """Whether each operation begins when all local ones before it are done, as `in_order` makes it.
 
-        Local are copies, reductions, flags, and joins that complete messages; a message
-        goes on in the background until a join names it.
+        Local are copies, reductions, flags, and joins that complete messages; a message, or one of
+        the `overlapping`, goes on in the background until a join names it.
         """
         last: Deps = ()
         outstanding: set[int] = set()
@@ -332,11 +342,21 @@ class Schedule:
                 outstanding.difference_update(completed)
             elif op.deps != last:
                 return False
-            if isinstance(op, MESSAGES):
+            if isinstance(op, MESSAGES) or index in self.overlapping:
                 outstanding.add(index)
             else:
                 last = (index,)
         return True
+
+    @cached_property
+    def overlapping(self) -> frozenset[int]:
+        """Copies and reductions that the operation after them does not wait for, where flags are raised
+        (see `passes.overlapped`): they go on in the background."""
+        pairs = enumerate(zip(self.ops, self.ops[1:], strict=False))
+        copies = (Copy, Get, Reduce)
+        return frozenset(
+            i for i, (op, after) in pairs if isinstance(op, copies) and after.deps[:1] != (i,) and self.flags
+        )
 
 
 def size_rows(schedule: Schedule, topology: Topology) -> tuple[int, ...]:

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hiercoll.schedule.ops import MESSAGES, NOTHING, Copy, Deps, Join, Op, Reduce, Region, Schedule, Send
+from hiercoll.schedule.ops import (
+    MESSAGES,
+    NOTHING,
+    Copy,
+    Deps,
+    Get,
+    Join,
+    Notify,
+    Offer,
+    Op,
+    Reduce,
+    Region,
+    Schedule,
+    Send,
+    Signal,
+    reads,
+    writes,
+)
 
 
 def in_order(schedule: Schedule) -> Schedule:
@@ -35,6 +52,50 @@ def in_order(schedule: Schedule) -> Schedule:
         else:
             last = (len(ops) - 1,)
     return replace(schedule, ops=tuple(ops))
+
+
+def overlapped(schedule: Schedule) -> Schedule:
+    """``schedule``, whose operations are in order, with its copies, gets and reductions going on in the background: a
+    join waits for those that an operation clashes with (both use a block, and one writes it), and for all of them
+    before anything is told to others. For memory that is copied asynchronously."""
+    ops: list[Op] = []
+    moved: list[int] = []  # by operation of ``schedule``
+    running: dict[int, Op] = {}
+    last: Deps = ()
+
+    def settle(due: list[int]) -> None:
+        nonlocal last
+        if due:
+            ops.append(Join((*last, *due)))
+            last = (len(ops) - 1,)
+            for index in due:
+                del running[index]
+
+    for op in schedule.ops:
+        tells = isinstance(op, (Offer, Notify, Signal))
+        settle([index for index, other in running.items() if tells or _clash(op, other)])
+        index = len(ops)
+        if isinstance(op, Join):
+            messages = [moved[dep] for dep in op.deps if isinstance(schedule.ops[dep], MESSAGES)]
+            ops.append(Join((*last, *messages)))
+        else:
+            ops.append(op._replace(deps=last))
+        moved.append(index)
+        if isinstance(op, (Copy, Get, Reduce)):
+            running[index] = op
+        elif not isinstance(op, MESSAGES):
+            last = (index,)
+    return replace(schedule, ops=tuple(ops))
+
+
+def _clash(one: Op, other: Op) -> bool:
+    """Whether both use a block of a buffer, and one writes it."""
+    mine, theirs = [*reads(one), *writes(one)], [*reads(other), *writes(other)]
+    return any(
+        a.buffer == b.buffer and (a in writes(one) or b in writes(other)) and not set(a.blocks).isdisjoint(b.blocks)
+        for a in mine
+        for b in theirs
+    )
 
 
 def in_place(schedule: Schedule, own_block: bool) -> Schedule:

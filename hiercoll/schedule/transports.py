@@ -1,15 +1,16 @@
 """How messages of a device's memory travel: transforms of schedules, proved like any schedule.
 
 - *direct*: the MPI library is given device addresses, of blocks that lie together: others are `packed` first.
-- *staged*: every message passes through the ``host`` buffer at both ends, by copies that
-  are operations of the schedule. With ``segments`` the copies of one part overlap the
-  messages of another.
+- *staged*: every message passes through the host at both ends, by copies that are
+  operations of the schedule: through the ``host`` buffer, or, within a node, through its
+  ``shared`` buffer, so that nothing of it is left to send but a notice. With ``segments``
+  the copies of one part overlap the messages of another.
 - *peer*: within a node, the receiver copies from the sender's memory to its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -19,6 +20,7 @@ from hiercoll.schedule import (
     HOST,
     MESSAGES,
     SCRATCH,
+    SHARED,
     AcceptOffer,
     AwaitNotice,
     Buffer,
@@ -36,6 +38,7 @@ from hiercoll.schedule import (
     Send,
     as_blocks,
     in_order,
+    overlapped,
 )
 from hiercoll.topology import Topology
 
@@ -44,24 +47,61 @@ ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others
 
 
 class Transport(NamedTuple):
-    """``peer``: within a node by `peer`. ``segments``: other messages `staged` in so many parts;
-    0 for messages of the buffers' own memory, ``packed`` if they are of a device."""
+    """``peer``: within a node by `peer`. ``segments``: other messages `staged` in so many parts, ``shared`` through
+    the node's memory within it; 0 for messages of the buffers' own memory, ``packed`` if they are of a device."""
 
     peer: bool = False
     segments: int = 0
     packed: bool = False
+    shared: bool = False
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether ranks of a node tell each other how far their copies are."""
+        return self.peer or self.shared
 
     def schedule(self, emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
         """What a rank runs instead of ``emit(rank)``. Raises ConstraintError as `cut` does."""
+        if self == DIRECT:
+            return emit(rank)
         schedule = peer(emit, topology, rank) if self.peer else emit(rank)
         on_host = ("host",) if self.peer else ON_HOST
         if self.segments:
-            return staged(schedule, self.segments, on_host)
-        return packed(schedule, on_host) if self.packed else schedule
+            near = places_on_node(emit, topology, rank) if self.shared and not self.peer else None
+            schedule = staged(schedule, self.segments, on_host, near)
+        elif self.packed:
+            schedule = packed(schedule, on_host)
+        return overlapped(schedule) if schedule.flags and not schedule.sizes else schedule
+
+
+class Places(NamedTuple):
+    """Where in the node's buffer the messages within the node lie, by source, destination and tag; ``blocks`` is what
+    the buffer has with them, in all."""
+
+    at: Mapping[tuple[int, int, int], int]
+    blocks: int
+
+
+def places_on_node(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Places:
+    """Places for all messages of private memory within the node of ``rank``, behind what the schedules have there: the
+    same on all of its ranks. What is sent to several at once has one place."""
+    at: dict[tuple[int, int, int], int] = {}
+    of_data: dict[tuple[object, ...], int] = {}
+    node, blocks = topology.node(rank), emit(rank).shared
+    for source in node:
+        for op in emit(source).ops:
+            if isinstance(op, Send) and op.peer in node and op.region.buffer not in ON_HOST:
+                is_part = op.region.part is not None  # parts of a message have its place together
+                data = (op.peer, op.region._replace(part=None)) if is_part else (op.region, op.deps)
+                start = of_data.setdefault((source, *data), blocks)
+                blocks = max(blocks, start + op.region.size)
+                at[source, op.peer, op.tag] = start
+    return Places(at, blocks)
 
 
 DIRECT = Transport()
 AUTO = "auto"
+FREED = 1  # the tag of the notice that a rank has read another one's places of the node's buffer: all others are even
 MOST_SEGMENTS = 64  # parts of a message that passes through the host
 
 
@@ -80,7 +120,7 @@ def named(text: str) -> Transport:
     """The transport of that name on an MPI library that takes no device memory; "direct": of the host's memory. Raises
     ParameterError."""
     name, parts = parse_transport(text)
-    return DIRECT if name in (AUTO, "direct") else Transport(name == "peer", parts or 1)
+    return DIRECT if name in (AUTO, "direct") else Transport(name == "peer", parts or 1, shared=name == "staged")
 
 
 def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
@@ -128,18 +168,23 @@ def peer(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Sche
     return in_order(made) if schedule.flags else made
 
 
-def staged(schedule: Schedule, segments: int = 1, on_host: Sequence[str] = ON_HOST) -> Schedule:
+def staged(
+    schedule: Schedule, segments: int = 1, on_host: Sequence[str] = ON_HOST, near: Places | None = None
+) -> Schedule:
     """``schedule`` with its messages sent from, and received into, the ``host`` buffer.
 
     A schedule in rounds stays one: what a round sends is copied out together, in as few
     copies as buffers, and what it receives is copied in together. Others keep their
     dependencies. ``segments``: see `cut`; ``on_host``: buffers that are there anyway.
+    Messages with a place in ``near`` are copied there by the sender, who notifies the receiver, and from there by
+    the receiver, who notifies the sender at the end: then the place is free for the next start.
     Raises ConstraintError as `cut` does.
     """
     moves = partial(_is_elsewhere, on_host)
     if segments > 1:
-        return _by_dependencies(cut(schedule, segments), HOST, moves)
-    return _through_copies(schedule, HOST, moves)
+        parts = cut(schedule, segments)
+        return _by_dependencies(parts, _Stage(parts, HOST, near, segments), moves)
+    return _through_copies(schedule, _Stage(schedule, HOST, near), moves)
 
 
 def _is_elsewhere(on_host: Sequence[str], region: Region) -> bool:
@@ -149,15 +194,19 @@ def _is_elsewhere(on_host: Sequence[str], region: Region) -> bool:
 def packed(schedule: Schedule, on_host: Sequence[str] = ON_HOST) -> Schedule:
     """``schedule`` with messages of blocks that lie apart sent from, and received into, ``scratch``, where they lie
     together: MPI libraries copy pieces of device memory one by one. As `staged`, but for what lies on the host."""
-    return _through_copies(schedule, SCRATCH, lambda region: region.buffer not in on_host and not region.is_whole)
+    return _through_copies(schedule, _Stage(schedule, SCRATCH), partial(_is_apart, on_host))
 
 
-def _through_copies(schedule: Schedule, buffer: Buffer, moves: Moves) -> Schedule:
-    if not any(isinstance(op, (Send, Recv)) and moves(op.region) for op in schedule.ops):
-        return schedule
+def _is_apart(on_host: Sequence[str], region: Region) -> bool:
+    return region.buffer not in on_host and not region.is_whole
+
+
+def _through_copies(schedule: Schedule, stage: _Stage, moves: Moves) -> Schedule:
+    if not any(isinstance(op, (Send, Recv)) and _passes(op, stage, moves) for op in schedule.ops):
+        return schedule if stage.near is None else stage.made(stage.message(op, None, op.deps) for op in schedule.ops)
     if schedule.rounds is not None:
-        return _by_rounds(schedule, schedule.rounds, buffer, moves)
-    through = _by_dependencies(schedule, buffer, moves)
+        return _by_rounds(schedule, schedule.rounds, stage, moves)
+    through = _by_dependencies(schedule, stage, moves)
     return in_order(through) if schedule.flags else through
 
 
@@ -193,91 +242,141 @@ def _part(op: Op, part: int, segments: int, shift: int) -> Op:
 
 
 class _Stage:
-    """Hands out places of a buffer, after what the schedule has there; the parts of one message share theirs."""
+    """Hands out places of a buffer, after what the schedule has there; the parts of one message share theirs.
+    Messages within the node may have places in its buffer instead (``near``)."""
 
-    def __init__(self, schedule: Schedule, buffer: Buffer) -> None:
-        self._buffer, self._schedule = buffer, schedule
-        self.blocks, self._segments = schedule.scratch if buffer is SCRATCH else schedule.host, schedule.segments
+    def __init__(self, schedule: Schedule, buffer: Buffer, near: Places | None = None, parts: int = 1) -> None:
+        self.near, self._buffer, self._schedule, self._parts = near, buffer, schedule, parts
+        self._blocks = schedule.scratch if buffer is SCRATCH else schedule.host
         self._known: dict[tuple[object, ...], int] = {}
+        self._at = near.at if near is not None else {}
+        ends = [(source, target) for source, target, _ in self._at]
+        self.sources = list(dict.fromkeys(source for source, target in ends if target == schedule.rank))
+        self.readers = list(dict.fromkeys(target for source, target in ends if source == schedule.rank))
+
+    def is_near(self, op: Send | Recv) -> bool:
+        """Whether a message lies in the node's buffer."""
+        return self._ends(op) in self._at
+
+    def _ends(self, op: Send | Recv) -> tuple[int, int, int]:
+        rank, tag = self._schedule.rank, op.tag // self._parts
+        return (rank, op.peer, tag) if isinstance(op, Send) else (op.peer, rank, tag)
 
     def place(self, op: Send | Recv) -> Region:
-        """Where a message lies there."""
-        key = (type(op), op.peer, op.tag // self._segments, op.region._replace(part=None))
-        start = self._known.setdefault(key, self.blocks)
-        if start == self.blocks:
-            self.blocks += op.region.size
-        return self._buffer[start : start + op.region.size]._replace(part=op.region.part)
+        """Where a message lies."""
+        start, buffer = self._at.get(self._ends(op)), SHARED
+        if start is None:
+            key = (type(op), op.peer, op.tag // self._schedule.segments, op.region._replace(part=None))
+            start, buffer = self._known.setdefault(key, self._blocks), self._buffer
+            if start == self._blocks:
+                self._blocks += op.region.size
+        return buffer[start : start + op.region.size]._replace(part=op.region.part)
+
+    def message(self, op: Op, place: Region | None, deps: Deps) -> Op:
+        """What is left of an operation whose message lies in a place, if it has one."""
+        if not isinstance(op, (Send, Recv)):
+            return op._replace(deps=deps)
+        tag = op.tag if self.near is None else 2 * op.tag  # so that FREED is no other's
+        if self.is_near(op):
+            return Notify(op.peer, tag, deps) if isinstance(op, Send) else AwaitNotice(op.peer, tag, deps)
+        return op._replace(tag=tag, region=place or op.region, deps=deps)
 
     def made(self, ops: Iterable[Op]) -> Schedule:
-        """The schedule with these operations, and this buffer as large as it has become."""
+        """The schedule with these operations, and the buffers as large as they have become."""
+        shared = self._schedule.shared if self.near is None else self.near.blocks
         if self._buffer is SCRATCH:
-            return replace(self._schedule, ops=tuple(ops), scratch=self.blocks)
-        return replace(self._schedule, ops=tuple(ops), host=self.blocks)
+            return replace(self._schedule, ops=tuple(ops), scratch=self._blocks)
+        return replace(self._schedule, ops=tuple(ops), host=self._blocks, shared=shared)
 
 
-def _by_dependencies(schedule: Schedule, buffer: Buffer, moves: Moves) -> Schedule:
+def _by_dependencies(schedule: Schedule, stage: _Stage, moves: Moves) -> Schedule:
     """A copy before each send, and one after each receive, just before what waits for it first:
     schedules that run in order must not wait for a receive before its time."""
-    stage, ops = _Stage(schedule, buffer), list[Op]()
+    ops = list[Op]()
     done: dict[int, int] = {}  # where the operation with this number is complete
     arriving: dict[int, Copy] = {}  # copies that are due, by the number of the receive
+    copied: dict[Region, int] = {}  # copies to places that several read
+    read: dict[int, list[int]] = {}  # copies from the places of a rank of the node
 
     def settled(index: int) -> int:
         if index in arriving:
             ops.append(arriving.pop(index))
             done[index] = len(ops) - 1
+            op = schedule.ops[index]
+            assert isinstance(op, Recv)
+            if stage.is_near(op):
+                read.setdefault(op.peer, []).append(len(ops) - 1)
         return done[index]
 
     for index, op in enumerate(schedule.ops):
         deps = tuple(settled(dep) for dep in op.deps)
-        if isinstance(op, Send) and moves(op.region):
-            place = stage.place(op)
-            ops += [Copy(op.region, place, deps), op._replace(region=place, deps=(len(ops),))]
-        elif isinstance(op, Recv) and moves(op.region):
-            place = stage.place(op)
+        place = stage.place(op) if isinstance(op, (Send, Recv)) and _passes(op, stage, moves) else None
+        if isinstance(op, Send) and place is not None:
+            if place not in copied or not stage.is_near(op):
+                copied[place] = len(ops)
+                ops.append(Copy(op.region, place, deps))
+            ops.append(stage.message(op, place, (copied[place],)))
+            done[index] = copied[place] if stage.is_near(op) else len(ops) - 1
+            continue
+        if isinstance(op, Recv) and place is not None:
             arriving[index] = Copy(place, op.region, (len(ops),))
-            ops.append(op._replace(region=place, deps=deps))
-        else:
-            ops.append(op._replace(deps=deps))
+        ops.append(stage.message(op, place, deps))
         done[index] = len(ops) - 1
-    ops += arriving.values()
+    for index in list(arriving):
+        settled(index)
+    ops += [Notify(peer, FREED, tuple(read[peer])) for peer in stage.sources]
+    ops += [AwaitNotice(peer, FREED, ()) for peer in stage.readers]
     return stage.made(ops)
 
 
-def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], buffer: Buffer, moves: Moves) -> Schedule:
-    """Each round as three: copies out, messages, copies in."""
-    stage, ops = _Stage(schedule, buffer), list[Op]()
+def _passes(op: Send | Recv, stage: _Stage, moves: Moves) -> bool:
+    """Whether a message passes through copies."""
+    return moves(op.region) or stage.is_near(op)
+
+
+def _by_rounds(schedule: Schedule, rounds: Sequence[Sequence[int]], stage: _Stage, moves: Moves) -> Schedule:
+    """Each round as three: copies out, messages, copies in. Places of the node are free after another one."""
+    ops = list[Op]()
     gate: Deps = ()
+
+    def add(step: Sequence[Op]) -> None:
+        nonlocal gate
+        if step:
+            first = len(ops)
+            ops.extend(op._replace(deps=gate) for op in step)
+            ops.append(Join(tuple(range(first, len(ops)))))
+            gate = (len(ops) - 1,)
+
     for members in rounds:
-        old = [schedule.ops[index] for index in members]
-        sends = [op for op in old if isinstance(op, Send) and moves(op.region)]
-        recvs = [op for op in old if isinstance(op, Recv) and moves(op.region)]
-        of_region = {op.region: op for op in reversed(sends)}  # what is sent to several is copied out once
-        out = {region: stage.place(op) for region, op in reversed(of_region.items())}
-        places = {op.region: stage.place(op) for op in recvs}
-        messages = [_through(op, out if isinstance(op, Send) else places) for op in old]
-        copies_out = [Copy(source, target, ()) for source, target in _together(out.items())]
-        copies_in = [Copy(source, target, ()) for target, source in _together(places.items())]
-        for step in (copies_out, messages, copies_in):
-            if step:
-                first = len(ops)
-                ops += [op._replace(deps=gate) for op in step]
-                ops.append(Join(tuple(range(first, len(ops)))))
-                gate = (len(ops) - 1,)
+        out: dict[Region, Region] = {}  # what is copied there, by place
+        into: dict[Region, Region] = {}
+        of_region: dict[Region, Region] = {}  # what is sent to several is copied out once
+        messages = list[Op]()
+        for op in (schedule.ops[index] for index in members):
+            place = None
+            if isinstance(op, (Send, Recv)) and _passes(op, stage, moves):
+                known = of_region if isinstance(op, Send) and not stage.is_near(op) else {}
+                place = known[op.region] = known.get(op.region) or stage.place(op)
+                (out if isinstance(op, Send) else into)[place] = op.region
+            messages.append(stage.message(op, place, ()))
+        add([Copy(region, place, ()) for region, place in _together((r, p) for p, r in out.items())])
+        add(messages)
+        add([Copy(place, region, ()) for place, region in _together(into.items())])
+    add(
+        [
+            *(Notify(peer, FREED, ()) for peer in stage.sources),
+            *(AwaitNotice(peer, FREED, ()) for peer in stage.readers),
+        ]
+    )
     return stage.made(ops)
-
-
-def _through(op: Op, places: dict[Region, Region]) -> Op:
-    """A message by way of its region's place, if it has one; other operations as they are."""
-    return op._replace(region=places.get(op.region, op.region)) if isinstance(op, (Send, Recv)) else op
 
 
 def _together(pairs: Iterable[tuple[Region, Region]]) -> list[tuple[Region, Region]]:
-    """Pairs of a region and its place, those of one buffer and segment as one."""
-    groups: dict[tuple[str, int | None], list[tuple[Region, Region]]] = {}
-    for region, place in pairs:
-        groups.setdefault((region.buffer, region.part), []).append((region, place))
-    return [(_joined(r for r, _ in group), _joined(p for _, p in group)) for group in groups.values()]
+    """Copies, as source and target, those between the same buffers and segments as one."""
+    groups: dict[tuple[object, ...], list[tuple[Region, Region]]] = {}
+    for source, target in pairs:
+        groups.setdefault((source.buffer, target.buffer, source.part), []).append((source, target))
+    return [(_joined(s for s, _ in group), _joined(t for _, t in group)) for group in groups.values()]
 
 
 def _joined(regions: Iterable[Region]) -> Region:

@@ -26,6 +26,7 @@ from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, PeerCopy
 from hiercoll.errors import PlanError, TransportWarning
 from hiercoll.memory import BlockLayout, HostMemory, Memory, Reduction
+from hiercoll.runtime import binding, factory
 from hiercoll.runtime import plan as executor
 from hiercoll.runtime.addresses import NAMES, Addresses
 from hiercoll.runtime.binding import Binding
@@ -199,6 +200,38 @@ def test_plans(device: LateDevice, comm: MPI.Intracomm, name: str) -> None:
             while not plan.test():
                 pass
             np.testing.assert_array_equal(recv.get(), expected + salt)
+
+
+@pytest.mark.ranks([3, 4])
+@pytest.mark.parametrize("name", ["scatter_destination", "eager", "grouped"])
+def test_nothing_but_flags_within_a_node(
+    device: LateDevice, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Plans make no messages within it, staged or by peer; where its memory has no room, staged ones are sent."""
+    comm = on_layout(f"{SIZE - 1}+1")
+    near = 0 if RANK == SIZE - 1 else SIZE - 2
+    made: list[int] = []
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = device.array(values, OWN_STREAM), LateArray(device, expected.shape, np.uint8, OWN_STREAM)
+    init = binding._bind_messages
+
+    def counted(ops: Any, *args: Any) -> Any:
+        parts = init(ops := list(ops), *args)
+        made.extend(op.peer for op, part in zip(ops, parts, strict=True) if isinstance(part, MPI.Prequest))
+        return parts
+
+    monkeypatch.setattr(binding, "_bind_messages", counted)
+    for transport in ("staged", "peer", "staged"):
+        made.clear()
+        with hiercoll.alltoall_init(comm, send, recv, algorithm=name, transport=transport) as plan:
+            for salt in range(3):
+                send.fill(values + salt)
+                plan()
+                np.testing.assert_array_equal(recv.get(), expected + salt)
+        assert set(made) <= ({SIZE - 1} if near else set(range(SIZE - 1)))
+    monkeypatch.setattr(factory, "free_shared_memory", lambda: 10)
+    check(device, comm, "alltoall", algorithm=name, transport="staged")
+    assert set(made) - {SIZE - 1} or not near
 
 
 def test_a_stream_of_the_callers(device: LateDevice, comm: MPI.Intracomm) -> None:

@@ -343,7 +343,7 @@ def test_transports_are_shown_and_proved() -> None:
     shown = runner.invoke(main, ["show", "alltoall", "bruck", "--layout", "1x3", "--transport", "peer"])
     assert shown.exit_code == 0 and "get scratch[" in shown.output
     shown = runner.invoke(main, ["show", "alltoall", "bruck", "--layout", "3x1", "--transport", "staged"])
-    assert shown.exit_code == 0 and "to host[0]" in shown.output
+    assert shown.exit_code == 0 and "to host[" in shown.output
     for transport in ("peer", "staged:3"):
         proved = runner.invoke(main, ["verify", "allgather", "-l", "2x3", "-j", "1", "--transport", transport])
         assert proved.exit_code == 0 and " 0 refuted" in proved.output, proved.output

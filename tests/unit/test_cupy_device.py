@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hiercoll.cuda.device import Pieces
+from hiercoll.cuda.device import NARROW, Pieces
 from hiercoll.cuda.mappings import clear_all
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
@@ -211,23 +211,30 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     sys.modules.pop(NAME)
 
 
-def test_copies(runtime: Runtime) -> None:
-    """One call to the runtime, or one launch, for each shape of regions; to and from pinned memory too."""
+@pytest.mark.parametrize("block", [24, NARROW])
+def test_copies(runtime: Runtime, block: int) -> None:
+    """One call to the runtime, or one launch, for each shape of regions, narrow rows by the kernel; to and from pinned
+    memory too."""
     memory = DeviceMemory(import_module(NAME).CupyDevice(0))
-    layout = BlockLayout(24)
-    values = np.random.default_rng(2).integers(0, 255, 9 * 24, dtype=np.uint8)
-    (there, one), (here, two), (pinned, three) = (memory.allocate(216), memory.allocate(216), memory.allocate_host(216))
-    ctypes.memmove(there, values.ctypes.data, 216)
+    layout, nbytes = BlockLayout(block), 9 * block
+    values = np.random.default_rng(2).integers(0, 255, nbytes, dtype=np.uint8)
+    (there, one), (here, two), (pinned, three) = (
+        memory.allocate(nbytes),
+        memory.allocate(nbytes),
+        memory.allocate_host(nbytes),
+    )
+    ctypes.memmove(there, values.ctypes.data, nbytes)
     cases = [
         (SEND[0:4], RECV[2:6], "1-D"),
-        (SEND[0:8:2], RECV[0:4], "2-D"),
+        (SEND[0:8:2], RECV[0:4], "2-D" if block >= NARROW else "kernel"),
         (SEND[[7, 0, 3]], RECV[[1, 8, 2]], "kernel"),
         (SEND[0:4], HOST[0:4], "1-D"),
+        (SEND[0:8:2], HOST[0:4], "2-D" if block >= NARROW else "kernel"),
     ]
     for source, target, how in cases:
         at = pinned if target.buffer == "host" else here
-        expected = np.full(216, 0xA5, np.uint8)
-        ctypes.memset(at, 0xA5, 216)
+        expected = np.full(nbytes, 0xA5, np.uint8)
+        ctypes.memset(at, 0xA5, nbytes)
         HostMemory().copy(layout, (values.ctypes.data, source), (expected.ctypes.data, target))()
         memory.before_messages([1], True)
         copy = memory.copy(layout, (there, source), (at, target))
@@ -235,7 +242,7 @@ def test_copies(runtime: Runtime) -> None:
         copy.start()
         copy.wait()
         assert copy.done() and runtime.calls[-1] == how
-        np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 216).from_address(at)), expected)
+        np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(at)), expected)
     assert one and two and three
 
 

@@ -180,8 +180,8 @@ def check(steps: Steps) -> None:
 def test_flags_out_of_order_are_refused() -> None:
     """Engines raise and await flags one after the other; what does not say so cannot run."""
     b = Builder(0)
-    b.copy(SEND[0], RECV[0])
     b.signal(0)
+    b.copy(SEND[0], RECV[0])
     with pytest.raises(ScheduleError, match="in order"):
         lower(b.build())
     assert lower(in_order(b.build())).in_sequence

@@ -30,6 +30,7 @@ from hiercoll.schedule import (
     Schedule,
     Send,
 )
+from hiercoll.schedule.lowering import Kind, lower
 from hiercoll.schedule.transports import ON_HOST, Transport, cut, packed, staged
 from hiercoll.tools.loopback import run
 from hiercoll.tools.proving import prove
@@ -106,6 +107,81 @@ def test_staged_in_parts(collective: str, name: str, params: object) -> None:
     made = [staged(schedule, 3) for schedule in plain]
     assert proved(made, collective, topology, False)
     assert made[0].host == staged(plain[0]).host or made[0].rounds is None
+
+
+def through_node(plain: list[Schedule], topology: Topology, segments: int = 1) -> list[Schedule]:
+    transport = Transport(False, segments, shared=True)
+    return [transport.schedule(plain.__getitem__, topology, rank) for rank in range(topology.size)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("collective", "name", "params"), CASES)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_staged_through_the_node(collective: str, name: str, params: object, layout: str, inplace: bool) -> None:
+    """Proved, in parts too; within a node, no private memory is sent any more, and rounds stay rounds."""
+    topology = parse_layout(layout)
+    plain = schedules(collective, name, params, topology, inplace)
+    made = through_node(plain, topology)
+    assert proved(made, collective, topology, inplace)
+    for rank, (before, after) in enumerate(zip(plain, made, strict=True)):
+        messages = [op for op in after.ops if isinstance(op, Send | Recv)]
+        near = [op for op in messages if topology.node_of[op.peer] == topology.node_of[rank]]
+        assert {op.region.buffer for op in near} <= {"shared"}
+        assert (before.rounds is None) == (after.rounds is None)
+    if not plain[0].flags and plain[0].segments == 1:
+        assert proved(through_node(plain, topology, 3), collective, topology, inplace)
+
+
+def test_places_of_the_node() -> None:
+    """One for each block, where what goes to several ranks has one for all of them."""
+    topology = parse_layout("2x3")
+    for collective, name, blocks in (("alltoall", "pairwise", 6), ("allgather", "direct", 3)):
+        made = through_node(schedules(collective, name, (), topology, False), topology)
+        assert [schedule.shared for schedule in made] == [blocks] * 6
+
+
+def test_a_lost_notice_is_found() -> None:
+    """Without what a sender is told at the end, it would write over what has not been read, in the next start; without
+    what a receiver is told, it would read too early."""
+    topology = parse_layout("1x3")
+    made = through_node(schedules("alltoall", "scatter_destination", (), topology, False), topology)
+    for tags in ([1], [0]):
+        ops = [
+            [Join(op.deps) if isinstance(op, Notify | AwaitNotice) and op.tag in tags else op for op in schedule.ops]
+            for schedule in made
+        ]
+        mutants = [replace(schedule, ops=tuple(own)) for schedule, own in zip(made, ops, strict=True)]
+        assert "may run while" in str(verify(mutants, Contract("alltoall", 3), topology).findings[0])
+
+
+def test_copies_with_flags_go_on_in_the_background() -> None:
+    """In scripts, what is ready is copied while others are waited for."""
+    topology = parse_layout("2x4")
+    plain = schedules("allgather", "shared", (), topology, False)
+    made = through_node(plain, topology)
+    assert all(schedule.overlapping and schedule.is_in_order for schedule in made)
+    assert not any(schedule.overlapping for schedule in plain)
+    steps = lower(made[0])
+    waits = [set(step.ops) for step in steps.steps if step.kind is Kind.WAIT]
+    assert all(any(index in ops for ops in waits) for index in made[0].overlapping)
+
+
+def test_a_copy_that_is_not_waited_for_is_found() -> None:
+    """The proof says whether what goes on in the background is waited for in time."""
+    topology = parse_layout("2x4")
+    made = through_node(
+        schedules("alltoall", "grouped", {"form": "share", "memory": "shared"}.items(), topology, False), topology
+    )
+    found = 0
+    for index, op in enumerate(made[1].ops):
+        for dep in op.deps if isinstance(op, Join) else ():
+            if dep in made[1].overlapping:
+                changed = op._replace(deps=tuple(each for each in op.deps if each != dep))
+                ops = (*made[1].ops[:index], changed, *made[1].ops[index + 1 :])
+                mutant = [made[0], replace(made[1], ops=ops), *made[2:]]
+                assert not verify(mutant, Contract("alltoall", 8), topology).ok
+                found += 1
+    assert found
 
 
 def test_one_copy_out_and_one_in() -> None:
