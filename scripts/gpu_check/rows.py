@@ -16,7 +16,7 @@ GROUPS = {  # what pytest selects by -k; each test is in one group
     "peer, the rest": "peer and not every_algorithm",
     "staged, every algorithm": "staged and every_algorithm",
     "staged, the rest": "staged and not every_algorithm",
-    "errors and other memory": "not kernel and not peer and not staged",
+    "errors, tools and direct": "not kernel and not peer and not staged",
 }
 
 
