@@ -83,7 +83,7 @@ def test_a_new_array_comes_after_its_allocation(
     for _ in range(2):
         machine.soil(expected.nbytes)
         if how == "stream given":
-            result = hiercoll.alltoall(comm, array, stream=other, **options)
+            result = hiercoll.alltoall(comm, send, stream=other, **options)
         elif how == "call":
             result = hiercoll.alltoall(comm, send, **options)
         elif how == "in the background":

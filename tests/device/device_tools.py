@@ -38,6 +38,7 @@ from hiercoll.tuning.search import Search
 
 
 @pytest.mark.ranks([1, 2, 4])
+@pytest.mark.usefixtures("peers")
 def test_tools_bench_and_search(machine: Machine, on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Benchmarks, and the search with every transport."""
     bench = Bench(on_layout(f"1x{SIZE}"), seconds=0.05, arrays=machine)
@@ -71,6 +72,7 @@ def test_tools_tables_with_transports(machine: Machine, on_layout: Callable[[str
 
 
 @pytest.mark.ranks([2, 4])
+@pytest.mark.usefixtures("peers")
 def test_tools_bench_and_tune_commands(
     machine: Machine, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

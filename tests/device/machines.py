@@ -61,8 +61,8 @@ class Machine(Protocol):
         """New arrays are in memory that other processes cannot map."""
 
     def soil(self, nbytes: int) -> None:
-        """The next new array of so many bytes lies where work is still under way on the current stream, as pools give
-        memory out again."""
+        """What `empty` gives next, of so many bytes, lies where work is still under way on the current stream, as pools
+        give memory out again."""
 
     def was_soiled(self, array: Any) -> bool:
         """Whether an array is the one that `soil` has spoken of."""

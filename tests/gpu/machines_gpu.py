@@ -76,7 +76,8 @@ class Gpu:
     kind = "cuda"
 
     def __init__(self) -> None:
-        self._soiled = 0  # address
+        self._soiled: Any = None  # the memory that `soil` has spoken of
+        self._soiled_address = 0
 
     @cached_property
     def device(self) -> Device:
@@ -103,6 +104,10 @@ class Gpu:
 
     def empty(self, shape: Any, dtype: Any = np.uint8) -> cupy.ndarray:
         """See `Machine`."""
+        soiled = self._soiled
+        if soiled is not None and soiled.nbytes == np.empty(shape, dtype).nbytes:
+            self._soiled = None
+            return soiled.view(dtype).reshape(shape)
         return cupy.empty(shape, dtype)
 
     def put(self, values: npt.NDArray[Any]) -> cupy.ndarray:
@@ -126,15 +131,16 @@ class Gpu:
         return allocator
 
     def soil(self, nbytes: int) -> None:
-        """See `Machine`; CuPy's pool gives memory out again on the stream that it was freed on."""
-        owner = cupy.empty(nbytes, np.uint8)
+        """See `Machine`. The memory is handed out by `empty`: which of its free blocks CuPy's pool takes is its own
+        choice."""
+        self._soiled = cupy.empty(nbytes, np.uint8)
+        self._soiled_address = address_of(self._soiled)
         DELAY((1,), (1,), (np.int64(50 * LATE),))  # longer than a call that makes its plan
-        owner.fill(BEFORE)
-        self._soiled = address_of(owner)
+        self._soiled.fill(BEFORE)
 
     def was_soiled(self, array: cupy.ndarray) -> bool:
         """See `Machine`."""
-        return address_of(array) == self._soiled
+        return address_of(array) == self._soiled_address
 
     @contextmanager
     def full(self) -> Iterator[None]:

@@ -40,8 +40,9 @@ VARIANTS = [
 CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 TIMEOUT = 120.0  # seconds for one test
 PATIENCE = 10.0  # seconds that a rank whose test failed waits for the others without a word
-# Before launch.py ends the job, so that it is known which test hangs, and where.
-END = time.monotonic() + 0.9 * float(os.environ.get("HIERCOLL_LAUNCH_SECONDS", "inf"))
+STDERR = pytest.StashKey[int]()
+# Shortly before launch.py ends the job, so that it is known which test hangs, and where.
+END = float(os.environ.get("HIERCOLL_LAUNCH_END", "inf")) - 5.0  # by the clock
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,14 +61,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"for {list(marker.args[0])} ranks, not {WORLD.size}"))
 
 
-def _end_at(end: float) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the way out for stacks: while tests run, pytest holds back what is written there."""
+    config.stash[STDERR] = os.dup(2)
+
+
+def _end_at(end: float, config: pytest.Config) -> None:
     """End this rank with its stack after the time for a test, and at this time at the latest."""
-    faulthandler.dump_traceback_later(max(min(TIMEOUT, end - time.monotonic()), 1.0), exit=True)
+    seconds = max(min(TIMEOUT, end - time.time()), 1.0)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    _end_at(END)
+    _end_at(END, item.config)
     try:
         return (yield)
     finally:
@@ -87,10 +94,11 @@ def _printed_late(failure: str | None) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    _end_at(END + 2)  # those who still run the test come first: it is their stack that tells something
+    _end_at(END + 2, item.config)  # those who still run the test come first: it is their stack that tells something
     own = str(report.longrepr) if report.failed else None
     with _printed_late(own):
         failures = [text for text in WORLD.allgather(own) if text]
+    _end_at(END, item.config)
     if failures and not report.failed:
         report.outcome = "failed"
         report.longrepr = "on another rank:\n" + failures[0]
