@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ class Memories:
         if first == self._rank:
             what = f"{what}: {why}"
             try:
-                warnings.warn(TransportWarning(f"rank {first}: {what}"), stacklevel=7)
+                _warn_program(TransportWarning(f"rank {first}: {what}"))
             except TransportWarning:
                 warned = False
         if not self._least(warned):
@@ -159,6 +160,17 @@ class Memories:
         if first < self._size and not self._told:
             self._told = True
             self._warn(first, MIRRORED, cost)
+
+
+def _warn_program(message: Warning) -> None:
+    """Warn at the line of the program that has called this library, even if it was told the same there before: the
+    warning may be of another communicator, and Python's own filter shows a text only once per line."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hiercoll":
+        frame = frame.f_back
+    module = frame.f_globals.get("__name__", "?")
+    # Without a registry, in which Python would note what has been shown.
+    warnings.warn_explicit(message, type(message), frame.f_code.co_filename, frame.f_lineno, module)
 
 
 def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int, int]], places: Places) -> str:

@@ -46,7 +46,7 @@ def command(row: Row, environment: Path, limit: float, figures: Path) -> list[st
     select = ["-rs", "-k", row.tests]
     if row.part == "smoke":
         return [*start, "scripts/gpu_smoke.py"]
-    if row.part == "figures":
+    if row.part in ("figures", "links"):
         return [*start, "scripts/gpu_bench.py", "--json", str(figures)]
     if row.part == "sanitizer":
         tool = [shutil.which("compute-sanitizer") or "compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
@@ -57,6 +57,8 @@ def command(row: Row, environment: Path, limit: float, figures: Path) -> list[st
 
 def settings(row: Row, ucx: Path) -> dict[str, str]:
     """What is set for a row; ``ucx`` is the folder of the UCX that knows CUDA."""
+    if row.gpus == 1:
+        return {**SETTINGS, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
     if row.part != "direct":
         return dict(SETTINGS)
     return {

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import time
@@ -68,7 +67,7 @@ class Environments:
     def make(self, library: str, limit: float) -> Outcome:
         """Make the environment of a library, if it is not there. ``place`` / ``library`` is its folder then."""
         made, begin = self.place / library, time.monotonic()
-        stamp, origin = made / ".ready", f"{sys.executable} {sys.version}"
+        stamp, origin = made / ".ready", "\n".join([sys.executable, sys.version, *_folders()])
         if stamp.exists() and stamp.read_text(encoding="utf-8") == origin:
             return Outcome(PASSED, 0.0, "")
         shutil.rmtree(made, ignore_errors=True)
@@ -78,8 +77,8 @@ class Environments:
         if venv.status != PASSED:
             return venv
         site = made / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-        # The second line is for libraries that look for CUDA's beside themselves (cuda.pathfinder).
-        beneath = [sysconfig.get_path("purelib"), f"import site; site.PREFIXES.append({sys.prefix!r})"]
+        # The last line is for libraries that look for CUDA's beside themselves (cuda.pathfinder).
+        beneath = [*_folders(), f"import site; site.PREFIXES.append({sys.prefix!r})"]
         (site / "beneath.pth").write_text("\n".join(beneath) + "\n", encoding="utf-8")
         install = [sys.executable, "-m", "pip", "--python", str(made / "bin" / "python"), "install", "--quiet"]
         install += ["--no-index", "--no-deps", "--ignore-installed", "--find-links", str(self.wheels)]
@@ -99,6 +98,14 @@ class Environments:
                 packed.extractall(place, filter="data")
             stamp.touch()
         return place / "libucx" / "lib"
+
+
+def _folders() -> list[str]:
+    """Where this Python finds packages, in its order: CuPy may be the system's (in lib64, say), the user's, or come by
+    PYTHONPATH, as with the modules of a cluster."""
+    own = Path(__file__).resolve().parents[1]  # of these scripts
+    folders = [Path(each).resolve() for each in sys.path if each]
+    return [str(folder) for folder in folders if folder.is_dir() and folder != own]
 
 
 def found(module: str) -> bool:

@@ -56,6 +56,8 @@ class Check:
 
     def obstacle(self, row: Row) -> str:
         """Why a row cannot be run on this machine."""
+        if row.gpus > 1 and row.gpus > (there := len(self.gpu.split("; "))):
+            return f"it needs {row.gpus} GPUs, and there are not more than {there}"
         if row.part == "sanitizer" and shutil.which("compute-sanitizer") is None:
             return "compute-sanitizer is not installed"
         if row.part == "direct" and not (self.environments.wheels / UCX_FILE).exists():

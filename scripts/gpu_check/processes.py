@@ -13,6 +13,12 @@ from typing import NamedTuple
 
 from gpu_check.results import FAILED, PASSED, TIMEOUT
 
+MARK = "HIERCOLL_CHECK_ROW"  # a variable that tells what belongs to a command
+# Prefixes of what schedulers set. With it, mpiexec would start ranks by the scheduler, as steps that may have to wait
+# or get no GPU, and a rank without mpiexec would take itself for one of the scheduler's.
+SCHEDULERS = ("SLURM_", "PMI_", "PMIX_", "PALS_", "PBS_", "LSB_", "JSM_", "FLUX_", "SGE_", "COBALT_")
+PATIENCE = 5.0  # seconds for killed processes to end: one may be held up in a driver
+
 
 class Outcome(NamedTuple):
     """How a command ended."""
@@ -25,11 +31,12 @@ class Outcome(NamedTuple):
 def run(command: Sequence[str], folder: Path, settings: Mapping[str, str], limit: float, log: Path) -> Outcome:
     """Run a command in a folder. Its output goes to a file: processes that stay on would hold a pipe open."""
     begin = time.monotonic()
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
     with log.open("w", encoding="utf-8") as out:
         job = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, **settings},
+            env={**unscheduled(os.environ), **settings, MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -40,7 +47,7 @@ def run(command: Sequence[str], folder: Path, settings: Mapping[str, str], limit
         except subprocess.TimeoutExpired:
             status = TIMEOUT
         finally:  # also when this program itself is told to end
-            end(job.pid)
+            end(mark)
             job.wait()
     seconds = time.monotonic() - begin
     output = log.read_text(encoding="utf-8", errors="replace")
@@ -49,26 +56,32 @@ def run(command: Sequence[str], folder: Path, settings: Mapping[str, str], limit
     return Outcome(status, seconds, output)
 
 
-def end(leader: int) -> None:
-    """Kill a process group, and the children that have made groups of their own, as those of mpiexec do."""
-    children = descendants(leader)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+def unscheduled(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same without the scheduler's variables: all ranks are on this host, started by mpiexec itself."""
+    return {name: value for name, value in environment.items() if not name.startswith(SCHEDULERS)}
 
 
-def descendants(process: int) -> list[int]:
-    """The children of a process, and theirs."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-    found = [process]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
+def end(mark: str) -> None:
+    """Kill what a command has started and is still there: ranks in groups of their own, and those whose mpiexec is
+    gone, as after a time limit of tests/mpi/launch.py. They would hold a GPU."""
+    deadline, calm = time.monotonic() + PATIENCE, 0
+    while calm < 3 and time.monotonic() < deadline:  # one that begins to run another program has no environment then
+        left = started(mark)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        calm = 0 if left else calm + 1
+        time.sleep(0.02)
+
+
+def started(mark: str) -> list[int]:
+    """The processes with this mark in their environment, which all that a command starts inherit."""
+    found, entry = [], f"{MARK}={mark}".encode()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if entry in file.read_bytes().split(b"\0"):
+                found.append(int(file.parent.name))
+    return found
 
 
 def last_lines(output: str, number: int = 40) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpu_check.results import PASSED, Result
 
-PARTS = ("smoke", "kernels", "figures", "peer", "tests", "sanitizer", "direct")
+PARTS = ("smoke", "kernels", "figures", "peer", "tests", "links", "sanitizer", "direct")
 LIBRARIES = ("mpich", "openmpi")
 KERNELS = "kernel"
 GROUPS = {  # what pytest selects by -k; each test is in one group
@@ -16,7 +16,7 @@ GROUPS = {  # what pytest selects by -k; each test is in one group
     "peer, the rest": "peer and not every_algorithm",
     "staged, every algorithm": "staged and every_algorithm",
     "staged, the rest": "staged and not every_algorithm",
-    "errors and other memory": "not kernel and not peer and not staged",
+    "errors, tools and direct": "not kernel and not peer and not staged",
 }
 
 
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     limit: float
     tests: str = ""  # what pytest selects by -k
     counts: bool = True  # if not, it is an experiment: its failure is a warning
+    gpus: int = 0  # that the ranks see, or that there must be where that is more than one; 0: whatever there is
 
 
 def select(parts: Sequence[str], libraries: Sequence[str], ranks: Sequence[int]) -> list[Row]:
@@ -50,8 +51,9 @@ def _of_part(part: str, libraries: Sequence[str], ranks: Sequence[int]) -> Itera
     elif part == "kernels":
         yield _tests("kernels", part, first, 1)
     elif part == "figures":
-        for each in (1, 2, 4):
+        for each in (1, 2):
             yield Row(f"figures, {first}, {each} ranks", part, first, each, 120)
+        yield Row(f"figures, {first}, 4 ranks on one GPU", part, first, 4, 120, gpus=1)  # of which a bound is stated
     elif part == "peer":
         for each in (2, 4):
             if each in ranks:
@@ -62,6 +64,8 @@ def _of_part(part: str, libraries: Sequence[str], ranks: Sequence[int]) -> Itera
             yield _tests("kernels", part, library, 1)
             for each in ranks:
                 yield from (_tests(group, part, library, each) for group in GROUPS if group != "kernels")
+    elif part == "links":
+        yield Row(f"figures, {first}, 4 ranks on 4 GPUs", part, first, 4, 120, gpus=4)
     elif part == "sanitizer":
         yield Row(f"compute-sanitizer on the kernels, {first}", part, first, 1, 240, tests=KERNELS)
     elif part == "direct":

@@ -1,82 +1,32 @@
-"""What the tests on the simulated device say, on a real one; and what only a real one can say.
+"""What only a real GPU can say: every algorithm, kernels, CuPy's and PyTorch's memory, streams of the program's.
 
-Run by ``scripts/gpu-check``, which starts 1 to 8 ranks; they share GPUs where there are fewer.
+Run by ``scripts/gpu-check``, which starts 1 to 8 ranks; they share GPUs where there are fewer. The other claims of
+docs/gpu.md are in test_claims.py.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterator
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CALLS, VARIANTS, WORLD, layouts  # type: ignore[attr-defined]
+from click.testing import CliRunner
+from conftest import CALLS, VARIANTS, layouts  # type: ignore[attr-defined]
+from machines import BLOCK, RANK, SIZE, Machine
+from machines_gpu import cupy, cupyx, runtime, why_not_direct
 from mpi4py import MPI
 
 import hiercoll
 from hiercoll import DeviceError, DeviceMemoryError, cuda
 from hiercoll.algorithms import REGISTRY
+from hiercoll.cli import main
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.kernel import ELEMENTS
 from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
-from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.request import place_of
 from hiercoll.schedule import RECV, SEND, Region
 from hiercoll.tools.workload import buffers
-
-if find_spec("cupy") is None:
-    pytest.skip("CuPy is not installed", allow_module_level=True)
-with warnings.catch_warnings():
-    warnings.simplefilter("default")  # a warning of CuPy's is no reason to skip, or to fail
-    import cupy
-    import cupyx
-    from cupy.cuda import runtime
-
-
-def why_no_gpu() -> str:
-    """Why there is none; nothing, if there is one. Raises what CuPy raises where a GPU does not work."""
-    try:
-        return "" if runtime.getDeviceCount() else "no device"
-    except runtime.CUDARuntimeError as error:
-        if not str(error).startswith(("cudaErrorNoDevice", "cudaErrorInsufficientDriver")):  # the latter: no driver
-            raise
-        return str(error)
-
-
-if why_no_gpu():
-    pytest.skip(f"there is no GPU: {why_no_gpu()}", allow_module_level=True)
-
-RANK, SIZE = WORLD.rank, WORLD.size
-BLOCK = 200  # bytes, no multiple of 16
-
-
-@pytest.fixture(autouse=True)
-def own_stream() -> Iterator[Any]:
-    """A device for each rank, and a stream that is not the default one."""
-    cuda.bind(WORLD)
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        yield stream
-
-
-@cache
-def why_no_peers() -> str:
-    """What keeps the ranks of this host from each other's memory; nothing, if they can map it."""
-    state, array = get_session(WORLD.Dup()), cupy.zeros(1, np.uint8)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        reach = state.memories.node_in_reach(place_of(state, array))
-    return "" if reach else str(caught[0].message) if caught else "another rank cannot map memory of its node_ranks"
-
-
-@pytest.fixture(params=["staged", "peer"])
-def transport(request: pytest.FixtureRequest) -> str:
-    if request.param == "peer" and why_no_peers():
-        pytest.skip(why_no_peers())
-    return str(request.param)
 
 
 def check(comm: MPI.Intracomm, collective: str, block: int = BLOCK, **options: Any) -> None:
@@ -138,14 +88,6 @@ def test_new_arrays_at_addresses_used_before(on_layout: Callable[[str], MPI.Intr
         del send, result
         if salt % 2:
             cupy.get_default_memory_pool().free_all_blocks()
-
-
-def test_memory_that_mates_cannot_map(on_layout: Callable[[str], MPI.Intracomm]) -> None:
-    """Memory of the driver's own asynchronous pool."""
-    comm = on_layout(f"1x{SIZE}")
-    with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
-        for name in ("scatter_destination", "bruck"):
-            check(comm, "alltoall", 70_000, algorithm=name, transport="peer")
 
 
 def test_pytorch(comm: MPI.Intracomm, transport: str) -> None:
@@ -270,29 +212,35 @@ def test_nothing_on_the_legacy_stream(comm: MPI.Intracomm, transport: str) -> No
     assert not waited
 
 
-def test_errors(comm: MPI.Intracomm) -> None:
+def test_errors(machine: Machine, comm: MPI.Intracomm) -> None:
     """Typed, and the communicator goes on."""
-    there = cupy.zeros(SIZE * 1000)
+    there, large = cupy.zeros(SIZE * 1000), cupy.zeros(SIZE << 22)
     with pytest.raises(hiercoll.BufferTypeError, match="as sendbuf, got host"):
         hiercoll.alltoall(comm, there, np.zeros(SIZE * 1000))
     with pytest.raises(DeviceError):
         cuda.device_at(np.zeros(4).ctypes.data)
-    pool = cuda.device_at(there.data.ptr)._pool  # type: ignore[attr-defined]
-    pool.set_limit(size=pool.total_bytes() + 1024)
-    try:
-        if SIZE > 1:  # else there is no scratch
-            with pytest.raises(DeviceMemoryError):
-                hiercoll.alltoall_init(comm, cupy.zeros(SIZE << 22), algorithm="bruck")
-    finally:
-        pool.set_limit(size=0)
+    if SIZE > 1:  # else there is no scratch
+        with machine.full(), pytest.raises(DeviceMemoryError):
+            hiercoll.alltoall_init(comm, large, algorithm="bruck")
     check(comm, "alltoall")
+
+
+@pytest.mark.ranks([1])
+def test_tools_gpus() -> None:
+    """``hiercoll gpus`` lists those of the host, at least the ones that this process sees."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    done = CliRunner().invoke(main, ["gpus"])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("GPU") and ": " in line]
+    assert len(lines) >= runtime.getDeviceCount()
+    assert any(runtime.getDeviceProperties(runtime.getDevice())["name"].decode() in line for line in lines)
 
 
 def test_direct(on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Where the MPI library takes device memory, or is said to."""
+    if why := why_not_direct():
+        pytest.skip(why)
     comm = on_layout(f"{SIZE}x1")
-    if get_session(comm).stages:
-        pytest.skip("this MPI library is not known to take device memory")
     for collective, name, params in VARIANTS:
         if REGISTRY[collective][name].refusal(hiercoll.get_topology(comm), params) is None:
             check(comm, collective, algorithm=name, transport="direct", **params)

@@ -7,9 +7,14 @@ is ended with the stacks of the rank that noticed first.
 from __future__ import annotations
 
 import faulthandler
+import os
 import shutil
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,11 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 
+# Tests of device arrays that run on a simulated and on a real device, for the test modules that import them.
+sys.path.append(str(Path(__file__).parent.parent / "device"))
+pytest.register_assert_rewrite("machines", "device_memory", "device_sizes", "device_streams", "device_tools")
+from machines import messages, peers, transport  # noqa: E402, F401  (fixtures)
+
 WORLD = MPI.COMM_WORLD
 VARIANTS = [
     (collective, name, params)
@@ -29,6 +39,10 @@ VARIANTS = [
 ]
 CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 TIMEOUT = 120.0  # seconds for one test
+PATIENCE = 10.0  # seconds that a rank whose test failed waits for the others without a word
+STDERR = pytest.StashKey[int]()
+# Shortly before launch.py ends the job, so that it is known which test hangs, and where.
+END = float(os.environ.get("HIERCOLL_LAUNCH_END", "inf")) - 5.0  # by the clock
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,19 +61,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"for {list(marker.args[0])} ranks, not {WORLD.size}"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the way out for stacks: while tests run, pytest holds back what is written there."""
+    config.stash[STDERR] = os.dup(2)
+
+
+def _end_at(end: float, config: pytest.Config) -> None:
+    """End this rank with its stack after the time for a test, and at this time at the latest."""
+    seconds = max(min(TIMEOUT, end - time.time()), 1.0)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+    _end_at(END, item.config)
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
+@contextmanager
+def _printed_late(failure: str | None) -> Iterator[None]:
+    """Print a failure if the other ranks do not come for it: they may wait for this rank until they are ended."""
+    late = threading.Timer(PATIENCE, print, (failure,), {"file": sys.__stderr__, "flush": True})
+    if failure:
+        late.start()
+    yield
+    late.cancel()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    failures = [text for text in WORLD.allgather(str(report.longrepr) if report.failed else None) if text]
+    _end_at(END + 2, item.config)  # those who still run the test come first: it is their stack that tells something
+    own = str(report.longrepr) if report.failed else None
+    with _printed_late(own):
+        failures = [text for text in WORLD.allgather(own) if text]
+    _end_at(END, item.config)
     if failures and not report.failed:
         report.outcome = "failed"
         report.longrepr = "on another rank:\n" + failures[0]

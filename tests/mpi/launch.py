@@ -57,7 +57,7 @@ def mpiexec(library: str, ranks: int, limit: float, program: list[str]) -> tuple
     starter = [str(Path(sys.executable).with_name("mpiexec")), *FLAGS.get(library, []), "-n", str(ranks)]
     job = subprocess.Popen(
         [*starter, sys.executable, *program],
-        env={**os.environ, **SETTINGS},
+        env={**os.environ, **SETTINGS, "HIERCOLL_LAUNCH_END": str(time.time() + limit)},
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import commands, figures, main, processes, results  # noqa: E402
+from gpu_check import commands, environments, figures, main, processes, results  # noqa: E402
 from gpu_check.processes import Outcome  # noqa: E402
 from gpu_check.results import FAILED, PASSED, TIMEOUT, Result  # noqa: E402
 from gpu_check.rows import GROUPS, PARTS, Row, go, order, select, time_for  # noqa: E402
@@ -56,11 +56,11 @@ def test_rows_come_in_the_order_of_the_parts_each_once() -> None:
         "kernels, mpich, 1 ranks",
         "figures, mpich, 1 ranks",
         "figures, mpich, 2 ranks",
-        "figures, mpich, 4 ranks",
+        "figures, mpich, 4 ranks on one GPU",
     ]
     assert [(row.part, row.ranks) for row in rows[5:9]] == [("peer", 2), ("peer", 2), ("peer", 4), ("peer", 4)]
-    assert {row.part for row in rows[9:-2]} == {"tests", "smoke"}
-    assert [row.part for row in rows[-2:]] == ["sanitizer", "direct"]
+    assert {row.part for row in rows[9:-3]} == {"tests", "smoke"}
+    assert [row.part for row in rows[-3:]] == ["links", "sanitizer", "direct"]
     assert rows[0].limit <= 20 and not rows[-1].counts
     for row in rows:
         assert row.limit <= 240
@@ -74,14 +74,12 @@ def test_parts_libraries_and_ranks_leave_rows_out() -> None:
     assert [row.name for row in rows if row.part == "peer"] == [row.name for row in rows][:2]
 
 
-def test_each_test_on_a_gpu_is_in_one_group() -> None:
-    text = (ROOT / "tests" / "gpu" / "test_gpu.py").read_text(encoding="utf-8")
-    found = re.findall(r"^def (test_\w+)\(([^)]*)\)", text, re.MULTILINE)
-    assert len(found) > 10
-    for name, parameters in found:
-        for test in [f"{name}[peer]", f"{name}[staged]"] if "transport: str" in parameters else [name]:
-            chosen = [group for group, words in GROUPS.items() if _selects(words, test)]
-            assert len(chosen) == 1, (test, chosen)
+def test_each_test_on_a_gpu_is_in_one_group(tmp_path: Path) -> None:
+    found = re.findall(r"^tests/gpu/(\S+::.+)$", collect(tmp_path, "return 1"), re.MULTILINE)
+    assert len(found) > 200 and any("test_claims" in test for test in found)
+    for test in found:
+        chosen = [group for group, words in GROUPS.items() if _selects(words, test)]
+        assert len(chosen) == 1, (test, chosen)
 
 
 def _selects(words: str, test: str) -> bool:
@@ -211,6 +209,13 @@ def test_a_row_that_runs_on_is_ended_with_all_that_it_started(tmp_path: Path) ->
         time.sleep(0.01)
 
 
+def test_what_a_row_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+    """Ranks whose mpiexec was ended have another parent by then, and a session of their own."""
+    outcome = processes.run(["bash", "-c", "setsid sleep 100 & echo $!"], tmp_path, {}, 20, tmp_path / "log")
+    assert outcome.status == PASSED and outcome.seconds < 20
+    assert not _runs(int(outcome.output))
+
+
 def _runs(process: int) -> bool:
     """Whether there is such a process, and it has not ended."""
     try:
@@ -236,6 +241,49 @@ def test_launches_have_less_time_than_their_row(tmp_path: Path) -> None:
             if word.endswith(".py"):
                 assert (ROOT / word).exists()
         assert ("HIERCOLL_CUDA_AWARE" in commands.settings(row, tmp_path)) == (row.part == "direct")
+
+
+def test_ranks_share_one_gpu_where_the_bound_is_of_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node with more GPUs, too: else no figure would be held against it."""
+    rows = [row for row in select(["figures", "links"], LIBRARIES, []) if row.ranks == 4]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,0,1")
+    assert [commands.settings(row, tmp_path).get("CUDA_VISIBLE_DEVICES") for row in rows] == ["2", None]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert commands.settings(rows[0], tmp_path)["CUDA_VISIBLE_DEVICES"] == "0"
+    monkeypatch.setattr(main, "told", lambda command: "one; two")
+    obstacle = main.Check(rows, environments.Environments(tmp_path, tmp_path), tmp_path, lambda: 0.0).obstacle
+    assert [obstacle(row) for row in rows] == ["", "it needs 4 GPUs, and there are not more than 2"]
+
+
+def test_rows_know_nothing_of_a_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("PMI_RANK", "0")
+    script = "echo ${SLURM_JOB_ID-none} ${PMI_RANK-none} $CUDA_VISIBLE_DEVICES $PMIX_MCA_ptl_tcp_if_include"
+    given = {"CUDA_VISIBLE_DEVICES": "3", **commands.SETTINGS}
+    assert processes.run(["bash", "-c", script], tmp_path, given, 20, tmp_path / "log").output == "none none 3 lo\n"
+
+
+def test_an_environment_has_all_that_its_python_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is neither in its own folder of packages nor in the environment's, beneath what is installed there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "only_there.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "elsewhere")])
+    run = environments.run
+
+    def no_network(words: list[str], *given: Any) -> Outcome:
+        return Outcome(PASSED, 0.0, "") if "pip" in words else run(words, *given)
+
+    monkeypatch.setattr(environments, "run", no_network)
+    made = environments.Environments(tmp_path / "made", tmp_path)
+    assert made.make("mpich", 60).status == PASSED
+    code = "import numpy, only_there, sys; print(sys.prefix); print(*sys.path, sep='\\n')"
+    words = [tmp_path / "made" / "mpich" / "bin" / "python", "-c", code]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told[0] == str(tmp_path / "made" / "mpich")
+    first, beneath = (
+        next(n for n, line in enumerate(told[1:]) if end in line) for end in ("made/mpich/lib", "elsewhere")
+    )
+    assert first < beneath and str(ROOT / "scripts") not in told
 
 
 @pytest.fixture
