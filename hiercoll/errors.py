@@ -73,6 +73,15 @@ class LayoutError(ArgumentError):
     """A node layout (``HIERCOLL_NODES``, ``--layout``) is malformed or does not fit."""
 
 
+class MachineError(HiercollError, ValueError):
+    """The description of a machine, or measurements of one, cannot be used. Attributes: ``file``, ``field`` (or row),
+    ``expected``, ``got``."""
+
+    def __init__(self, file: object, field: str, expected: str, got: str) -> None:
+        self.file, self.field, self.expected, self.got = str(file), field, expected, got
+        super().__init__(f"{file}: {field}: expected {expected}, got {got}")
+
+
 class TableError(HiercollError, ValueError):
     """A tuning table cannot be used. Attributes: ``file``, ``field``, ``expected``, ``got``."""
 

@@ -1,0 +1,148 @@
+"""A machine as the model sees it: levels of distance between ranks, each parameter with its unit and its source.
+
+Ranks are in the same *domain* (cores that share a cache or a memory controller), else in the same *socket*, else in the
+same *node*, else they meet over the *network*. Lanes fill domains and sockets in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hiercoll.errors import MachineError
+from hiercoll.topology import Topology
+
+LEVELS = ("domain", "socket", "node", "network")
+VERSION = 1
+SHIPPED = Path(__file__).parent / "machines"
+
+
+def _parameter(unit: str, meaning: str, measured: str, default: float) -> Any:
+    return field(default=default, metadata={"unit": unit, "meaning": meaning, "measured": measured})
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the model's equations need (`hiercoll.model.evaluate`): seconds, seconds per byte, and bytes.
+
+    The defaults stand for hosts with 100 Gbit/s between them.
+    """
+
+    domain: float = _parameter("s", "a message step within a domain", "ping-pong of 1 byte", 0.5e-6)
+    socket: float = _parameter("s", "a message step within a socket", "ping-pong of 1 byte", 0.7e-6)
+    node: float = _parameter("s", "a message step within a node", "ping-pong of 1 byte", 1.0e-6)
+    network: float = _parameter("s", "a message step between nodes", "ping-pong of 1 byte", 2.0e-6)
+    domain_byte: float = _parameter("s/B", "per byte of a rank's messages, in a domain", "ping-pong, 64 KiB", 0.06e-9)
+    node_byte: float = _parameter("s/B", "the same, elsewhere in the node", "ping-pong, 64 KiB", 0.1e-9)
+    network_byte: float = _parameter("s/B", "the same, between nodes", "ping-pong, 1 MiB", 0.08e-9)
+    rendezvous: float = _parameter("s", "more for a large message within a node", "ping-pong, by size", 2.0e-6)
+    eager: float = _parameter("B", "from where on that is so", "ping-pong, by size", 8192.0)
+    network_rendezvous: float = _parameter("s", "more for a large message between nodes", "ping-pong, by size", 4.0e-6)
+    network_eager: float = _parameter("B", "from where on that is so", "ping-pong, by size", 16384.0)
+    posted: float = _parameter("1", "share of a step that each message costs of several at once",
+                               "many small messages at once", 0.4)  # fmt: skip
+    adapter: float = _parameter("s/B", "per byte out of a node, by all ranks", "all pairs of two nodes", 0.08e-9)
+    congestion: float = _parameter("1", "more of that with many nodes to speak with", "alltoall on 2 to 8 nodes", 0.2)
+    socket_link: float = _parameter("s/B", "per byte between sockets, by all ranks", "alltoall in a node", 0.01e-9)
+    cache_socket: float = _parameter("B", "cache that the ranks of a socket share", "alltoall in a node, by size", 32e6)
+    cache_rank: float = _parameter("B", "cache of a rank", "name-plate", 1e6)
+    memory: float = _parameter("s/B", "more per byte that is not in cache", "copy of 64 MiB, one rank", 0.1e-9)
+    bus: float = _parameter("s/B", "the same, by all ranks of a node together", "copy of 64 MiB, all ranks", 4e-12)
+    root_message: float = _parameter("s", "per message at the root of many", "gather of 1 byte", 0.4e-6)
+    root_in: float = _parameter("s/B", "per byte into such a root", "gather of 64 KiB", 0.12e-9)
+    root_out: float = _parameter("s/B", "per byte out of such a root", "scatter of 64 KiB", 0.1e-9)
+    root_out_domain: float = _parameter("s/B", "the same, within its domain", "scatter of 64 KiB", 0.1e-9)
+    root_large: float = _parameter("B", "from where on rooted messages are copied otherwise", "gather, by size", 1e18)
+    root_factor: float = _parameter("1", "share of the time per byte that is left then", "gather, by size", 1.0)
+    piece: float = _parameter("s", "per piece that is copied", "copy of many pieces", 5e-9)
+    line: float = _parameter("s", "more per piece that fills a cache line", "copy of many pieces", 0.0)
+    copy_byte: float = _parameter("s/B", "per byte that is copied", "copy in cache", 0.15e-9)
+    fresh: float = _parameter("s/B", "per byte of new memory, by all ranks of a node", "first touch, all ranks", 4e-12)
+    flag: float = _parameter("s", "per flag in the node's memory", "barrier by flags", 0.3e-6)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``domain`` and ``socket``: ranks in each, as jobs place them; 0 where nobody says (then one for the node).
+
+    ``fitted``: (name, value) of how good the fit is; ``sources``: where figures come from; ``assumed``: parameters that
+    no data determine; ``spread``: by how much measured times differ from the model's, as 10 and 90 % of the ratio.
+    """
+
+    name: str
+    parameters: Parameters = Parameters()
+    domain: int = 0
+    socket: int = 0
+    sources: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    spread: tuple[float, float] = (0.5, 2.0)
+    about: str = ""
+    fitted: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The machine as it is written to a file."""
+        values = {**asdict(self), "fitted": dict(self.fitted), "version": VERSION}
+        return json.dumps(values, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str, file: object = "machine") -> Machine:
+        """What `to_json` has written. Raises MachineError, which names the file and what is wrong in it."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise MachineError(file, "text", "JSON", str(error)) from None
+        if not isinstance(values, dict) or values.pop("version", None) != VERSION:
+            raise MachineError(file, "version", f"a machine of version {VERSION}", "something else")
+        known = {each.name: each for each in fields(Machine)}
+        for name in values.keys() - known.keys():
+            raise MachineError(file, name, f"one of {', '.join(known)}", "an unknown field")
+        if not isinstance(values.get("name"), str):
+            raise MachineError(file, "name", "a text", repr(values.get("name")))
+        given = values.pop("parameters", {})
+        return Machine(parameters=_parameters(given, file), **{k: _tupled(v) for k, v in values.items()})
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _parameters(given: Any, file: object) -> Parameters:
+    if not isinstance(given, dict):
+        raise MachineError(file, "parameters", "an object", repr(given))
+    known: dict[str, Field[Any]] = {each.name: each for each in fields(Parameters)}
+    for name, value in given.items():
+        if name not in known:
+            raise MachineError(file, name, f"one of {', '.join(known)}", "an unknown parameter")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise MachineError(file, name, f"a number of {known[name].metadata['unit']}, at least 0", repr(value))
+    return Parameters(**given)
+
+
+def shipped() -> dict[str, Path]:
+    """Files of the machines that come with hiercoll, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
+
+
+def get_machine(name: str | Path) -> Machine:
+    """A machine that comes with hiercoll, by name, or that of a file. Raises MachineError."""
+    path = shipped().get(str(name).lower()) or Path(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        expected = f"a file, or one of {', '.join(shipped())}"
+        raise MachineError(path, "machine", expected, error.strerror or str(error)) from None
+    return Machine.from_json(text, path)
+
+
+def level(machine: Machine, topology: Topology, rank: int, peer: int) -> int:
+    """Index in ``LEVELS`` of the distance between two ranks."""
+    if topology.node_of[rank] != topology.node_of[peer]:
+        return 3
+    a, b = topology.lane_of[rank], topology.lane_of[peer]
+    size = len(topology.node(rank))
+    socket = machine.socket or size
+    domain = machine.domain or socket
+    return 0 if a // domain == b // domain else 1 if a // socket == b // socket else 2

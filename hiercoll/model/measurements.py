@@ -1,0 +1,91 @@
+"""Measured times, in the CSV format of published logs: what the model is fitted to, and held against.
+
+Columns: ``system, nodes, ranks_per_node, collective, algorithm, parameters`` (tokens joined by ``;``),
+``bytes_per_pair`` (alltoall) or ``bytes_per_rank``, ``seconds_median, seconds_min, seconds_max, repeats, phase``
+(``total``, or the part that was timed alone), ``source``. Seconds and bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from hiercoll.errors import MachineError
+
+NEEDED = ("system", "nodes", "ranks_per_node", "collective", "algorithm", "bytes_per_pair", "seconds_min", "phase")
+MOST_SECONDS, MOST_BYTES = 1e4, 2**50  # of one call: more are other units
+
+
+class Measurement(NamedTuple):
+    """``seconds`` of a call, the least of its repetitions; ``size``: bytes of a block; ``worst``: of those measured
+    elsewhere, where rows are pooled."""
+
+    system: str
+    nodes: int
+    lanes: int
+    collective: str
+    algorithm: str
+    parameters: tuple[str, ...]
+    size: float
+    seconds: float
+    phase: str
+    source: str
+    worst: float = 0.0
+
+
+def read(path: Path) -> list[Measurement]:
+    """The rows of a file. Raises MachineError, which names file and row."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if lacking := [name for name in NEEDED if name not in (reader.fieldnames or ())]:
+                raise MachineError(path, "columns", ", ".join(NEEDED), f"none called {', '.join(lacking)}")
+            found = [_measurement(path, number, row) for number, row in enumerate(reader, 2)]
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise MachineError(path, "file", "a CSV file that can be read", str(error)) from None
+    if not found:
+        raise MachineError(path, "rows", "at least one", "none")
+    return found
+
+
+def _measurement(path: Path, number: int, row: dict[str, str]) -> Measurement:
+    where = f"row {number}"
+    size = row["bytes_per_pair"] or row.get("bytes_per_rank") or ""
+    return Measurement(
+        row["system"],
+        int(_number(path, where, "nodes", row["nodes"], 1, 1e6)),
+        int(_number(path, where, "ranks_per_node", row["ranks_per_node"], 1, 1e5)),
+        row["collective"],
+        row["algorithm"],
+        tuple(token for token in (row.get("parameters") or "").split(";") if token),
+        _number(path, where, "bytes", size, 0, MOST_BYTES),
+        _number(path, where, "seconds_min", row["seconds_min"], 1e-9, MOST_SECONDS),
+        row["phase"] or "total",
+        row.get("source") or "",
+    )
+
+
+def _number(path: Path, where: str, column: str, text: str | None, least: float, most: float) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise MachineError(path, f"{where}, {column}", f"a number between {least:g} and {most:g}", repr(text))
+    return value
+
+
+def pooled(rows: Iterable[Measurement]) -> list[Measurement]:
+    """One for each schedule and size: the least time of all jobs, and the largest as ``worst``. A gather or scatter is
+    one schedule in whatever algorithm."""
+    found: dict[tuple[object, ...], Measurement] = {}
+    for row in rows:
+        name = "multileader-node-aware" if row.phase in ("gather", "scatter") else row.algorithm
+        key = (row.system, row.nodes, row.lanes, row.collective, name, row.parameters, row.phase, row.size)
+        other = found.get(key)
+        worst = max(row.seconds, other.worst if other else 0)
+        least = min(row.seconds, other.seconds if other else row.seconds)
+        found[key] = row._replace(algorithm=name, seconds=least, worst=worst)
+    return list(found.values())

@@ -1,0 +1,204 @@
+"""What the ranks of a node do in a schedule, counted by distance: all that the model needs of it.
+
+Counts are in blocks, so that one profile serves all sizes. Ranks that do the same are one class; on large nodes, only
+so many schedules are looked at as it takes to tell the classes apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+from hiercoll.model.machine import Machine, level
+from hiercoll.schedule import Copy, Get, Recv, Reduce, Region, Schedule, Send, Signal, Wait
+from hiercoll.topology import Topology
+
+MOST_PHASES = 32  # that are told apart; the rest is one
+MANY_LANES = 16  # on smaller nodes, all ranks are looked at
+
+Sizes: TypeAlias = "Counter[tuple[int, float]]"  # messages by level and blocks
+
+
+class Copied(NamedTuple):
+    """``blocks`` that a rank copies in so many contiguous ``pieces``."""
+
+    pieces: float
+    blocks: float
+
+
+@dataclass
+class Phase:
+    """Messages of one rank without a copy between them; ``chain`` of them wait for each other."""
+
+    sent: Sizes = field(default_factory=Counter)
+    received: Sizes = field(default_factory=Counter)
+    chain: int = 0
+    peers: set[int] = field(default_factory=set)  # nodes
+
+    @property
+    def blocks(self) -> float:
+        """Sent and received."""
+        return sum(blocks * number for sizes in (self.sent, self.received) for (_, blocks), number in sizes.items())
+
+
+@dataclass
+class RankProfile:
+    """One rank's phases, copies, and flags that it raises or waits for."""
+
+    phases: list[Phase] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)
+    flags: int = 0
+
+    @property
+    def key(self) -> object:
+        """Equal for ranks that do the same."""
+        phases = [(sorted(p.sent.items()), sorted(p.received.items()), p.chain, len(p.peers)) for p in self.phases]
+        return repr((phases, self.copies, self.flags))
+
+
+class Totals(NamedTuple):
+    """A phase of all ranks of a node together, in blocks: what leaves it, to how many ``peers`` (nodes); what is
+    received within it, and ``across`` its sockets; what its ranks touch (``working``), how many ranks hold that, in
+    how many sockets."""
+
+    out: float
+    peers: int
+    near: float
+    across: float
+    working: float
+    active: float
+    sockets: int
+
+
+@dataclass
+class Profile:
+    """Of a node: its classes of ranks with the number of each, its phases; ``pieces``: blocks of a collective's vector;
+    ``fresh``: blocks of memory that are allocated in each call, by all ranks of the node together."""
+
+    classes: list[tuple[RankProfile, float]]
+    totals: list[Totals]
+    pieces: int = 1
+    fresh: float = 0.0
+
+
+def profile(emit: Callable[[int], Schedule], topology: Topology, machine: Machine, leaders: int = 1) -> list[Profile]:
+    """Of the nodes that differ: the first one where all are alike, else the first, a middle one and the last.
+    ``leaders`` of a node may do other things than the ranks beside them."""
+    alike = topology.is_even and topology.placement in ("block", "cyclic")
+    last = len(topology.nodes) - 1
+    nodes = [0] if alike else sorted({0, last // 2, last})
+    return [of_node(emit, topology, machine, node, leaders) for node in nodes]
+
+
+def of_node(
+    emit: Callable[[int], Schedule], topology: Topology, machine: Machine, node: int, leaders: int = 1
+) -> Profile:
+    """Of one node, from the schedules of its ranks: on large ones, of those beside leaders; where two of these do the
+    same, all between them are taken to do so."""
+    ranks, pieces = topology.nodes[node], 1
+    known: dict[int, tuple[RankProfile, object]] = {}
+
+    def look(lane: int) -> object:
+        nonlocal pieces
+        if lane not in known:
+            schedule = emit(ranks[lane])
+            pieces = schedule.blocks
+            found = count(schedule, topology, machine)
+            known[lane] = found, found.key
+        return known[lane][1]
+
+    def between(low: int, high: int) -> None:
+        if high - low > 1 and look(low) != look(high):
+            between(low, (low + high) // 2)
+            between((low + high) // 2, high)
+
+    last, firsts = len(ranks) - 1, [group[0] for group in topology.groups(node, leaders)]
+    beside = {min(max(topology.lane_of[first] + step, 0), last) for first in firsts for step in (-1, 0, 1)}
+    marks = sorted({0, last, *beside}) if len(ranks) > MANY_LANES else list(range(len(ranks)))
+    for low, high in pairwise([*marks, last]):
+        look(low)
+        between(low, high)
+    ends = [*sorted(known), len(ranks)]
+    spans = [(known[low][0], range(low, high)) for low, high in pairwise(ends)]
+    return Profile(_classes(spans), _totals(spans, machine.socket or len(ranks)), pieces)
+
+
+Spans: TypeAlias = "Sequence[tuple[RankProfile, range]]"  # lanes that do the same
+
+
+def _classes(spans: Spans) -> list[tuple[RankProfile, float]]:
+    known: dict[object, tuple[RankProfile, float]] = {}
+    for each, lanes in spans:
+        key = each.key
+        known[key] = (each, len(lanes) + (known[key][1] if key in known else 0))
+    return list(known.values())
+
+
+def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfile:
+    """One rank's part."""
+    rank, segments = schedule.rank, schedule.segments
+    found, phase = RankProfile(), Phase()
+    depth: list[int] = []  # messages that an operation comes after
+    before, deepest, copied = 0, 0, False
+    levels: dict[int, int] = {}
+    for op in schedule.ops:
+        after = max([depth[dep] for dep in op.deps], default=0)
+        if isinstance(op, (Send, Recv, Get)):
+            if copied and len(found.phases) < MOST_PHASES:
+                phase.chain, before = deepest - before, deepest
+                found.phases.append(phase)
+                phase, copied = Phase(), False
+            region = op.target if isinstance(op, Get) else op.region
+            if op.peer not in levels:
+                levels[op.peer] = level(machine, topology, rank, op.peer)
+            sizes = phase.sent if isinstance(op, Send) else phase.received
+            sizes[levels[op.peer], region.size if region.part is None else region.size / segments] += 1
+            phase.peers.add(topology.node_of[op.peer])
+            after += 1
+            deepest = max(deepest, after)
+        elif isinstance(op, (Copy, Reduce)):
+            copied = copied or deepest > before
+            sources = (op.source,) if isinstance(op, Copy) else (op.left, op.right)
+            pieces = max(_pieces(region) for region in (*sources, op.target))
+            found.copies.append(Copied(pieces, op.target.size / (1 if op.target.part is None else segments)))
+        elif isinstance(op, (Signal, Wait)):
+            found.flags += len(op.peers) if isinstance(op, Wait) else 1
+        depth.append(after)
+    phase.chain = deepest - before
+    found.phases.append(phase)
+    return found
+
+
+def _pieces(region: Region) -> int:
+    """Contiguous pieces of a region."""
+    if region.is_whole:
+        return 1
+    if region.part is not None or isinstance(region.blocks, range):
+        return region.size
+    return 1 + sum(b != a + 1 for a, b in pairwise(region.blocks))
+
+
+def _totals(spans: Spans, socket: int) -> list[Totals]:
+    return [_total(spans, socket, index) for index in range(max(len(each.phases) for each, _ in spans))]
+
+
+def _total(spans: Spans, socket: int, index: int) -> Totals:
+    out = near = across = working = 0.0
+    peers: set[int] = set()
+    held: list[tuple[float, range]] = []
+    for each, lanes in spans:
+        if index < len(each.phases):
+            phase, ranks = each.phases[index], len(lanes)
+            peers |= phase.peers
+            out += ranks * sum(blocks * n for (far, blocks), n in phase.sent.items() if far == 3)
+            near += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far < 3)
+            across += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == 2)
+            working += ranks * phase.blocks
+            held.append((phase.blocks, lanes))
+    most = max((blocks for blocks, _ in held), default=0.0)
+    holding = [lanes for blocks, lanes in held if 2 * blocks >= most]
+    used = {lane // socket for lanes in holding for lane in lanes}
+    return Totals(out, max(len(peers) - 1, 1), near, across, working, sum(map(len, holding)), len(used))
