@@ -146,14 +146,17 @@ def _use(phase: Phase) -> tuple[int, Sequence[tuple[tuple[int, float], int]], fl
 
 def _sum(index: npt.NDArray[np.int64], values: Floats, count: int) -> Floats:
     """Sums of the values with each index."""
-    return np.bincount(index, values, count).astype(np.float64)
+    sums: Floats = np.bincount(index, values, count).astype(np.float64)
+    return sums
 
 
 def _columns(rows: list[tuple[float, ...]], width: int) -> Floats:
-    return np.array(rows, float).reshape(-1, width).T
+    columns: Floats = np.array(rows, float).reshape(-1, width).T
+    return columns
 
 
 def switch(x: Floats, at: Floats | float, sharpness: float = 4) -> Floats:
     """From 0 for x well below ``at`` to 1 well above it."""
-    ratio: Floats = np.maximum(at, 1e-9) / np.maximum(x, 1e-9)
-    return np.reciprocal(1 + np.power(ratio, sharpness))
+    ratio = np.power(np.maximum(at, 1e-9) / np.maximum(x, 1e-9), sharpness)
+    share: Floats = np.reciprocal(1 + ratio)
+    return share

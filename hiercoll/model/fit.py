@@ -62,7 +62,7 @@ class Rows:
 def fit(machine: Machine, rows: Sequence[Measurement], fixed: Mapping[str, float | str]) -> Fitted:
     """The machine with its parameters fitted to ``rows``, but for those that are ``fixed``: at a value, or to be as
     another one. Raises MachineError for too few rows, ImportError without SciPy."""
-    from scipy.optimize import least_squares
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     free = [name for name, value in asdict(machine.parameters).items() if name not in fixed and value > 0]
     if len(rows) < 2 * len(free):

@@ -32,7 +32,7 @@ RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "hiercoll", "text.parse_math"
 
 
 @contextmanager
-def _matplotlib() -> Iterator[None]:
+def matplotlib_settings() -> Iterator[None]:
     """matplotlib with its defaults and ours, put back afterwards. Raises PlotError without it."""
     try:
         import matplotlib
@@ -62,7 +62,7 @@ def save(comparison: Comparison, folder: Path, stem: str, formats: Sequence[str]
     Raises PlotError without matplotlib, OSError where nothing can be written.
     """
     paths = [folder / f"{stem}.{extension}" for extension in formats]
-    with _matplotlib():
+    with matplotlib_settings():
         figure = draw(comparison)
         for path, extension in zip(paths, formats, strict=True):
             metadata = {"Date": None} if extension == "svg" else {}
@@ -72,7 +72,7 @@ def save(comparison: Comparison, folder: Path, stem: str, formats: Sequence[str]
 
 def draw(comparison: Comparison) -> Figure:
     """The figure: latency, speed-up over native, choice. Raises PlotError without matplotlib."""
-    with _matplotlib():
+    with matplotlib_settings():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 8.5), layout="constrained")
@@ -128,7 +128,7 @@ def _draw_latency(axes: Axes, comparison: Comparison, styles: dict[str, _Style])
         axes.plot(x, y, "--", color="#444444", marker=marker, label="bound of the link", zorder=3)
     axes.set_yscale("log")
     axes.set_ylabel("time of the slowest rank\n(median; shaded: middle half)")
-    _log_ticks(axes.yaxis, format_time)
+    log_ticks(axes.yaxis, format_time)
     axes.grid(alpha=0.25)
 
 
@@ -152,7 +152,7 @@ def _draw_speedup(axes: Axes, comparison: Comparison, styles: dict[str, _Style])
         text = "nothing but native was measured" if native else "native was not measured: nothing to compare with"
         axes.text(0.01, 0.9, text, transform=axes.transAxes, color="#444444")
     axes.set_ylabel("speed-up over native\n(shaded: native's middle half)")
-    _log_ticks(axes.yaxis, lambda value: f"{value:.3g}x")
+    log_ticks(axes.yaxis, lambda value: f"{value:.3g}x")
     axes.grid(alpha=0.25)
 
 
@@ -206,7 +206,7 @@ def _line(axes: Axes, x: list[int], y: list[float], style: _Style, label: str) -
     )  # fmt: skip
 
 
-def _log_ticks(axis: Axis, spell: Callable[[float], str]) -> None:
+def log_ticks(axis: Axis, spell: Callable[[float], str]) -> None:
     """Labels at round values, closer where the axis is short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
