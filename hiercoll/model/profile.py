@@ -16,7 +16,7 @@ from hiercoll.model.machine import Machine, level
 from hiercoll.schedule import Copy, Get, Recv, Reduce, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology
 
-MOST_PHASES = 32  # that are told apart; the rest is one
+MOST_PHASES = 8  # that are told apart; the rest is one
 MANY_LANES = 16  # on smaller nodes, all ranks are looked at
 
 Sizes: TypeAlias = "Counter[tuple[int, float]]"  # messages by level and blocks
