@@ -83,6 +83,11 @@ def table() -> Path | None:
     return Path(text) if text else None
 
 
+def machine() -> str:
+    """``HIERCOLL_MACHINE``: what the model takes the machine for: a name, a file, or "auto"; "" where it is not set."""
+    return _text("MACHINE")
+
+
 def own_table() -> Path:
     """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")

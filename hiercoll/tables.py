@@ -21,8 +21,9 @@ from hiercoll import settings
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import spelled
 from hiercoll.collectives import COLLECTIVES, tuned
-from hiercoll.errors import ArgumentError, TableError
+from hiercoll.errors import ArgumentError, MachineError, TableError
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
+from hiercoll.model.machine import Machine, get_machine
 from hiercoll.schedule.transports import AUTO, parse_transport
 from hiercoll.topology import Topology
 
@@ -180,11 +181,13 @@ class Entry:
 @dataclass(frozen=True, eq=False)  # compared by identity: one is read once and asked often
 class Table:
     """Entries, each for another setting; ``source`` says where they come from. Where there is none, the MPI
-    library's own collective runs or, with ``by_model``, what the cost model finds the fastest."""
+    library's own collective runs or, with ``by_model``, what the cost model finds the fastest; ``machine`` is what the
+    model takes this one for, instead of the default links."""
 
     entries: tuple[Entry, ...] = ()
     source: str = ""
     by_model: bool = False
+    machine: Machine | None = None
 
     def find(self, collective: str, mpi: str, memory: str, topology: Topology) -> Entry | None:
         """The most specific entry: of this MPI library (the same version if there is one),
@@ -239,11 +242,14 @@ def _distance(a: int, b: int) -> float:
 
 
 def environment_table() -> Table:
-    """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one. Raises TableError."""
-    if (path := settings.table()) is not None:
-        return load(path)
-    own = settings.own_table()
-    return load(own) if own.exists() else Table()
+    """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one; with the machine that
+    ``HIERCOLL_MACHINE`` names. Raises TableError."""
+    path, own = settings.table(), settings.own_table()
+    found = load(path) if path is not None else load(own) if own.exists() else Table()
+    try:
+        return replace(found, machine=get_machine(name)) if (name := settings.machine()) else found
+    except MachineError as error:
+        raise TableError("HIERCOLL_MACHINE", error.field, error.expected, error.got) from None
 
 
 def load(path: str | Path) -> Table:

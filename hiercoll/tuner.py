@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
@@ -17,6 +17,9 @@ from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
 from hiercoll.collectives import COLLECTIVES, Sizes
 from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
+from hiercoll.model.evaluate import Design
+from hiercoll.model.machine import Machine
+from hiercoll.model.profile import Profile, profile
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 
@@ -80,6 +83,17 @@ def _sampled(
     return counts
 
 
+@lru_cache(maxsize=1024)
+def _profiled(
+    collective: str, topology: Topology, inplace: bool, name: str, given: Given, machine: Machine
+) -> list[Profile]:
+    """What the ranks of the nodes that differ do."""
+    entry, params = REGISTRY[collective][name], dict(given)
+    leaders = params.get("leaders", 1)
+    emit = partial(entry.schedule, topology, params=params, inplace=inplace)
+    return profile(emit, topology, machine, leaders if isinstance(leaders, int) else 1)
+
+
 def rank_by_model(
     collective: str,
     topology: Topology,
@@ -89,9 +103,10 @@ def rank_by_model(
     links: Links = DEFAULT_LINKS,
     variants: Iterable[tuple[str, Params]] | None = None,
     most_shared: int = MOST_SHARED,
+    machine: Machine | None = None,
 ) -> list[Candidate]:
     """The ``variants`` (default: `automatic` ones), fastest first by the cost model, for blocks of ``block`` bytes, or
-    a vector of so many.
+    a vector of so many: on a ``machine``, else with ``links``.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
@@ -100,7 +115,11 @@ def rank_by_model(
         nodes = _counted(collective, topology, inplace, name, tuple(params.items()))
         if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
             flows = max(each.network_messages / max(each.network_chain, 1) for counts in nodes for each in counts)
-            seconds = max(predict(counts, block, links) for counts in nodes)
+            if machine is None:
+                seconds = max(predict(counts, block, links) for counts in nodes)
+            else:
+                found = _profiled(collective, topology, inplace, name, tuple(params.items()), machine)
+                seconds = float(Design([(each, block) for each in found], machine).evaluate(machine).seconds.max())
             ranked.append(Candidate(Variant(name, params), seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 
@@ -127,11 +146,12 @@ def _decide(
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)
     if entry is None:
-        ranked = rank_by_model(collective, topology, block, inplace=inplace)
+        ranked = rank_by_model(collective, topology, block, inplace=inplace, machine=table.machine)
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
         why = f"default: no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
-        why += "; what the cost model says of hiercoll's own:" if ranked else ""
+        name = f" of {table.machine.name}" if table.machine is not None else ""
+        why += f"; what the cost model{name} says of hiercoll's own:" if ranked else ""
         return Decision(Variant(NATIVE), why, tuple(ranked))
     if entry.is_for(topology):
         return _by_entry(entry, topology, block, inplace, table.source, held)

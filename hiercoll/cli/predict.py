@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.cli.common import SizesType, known_algorithm, layout_option, main, wide_console
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.model.evaluate import BOUNDS
 from hiercoll.model.machine import Machine, Parameters, get_machine, shipped
 from hiercoll.tools.predicting import TIE, Forecast, Refused, by_size, candidates, forecast
@@ -24,7 +25,7 @@ NAMES = "a file that `hiercoll calibrate` has written, or a name: hiercoll machi
 
 
 @main.command()
-@click.argument("collective", type=click.Choice([name for name in REGISTRY if name != "alltoallv"]))
+@click.argument("collective", type=click.Choice([name for name in REGISTRY if COLLECTIVES[name].is_even]))
 @click.option("--machine", "-m", default="generic-100g", show_default=True, metavar="MACHINE", help=f"{NAMES}.")
 @layout_option("8x16")
 @click.option("--sizes", "-s", type=SizesType(), default="8:64K:2", show_default=True, help="Bytes of a block.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from hiercoll.cli.common import (
 from hiercoll.collectives import tuned
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.model.cost import Links
+from hiercoll.model.machine import get_machine
 from hiercoll.tables import (
     NATIVE,
     OLD,
@@ -355,11 +357,22 @@ def table_diff(one: Path, other: Path) -> None:
 @memory_option()
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
 @click.option("--plan", "held", is_flag=True, help="For a plan, as of alltoall_init.")
+@click.option("--machine", "-m", default="", help="What the model takes the machine for. Default: $HIERCOLL_MACHINE.")
 def explain(
-    collective: str, size: int, layout: str, table_file: Path | None, mpi: str, memory: str, inplace: bool, held: bool
+    collective: str,
+    size: int,
+    layout: str,
+    table_file: Path | None,
+    mpi: str,
+    memory: str,
+    inplace: bool,
+    held: bool,
+    machine: str,
 ) -> None:
     """What "auto" chooses for a size and layout, why, and the runners-up."""
     found = load(table_file) if table_file else environment_table()
+    if machine:
+        found = replace(found, machine=get_machine(machine))
     topology = parse_layout(layout)
     if not mpi:
         names = sorted({entry.mpi for entry in found.entries})

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hiercoll.errors import MachineError
+from hiercoll.model.adapters import adapters, by_adapters
 from hiercoll.topology import Topology
 
 LEVELS = ("domain", "socket", "node", "network")
 VERSION = 1
+AUTO = "auto"
 SHIPPED = Path(__file__).parent / "machines"
 
 
@@ -80,7 +82,7 @@ class Machine:
     assumed: tuple[str, ...] = ()
     spread: tuple[float, float] = (0.5, 2.0)
     about: str = ""
-    fitted: Mapping[str, float] = field(default_factory=dict)
+    fitted: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> str:
         """The machine as it is written to a file."""
@@ -127,7 +129,11 @@ def shipped() -> dict[str, Path]:
 
 
 def get_machine(name: str | Path) -> Machine:
-    """A machine that comes with hiercoll, by name, or that of a file. Raises MachineError."""
+    """A machine that comes with hiercoll, by name, or that of a file; "auto": by this host's network adapters. Raises
+    MachineError."""
+    if str(name) == AUTO:
+        found = by_adapters(adapters())
+        return replace(get_machine(found.machine), about=found.why)
     path = shipped().get(str(name).lower()) or Path(name)
     try:
         text = path.read_text(encoding="utf-8")

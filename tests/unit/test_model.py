@@ -14,15 +14,18 @@ from click.testing import CliRunner
 
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.cli import main
-from hiercoll.errors import MachineError, ParameterError
+from hiercoll.errors import MachineError, ParameterError, TableError
 from hiercoll.model import benchmarks
+from hiercoll.model.adapters import adapters, by_adapters
 from hiercoll.model.evaluate import BOUNDS, Design
 from hiercoll.model.machine import LEVELS, Machine, Parameters, get_machine, level, shipped
 from hiercoll.model.measurements import Measurement, pooled, read
 from hiercoll.model.profile import Profile, count, profile
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
+from hiercoll.tables import environment_table
 from hiercoll.tools.predicting import by_size, candidates, forecast
 from hiercoll.topology import Topology, parse_layout
+from hiercoll.tuner import decide
 
 US = 1e-6
 NOTHING = Parameters(**dict.fromkeys(Parameters().__dict__, 0.0) | {"posted": 1.0, "root_factor": 1.0})
@@ -92,6 +95,54 @@ def test_levels() -> None:
     found = [LEVELS[level(MACHINE, topology, 0, peer)] for peer in range(1, 9)]
     assert found == ["domain", "socket", "socket", "node", "node", "node", "node", "network"]
     assert level(Machine("flat"), topology, 0, 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "machine", "words"),
+    [
+        ({}, "generic-100g", "none that is known"),
+        ({"infiniband/mlx5_0/ports/1/rate": "100 Gb/sec (4X EDR)", "infiniband/mlx5_0/ports/1/state": "4: ACTIVE"},
+         "generic-100g", "mlx5_0 (InfiniBand, 100 Gbit/s)"),
+        ({"infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)", "infiniband/mlx5_0/ports/1/state": "1: DOWN",
+          "net/eth0/speed": "25000", "net/eth0/operstate": "up", "net/lo/speed": "1", "net/lo/operstate": "up"},
+         "generic-100g", "eth0 (Ethernet, 25 Gbit/s)"),
+        ({"infiniband/hfi1_0/ports/1/rate": "100 Gb/sec (4X EDR)", "infiniband/hfi1_0/ports/1/state": "4: ACTIVE",
+          "infiniband/hfi1_1/ports/1/rate": "100 Gb/sec (4X EDR)", "infiniband/hfi1_1/ports/1/state": "4: ACTIVE"},
+         "generic-200g", "hfi1_1 (Omni-Path, 100 Gbit/s)"),
+        ({"cxi/cxi0/device": "", "net/eth0/speed": "10000", "net/eth0/operstate": "up"}, "generic-200g", "Slingshot"),
+        ({"net/eth0/speed": "-1", "net/eth0/operstate": "up"}, "generic-100g", "none that is known"),
+    ],
+)  # fmt: skip
+def test_adapters_of_a_host(files: dict[str, str], machine: str, words: str, tmp_path: Path) -> None:
+    """What is up, and the fastest kind; the machine says why it was taken."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    found = by_adapters(adapters(tmp_path))
+    assert found.machine == machine and words in found.why
+
+
+def test_a_machine_for_auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What HIERCOLL_MACHINE names ranks what there is to try, and decides where the model is asked to."""
+    slow = Machine("slow starts", Parameters(network=1e-3, domain=1e-3, socket=1e-3, node=1e-3))
+    path = tmp_path / "slow.json"
+    path.write_text(slow.to_json())
+    monkeypatch.setenv("HIERCOLL_MACHINE", str(path))
+    monkeypatch.setenv("HIERCOLL_TABLE", "model")
+    table = environment_table()
+    assert table.machine == slow
+    topology = parse_layout("8x1")
+    decided = decide("alltoall", topology, 512, table=table)
+    assert decided.variant.algorithm in ("bruck", "recursive_doubling") and len(decided.ranking) > 3
+    assert decide("alltoall", topology, 1 << 20, table=table).variant != decided.variant
+    shown = CliRunner().invoke(main, ["explain", "alltoall", "-s", "512", "-l", "8x1"])
+    assert shown.exit_code == 0 and "the cost model, as asked for" in shown.output
+    given = ["explain", "alltoall", "-s", "8", "-l", "8x1", "-m", "generic-100g"]
+    monkeypatch.delenv("HIERCOLL_TABLE")
+    assert "the cost model of generic-100g says" in CliRunner().invoke(main, given).output
+    monkeypatch.setenv("HIERCOLL_MACHINE", "nowhere")
+    with pytest.raises(TableError, match=r"HIERCOLL_MACHINE: machine: expected a file, or one of"):
+        environment_table()
 
 
 # ---- profiles

@@ -14,7 +14,13 @@ import hiercoll
 PACKAGE = Path(hiercoll.__file__).parent
 MAY_COMPARE = ("collectives.py", "algorithms/")  # where records and algorithms are
 # Words that mean something else there.
-OTHER_MEANINGS = {("tools/timeline.py", "reduce")}  # a kind of operation
+OTHER_MEANINGS = {
+    ("tools/timeline.py", "reduce"),  # a kind of operation
+    ("model/benchmarks.py", "gather"),  # phases of published benchmarks
+    ("model/benchmarks.py", "scatter"),
+    ("model/measurements.py", "gather"),
+    ("model/measurements.py", "scatter"),
+}
 
 BASES = (
     *("alltoall", "alltoallv", "alltoallw", "allgather", "allgatherv", "gather", "gatherv", "scatter", "scatterv"),
