@@ -45,6 +45,14 @@ class Durations:
         lines = min(nbytes / pieces / 64, 1.0) if pieces else 0.0
         return pieces * (p.piece + p.line * lines) + nbytes * p.copy_byte
 
+    def message(self, level: int, nbytes: int) -> float:
+        """Of a message that is alone: its step, and its bytes; ``level`` as `hiercoll.model.machine.level` has it."""
+        p, is_far = self._parameters, level == 3
+        step = (p.domain, p.socket, p.node, p.network)[level]
+        if nbytes > (p.network_eager if is_far else p.eager):
+            step += p.network_rendezvous if is_far else p.rendezvous
+        return step + nbytes * (p.domain_byte, p.node_byte, p.node_byte, p.network_byte)[level]
+
 
 def pieces_of(region: Region) -> int:
     """Contiguous pieces of a region, where blocks are of one size."""

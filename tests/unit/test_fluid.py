@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY, Algorithm
 from hiercoll.errors import ArgumentError, ScheduleError
+from hiercoll.model.durations import Durations
 from hiercoll.model.evaluate import Design
 from hiercoll.model.fairness import fair_rates
 from hiercoll.model.fluid import end_seconds, flow_seconds, levels
@@ -73,6 +74,17 @@ def test_one_message(target: int, seconds: float) -> None:
     found = ends(schedules, "8+1", 50, machine(2, 4))
     assert found[0] == found[target] == pytest.approx(seconds)
     assert sum(found) == pytest.approx(2 * seconds)
+
+
+@pytest.mark.parametrize("block", [1, 8192, 8193, 16384, 16385, 1 << 20])
+def test_one_message_takes_what_a_message_takes(block: int) -> None:
+    """On the default machine, at the sizes where it changes its way."""
+    on = Machine("any", domain=1, socket=2, parameters=Parameters(adapter_message=0.0))
+    for target in range(1, 5):
+        schedules = system(sends(target), *(receives(0) if rank == target else nothing for rank in range(1, 5)))
+        topology = parse_layout("4+1")
+        expected = Durations(topology, block, 1, on).message(level(on, topology, 0, target), block)
+        assert flow_seconds(schedules, topology, block, on) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["2x8", "5+3+9:random=2", "3x4:cyclic"])
