@@ -47,6 +47,7 @@ class Parameters:
     posted: float = _parameter("1", "share of a step that each message costs of several at once",
                                "many small messages at once", 0.4)  # fmt: skip
     adapter: float = _parameter("s/B", "per byte out of a node, by all ranks", "all pairs of two nodes", 0.08e-9)
+    adapter_message: float = _parameter("s", "per message out of a node", "many small messages, all pairs", 5e-9)
     congestion: float = _parameter("1", "more of that with many nodes to speak with", "alltoall on 2 to 8 nodes", 0.2)
     socket_link: float = _parameter("s/B", "per byte between sockets, by all ranks", "alltoall in a node", 0.01e-9)
     cache_socket: float = _parameter("B", "cache that the ranks of a socket share", "alltoall in a node, by size", 32e6)
