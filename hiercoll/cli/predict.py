@@ -30,6 +30,7 @@ NAMES = "a file that `hiercoll calibrate` has written, or a name: hiercoll machi
 @layout_option("8x16")
 @click.option("--sizes", "-s", type=SizesType(), default="8:64K:2", show_default=True, help="Bytes of a block.")
 @click.option("--algorithm", "-a", "wanted", multiple=True, help="Only these. Default: all, as auto tries them.")
+@click.option("--fluid", is_flag=True, help="By the fluid evaluator, in which flows share links: slow.")
 @click.option("--every", is_flag=True, help="The times of all algorithms, too.")
 @click.option("--json", "record", type=click.Path(dir_okay=False, path_type=Path), help="Append JSON Lines here.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Picture to write: .png, .svg or .pdf.")
@@ -39,6 +40,7 @@ def predict(
     layout: str,
     sizes: list[int],
     wanted: tuple[str, ...],
+    fluid: bool,
     every: bool,
     record: Path | None,
     plot: Path | None,
@@ -56,7 +58,8 @@ def predict(
     columns = (TextColumn("profiles"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
-        found, refused = forecast(chosen, topology, described, sorted(set(sizes)), lambda: progress.advance(task))
+        given = (topology, described, sorted(set(sizes)), lambda: progress.advance(task))
+        found, refused = forecast(chosen, *given, fluid=fluid)
     if not found:
         raise click.ClickException("; ".join(f"{each.algorithm}: {each.why}" for each in refused))
     _print(collective, described, topology, found, refused)

@@ -30,6 +30,7 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.model.cost import count_rank
+from hiercoll.model.goal import to_goal
 from hiercoll.model.simulate import Event, count_rounds, simulate
 from hiercoll.schedule import Join, Schedule
 from hiercoll.schedule.transports import named
@@ -225,12 +226,20 @@ def _counts_text(schedules: list[Schedule], topology: Topology, rank: int) -> st
 @click.option("--measured", is_flag=True, help="Trace a real run; under mpiexec, which then sets the layout.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Picture to write.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Chrome/Perfetto trace to write.")
+@click.option("--goal", type=click.Path(dir_okay=False, path_type=Path), help="Schedules in GOAL, for LogGOPSim.")
 def timeline(
-    collective: str, algorithm: str, layout: str, size: int, measured: bool, svg: Path | None, trace: Path | None
+    collective: str,
+    algorithm: str,
+    layout: str,
+    size: int,
+    measured: bool,
+    svg: Path | None,
+    trace: Path | None,
+    goal: Path | None,
 ) -> None:
-    """Draw a simulated or a measured run: SVG, or a trace for ui.perfetto.dev."""
+    """Draw a simulated or a measured run: SVG, or a trace for ui.perfetto.dev; or export it to other simulators."""
     entry, params = known_algorithm(collective, algorithm)
-    if svg is None and trace is None:
+    if svg is None and trace is None and goal is None:
         svg = Path(f"{collective}-{entry.name}.svg")
     if measured:
         traced = _trace_run(collective, entry, params, size)
@@ -247,6 +256,9 @@ def timeline(
     if svg:
         svg.write_text(to_svg(schedules, topology, events, title), encoding="utf-8")
         click.echo(f"{svg}: {title}, {format_time(max((event.end for event in events), default=0.0))}")
+    if goal:
+        goal.write_text(to_goal(schedules, topology, -(-size // schedules[0].blocks)), encoding="utf-8")
+        click.echo(f"{goal}: {name}, in GOAL")
     if trace:
         trace.write_text(json.dumps(to_trace(schedules, topology, events, title)), encoding="utf-8")
         click.echo(f"{trace}: open it at ui.perfetto.dev or chrome://tracing")

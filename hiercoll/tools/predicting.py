@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
+from hiercoll.collectives import COLLECTIVES
+from hiercoll.errors import ConstraintError
 from hiercoll.model.evaluate import Design
+from hiercoll.model.fluid import flow_seconds
 from hiercoll.model.machine import Machine
 from hiercoll.model.profile import profile
 from hiercoll.schedule import Schedule
 from hiercoll.topology import Topology
 
+MOST_FLUID = 2048  # ranks: some 10 s for each time
 TIE = 1.15  # candidates that differ by less are alike to the model: measure them
 
 
@@ -52,8 +56,14 @@ def forecast(
     machine: Machine,
     sizes: Sequence[int],
     done: Callable[[], object] = lambda: None,
+    *,
+    fluid: bool = False,
 ) -> tuple[list[Forecast], list[Refused]]:
-    """What the model says of each of ``chosen``, by algorithm and size; ``done`` is called after each of them."""
+    """What the model says of each of ``chosen``, by algorithm and size; ``done`` is called after each of them.
+    ``fluid``: times of the fluid evaluator (`hiercoll.model.fluid`), which lets flows share links; what bounds them is
+    said by the fast one. Collectives with a root are always evaluated so, up to MOST_FLUID ranks. Raises ConstraintError for more ranks than MOST_FLUID then."""
+    if fluid and topology.size > MOST_FLUID:
+        raise ConstraintError("fluid evaluator", f"at most {MOST_FLUID} ranks", topology.size)
     found: list[Forecast] = []
     refused: list[Refused] = []
     for entry, params in chosen:
@@ -61,7 +71,10 @@ def forecast(
         if why:
             refused.append(Refused(name, why))
         else:
-            found += _forecasts(name, entry, params, topology, machine, sizes)
+            quick = _forecasts(name, entry, params, topology, machine, sizes)
+            # A chain from a root goes through other ranks, of which the fast evaluator knows nothing.
+            rooted = COLLECTIVES[entry.collective].root and topology.size <= MOST_FLUID
+            found += _by_flow(quick, entry, params, topology, machine) if fluid or rooted else quick
         done()
     return found, refused
 
@@ -85,6 +98,16 @@ def _forecasts(
         parts = tuple(map(float, predicted.parts[at]))
         found.append(Forecast(name, size, seconds, low * seconds, high * seconds, predicted.bound(at), parts))
     return found
+
+
+def _by_flow(
+    quick: Sequence[Forecast], entry: Algorithm, params: Params, topology: Topology, machine: Machine
+) -> Iterator[Forecast]:
+    schedules = [entry.schedule(topology, rank, params) for rank in range(topology.size)]
+    low, high = machine.spread
+    for each in quick:
+        seconds = flow_seconds(schedules, topology, -(-each.size // schedules[0].blocks), machine)
+        yield each._replace(seconds=seconds, low=low * seconds, high=high * seconds)
 
 
 def by_size(found: Iterable[Forecast]) -> dict[int, list[Forecast]]:

@@ -18,6 +18,7 @@ from hiercoll.errors import MachineError, ParameterError, TableError
 from hiercoll.model import benchmarks
 from hiercoll.model.adapters import adapters, by_adapters
 from hiercoll.model.evaluate import BOUNDS, Design
+from hiercoll.model.fluid import flow_seconds
 from hiercoll.model.machine import LEVELS, Machine, Parameters, get_machine, level, shipped
 from hiercoll.model.measurements import Measurement, pooled, read
 from hiercoll.model.profile import Profile, count, profile
@@ -278,6 +279,27 @@ def test_copies_flags_and_bounds() -> None:
     assert seconds(machine, flags, 0) >= 4 * US
 
 
+@pytest.mark.parametrize("layout", ["8x1", "1x8", "4x2"])
+@pytest.mark.parametrize(
+    ("collective", "name", "size"),
+    [
+        *(("alltoall", name, size) for name in ("bruck", "recursive_doubling") for size in (64, 1 << 16)),
+        *(("allgather", name, size) for name in ("recursive_doubling", "neighbor_exchange") for size in (64, 1 << 16)),
+        *(("allgather", name, 64) for name in ("ring", "bruck", "shared", "node_aware")),
+        *(("alltoall", name, 64) for name in ("eager", "grouped")),
+    ],
+)
+def test_both_evaluators_agree_without_contention(collective: str, name: str, size: int, layout: str) -> None:
+    """Where nothing is shared, and nothing overlaps."""
+    parameters = replace(
+        Parameters(), adapter=0.0, adapter_message=0.0, congestion=0.0, memory=0.0, bus=0.0, socket_link=0.0, posted=1.0
+    )
+    machine, topology = Machine("x", parameters), parse_layout(layout)
+    schedules = [get_algorithm(collective, name).schedule(topology, rank, {}) for rank in range(8)]
+    quick = seconds(machine, profile(schedules.__getitem__, topology, machine), size)
+    assert flow_seconds(schedules, topology, size, machine) == pytest.approx(quick, rel=0.02)
+
+
 # ---- published benchmarks
 
 
@@ -356,6 +378,14 @@ def test_the_command(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert {line["size"] for line in lines} == {8, 64, 512, 4096} and lines[0]["layout"] == "4x4"
     assert "<svg" in picture.read_text()
+    flows = run.invoke(main, ["predict", "alltoall", "-l", "2x3", "-s", "64", "--fluid", "--json", str(record)])
+    slower = [json.loads(line)["seconds"] for line in record.read_text().splitlines()[len(lines) :]]
+    assert flows.exit_code == 0 and min(slower) > 0
+    many = run.invoke(main, ["predict", "alltoall", "-l", "64x64", "--fluid"])
+    assert many.exit_code == 1 and "at most 2048 ranks" in many.output
+    goal = tmp_path / "ring.goal"
+    drawn = run.invoke(main, ["timeline", "allgather", "ring", "-l", "2x2", "--goal", str(goal)])
+    assert drawn.exit_code == 0 and goal.read_text().startswith("num_ranks 4")
     only = run.invoke(main, ["predict", "allgather", "-a", "ring", "-a", "bruck", "--every"])
     assert only.exit_code == 0 and "recursive" not in only.output
     for wrong, words in (
