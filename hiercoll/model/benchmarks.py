@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 
 from hiercoll.errors import ParameterError
 from hiercoll.model.machine import Machine
+from hiercoll.model.measurements import Measurement
 from hiercoll.model.profile import Copied, Profile, RankProfile, of_node
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
 from hiercoll.topology import Topology
@@ -110,6 +111,11 @@ def profiled(machine: Machine, name: str, phase: str, nodes: int, q: int, groups
         # A class of its own: it has nothing else to wait for.
         found.append(replace(first, classes=[(RankProfile(copies=copies), ranks)], totals=[], fresh=fresh * ranks))
     return found
+
+
+def of_row(machine: Machine, row: Measurement) -> list[Profile]:
+    """`profiled` for a published row of an alltoall. Raises ParameterError."""
+    return profiled(machine, row.algorithm, row.phase, row.nodes, row.lanes, groups_of(row.parameters))
 
 
 def groups_of(parameters: Iterable[str]) -> int:

@@ -3,15 +3,18 @@
 For each phase of a node, with messages of m bytes:
 
     step(level, m) = latency + m * (byte + miss * memory) + rendezvous * switch(m, eager)
+                     between nodes latency + m * (byte + small_byte * (1 - switch)) + rendezvous * switch
     chain          = the largest over the ranks of the sum of their steps
                      at the root of many: one step, then per message and per byte (root_..)
-    wire           = bytes out of the node * adapter * (1 + congestion * (1 - 1 / nodes that it speaks with))
+    wire           = bytes out of the node (into it, if more) * adapter
+                     * (1 + congestion * (1 - 1 / nodes that it speaks with))
     bus            = bytes through the node's memory * miss * bus + bytes between sockets * socket_link
     miss           = switch(bytes that the node's ranks touch, their caches)
 
 A time is the sum of chain, wire and bus, of copies, flags, and the first touch of fresh memory. Latency, overhead and
 bandwidth add up as in Hockney's model and LogGP (Alexandrov et al. 1995); wire and bus are the max-rate model's shared
-limits (Gropp, Olson, Samfass 2016), added instead of the maximum taken, which explains published timings better
+limits (Gropp, Olson, Samfass 2016; ``miss`` adds nothing there to a rank's own time: adapters read memory at the
+link's rate), added instead of the maximum taken, which explains published timings better
 (docs/scale.md). Messages under way beside others cost a share (``posted``) of their latency.
 """
 
@@ -50,19 +53,26 @@ class Design:
         units: list[tuple[float, ...]] = []  # class, phase, kind, share of messages that wait for each other
         phases: list[tuple[float, ...]] = []  # row, and Totals
         classes: list[int] = []  # row
-        copies: list[tuple[float, ...]] = []  # class, pieces, bytes, ranks
+        copies: list[tuple[float, ...]] = []  # class, pieces, bytes, ranks, whether they reduce
         flags: list[int] = []
         fresh: list[float] = []
         for row, (profile, size) in enumerate(rows):
             block = size / profile.pieces
             first = len(phases)
             phases += [
-                (row, t.out * block, t.peers, t.near * block, t.across * block, t.working * block, t.active, t.sockets)
+                (
+                    row,
+                    max(t.out, t.into) * block,
+                    t.peers,
+                    *[each * block for each in (t.near, t.across, t.working)],
+                    t.active,
+                    t.sockets,
+                )
                 for t in profile.totals
             ]
             fresh.append(profile.fresh * block)
             for each, ranks in profile.classes:
-                copies += [(len(classes), c.pieces, c.blocks * block, ranks) for c in each.copies]
+                copies += [(len(classes), c.pieces, c.blocks * block, ranks, c.reduced) for c in each.copies]
                 for index, phase in enumerate(each.phases):
                     kind, sizes, waiting = _use(phase)
                     entries += [(len(units), far, blocks * block, n) for (far, blocks), n in sizes]
@@ -71,7 +81,7 @@ class Design:
                 classes.append(row)
         self.rows, self._domain = len(fresh), machine
         self._entries, self._units = _columns(entries, 4), _columns(units, 4)
-        self._phases, self._copies = _columns(phases, 8), _columns(copies, 4)
+        self._phases, self._copies = _columns(phases, 8), _columns(copies, 5)
         self._classes, self._flags, self._fresh = np.array(classes, int), np.array(flags, float), np.array(fresh)
 
     def evaluate(self, machine: Machine) -> Predicted:
@@ -80,12 +90,13 @@ class Design:
         row, out, peers, near, across, working, active, sockets = self._phases
         miss = switch(working, p.cache_socket * sockets + p.cache_rank * active, 3)
         latency, transfer = self._chains(machine, miss)
-        pieces, nbytes, ranks = self._copies[1:]
+        pieces, nbytes, ranks, reduced = self._copies[1:]
         of = self._copies[0].astype(int)
         used = np.ceil(ranks / max(machine.socket, 1))
-        beyond = switch(2 * nbytes * ranks, p.cache_socket * used + p.cache_rank * ranks, 3)
+        beyond = switch((2 + reduced) * nbytes * ranks, p.cache_socket * used + p.cache_rank * ranks, 3)
         length = nbytes / np.maximum(pieces, 1)
-        copied = pieces * (p.piece + p.line * np.minimum(length / 64, 1)) + nbytes * (p.copy_byte + beyond * p.memory)
+        byte = np.where(reduced > 0, p.reduce_byte, p.copy_byte) + beyond * p.memory
+        copied = pieces * (p.piece + p.line * np.minimum(length / 64, 1)) + nbytes * byte
         copied += nbytes * ranks * beyond * p.bus
         own = _sum(of, copied, len(self._classes))
         latency = latency + self._flags * p.flag
@@ -106,12 +117,13 @@ class Design:
         unit, far, m, n = self._entries
         unit, far = unit.astype(int), far.astype(int)
         of, phase, kind, waiting = self._units
-        lost = miss[phase.astype(int)][unit] * p.memory
         near = far < 3
-        far_rendezvous = p.network_rendezvous * switch(m, p.network_eager)
-        rendezvous = np.where(near, p.rendezvous * switch(m, p.eager), far_rendezvous)
+        lost = np.where(near, miss[phase.astype(int)][unit] * p.memory, 0)
+        large = switch(m, p.network_eager)
+        rendezvous = np.where(near, p.rendezvous * switch(m, p.eager), p.network_rendezvous * large)
         start = np.array([p.domain, p.socket, p.node, p.network])[far] + rendezvous
         byte = np.array([p.domain_byte, p.node_byte, p.node_byte, p.network_byte])[far] + lost
+        byte += np.where(near, 0, (1 - large) * p.network_small_byte)
         # An exchange: each message, those that others are under way beside cheaper.
         each = waiting[unit] + (1 - waiting[unit]) * p.posted
         count = len(self._units[0])

@@ -6,9 +6,9 @@ keep parameters near their defaults that the data do not determine, and these ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ USUAL = 0.15  # by how much logarithms of times differ without anything being wr
 LOOSE = ("eager", "network_eager", "cache_socket", "root_large", "root_factor")  # held nearer: switches
 TIGHT = ("adapter",)  # held nearest: name-plates are right
 UNDETERMINED = 0.5  # of a prior's spread: what is wider than that the data do not say
+Profiles: TypeAlias = "Callable[[Machine, Measurement], list[Profile]]"  # parts of a row, whose times add up
 
 
 class Fitted(NamedTuple):
@@ -36,14 +37,13 @@ class Fitted(NamedTuple):
 class Rows:
     """Measured times beside what the model says of them."""
 
-    def __init__(self, machine: Machine, rows: Sequence[Measurement]) -> None:
+    def __init__(self, machine: Machine, rows: Sequence[Measurement], profiles: Profiles = benchmarks.of_row) -> None:
         self.rows, self.machine = list(rows), machine
         self.measured = np.array([row.seconds for row in rows])
         parts: list[tuple[Profile, float]] = []
         owner: list[int] = []
         for index, row in enumerate(rows):
-            groups = benchmarks.groups_of(row.parameters)
-            for each in benchmarks.profiled(machine, row.algorithm, row.phase, row.nodes, row.lanes, groups):
+            for each in profiles(machine, row):
                 parts.append((each, row.size))
                 owner.append(index)
         self._design, self._owner = Design(parts, machine), np.array(owner, int)
@@ -59,16 +59,22 @@ class Rows:
         return errors
 
 
-def fit(machine: Machine, rows: Sequence[Measurement], fixed: Mapping[str, float | str]) -> Fitted:
+def fit(
+    machine: Machine,
+    rows: Sequence[Measurement],
+    fixed: Mapping[str, float | str],
+    profiles: Profiles = benchmarks.of_row,
+) -> Fitted:
     """The machine with its parameters fitted to ``rows``, but for those that are ``fixed``: at a value, or to be as
-    another one. Raises MachineError for too few rows, ImportError without SciPy."""
+    another one. ``profiles`` knows what each row ran. Raises MachineError for too few rows, ImportError
+    without SciPy."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     free = [name for name, value in asdict(machine.parameters).items() if name not in fixed and value > 0]
     if len(rows) < 2 * len(free):
         expected = f"at least {2 * len(free)} to fit {len(free)} parameters"
         raise MachineError(machine.name, "rows", expected, str(len(rows)))
-    data = Rows(machine, rows)
+    data = Rows(machine, rows, profiles)
     start = np.log([getattr(machine.parameters, name) for name in free])
     spread = np.array([0.3 if name in TIGHT else 0.7 if name in LOOSE else 1.0 for name in free])
 

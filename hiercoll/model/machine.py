@@ -40,6 +40,8 @@ class Parameters:
     domain_byte: float = _parameter("s/B", "per byte of a rank's messages, in a domain", "ping-pong, 64 KiB", 0.06e-9)
     node_byte: float = _parameter("s/B", "the same, elsewhere in the node", "ping-pong, 64 KiB", 0.1e-9)
     network_byte: float = _parameter("s/B", "the same, between nodes", "ping-pong, 1 MiB", 0.08e-9)
+    network_small_byte: float = _parameter("s/B", "more per byte of a small message between nodes: it is copied on the "
+                                           "way", "ping-pong, by size", 0.0)  # fmt: skip
     rendezvous: float = _parameter("s", "more for a large message within a node", "ping-pong, by size", 2.0e-6)
     eager: float = _parameter("B", "from where on that is so", "ping-pong, by size", 8192.0)
     network_rendezvous: float = _parameter("s", "more for a large message between nodes", "ping-pong, by size", 4.0e-6)
@@ -63,6 +65,7 @@ class Parameters:
     piece: float = _parameter("s", "per piece that is copied", "copy of many pieces", 5e-9)
     line: float = _parameter("s", "more per piece that fills a cache line", "copy of many pieces", 0.0)
     copy_byte: float = _parameter("s/B", "per byte that is copied", "copy in cache", 0.15e-9)
+    reduce_byte: float = _parameter("s/B", "per byte that is reduced (of the result)", "sum in cache", 0.2e-9)
     fresh: float = _parameter("s/B", "per byte of new memory, by all ranks of a node", "first touch, all ranks", 4e-12)
     flag: float = _parameter("s", "per flag in the node's memory", "barrier by flags", 0.3e-6)
 

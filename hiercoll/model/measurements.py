@@ -1,7 +1,8 @@
 """Measured times, in the CSV format of published logs: what the model is fitted to, and held against.
 
 Columns: ``system, nodes, ranks_per_node, collective, algorithm, parameters`` (tokens joined by ``;``),
-``bytes_per_pair`` (alltoall) or ``bytes_per_rank``, ``seconds_median, seconds_min, seconds_max, repeats, phase``
+``bytes_per_pair`` (alltoall) or ``bytes_per_rank`` (what a rank contributes to an allgather, keeps of a
+reduce_scatter, or reduces in an allreduce), ``seconds_median, seconds_min, seconds_max, repeats, phase``
 (``total``, or the part that was timed alone), ``source``. Seconds and bytes.
 """
 
@@ -10,17 +11,19 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import Literal, NamedTuple, TypeAlias
 
 from hiercoll.errors import MachineError
 
-NEEDED = ("system", "nodes", "ranks_per_node", "collective", "algorithm", "bytes_per_pair", "seconds_min", "phase")
+NEEDED = ("system", "nodes", "ranks_per_node", "collective", "algorithm", "bytes_per_pair", "phase")
 MOST_SECONDS, MOST_BYTES = 1e4, 2**50  # of one call: more are other units
+Statistic: TypeAlias = Literal["seconds_min", "seconds_median"]
 
 
 class Measurement(NamedTuple):
-    """``seconds`` of a call, the least of its repetitions; ``size``: bytes of a block; ``worst``: of those measured
-    elsewhere, where rows are pooled."""
+    """``seconds`` of a call, of its repetitions the least or the median, as `read` was told; ``size``: bytes of a
+    block, for allreduce of the vector; ``worst``: of those measured elsewhere, where rows are pooled."""
 
     system: str
     nodes: int
@@ -35,14 +38,18 @@ class Measurement(NamedTuple):
     worst: float = 0.0
 
 
-def read(path: Path) -> list[Measurement]:
-    """The rows of a file. Raises MachineError, which names file and row."""
+def read(path: Path, statistic: Statistic = "seconds_min") -> list[Measurement]:
+    """The rows of a file. Raises MachineError, which names file and row.
+
+    ``statistic``: the column that ``seconds`` comes from. The least where repetitions are a few jobs, of which some
+    stall; the median where they are many calls of one job, each timed on its own: the least of thousands is luck."""
+    needed = (*NEEDED, statistic)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if lacking := [name for name in NEEDED if name not in (reader.fieldnames or ())]:
-                raise MachineError(path, "columns", ", ".join(NEEDED), f"none called {', '.join(lacking)}")
-            found = [_measurement(path, number, row) for number, row in enumerate(reader, 2)]
+            if lacking := [name for name in needed if name not in (reader.fieldnames or ())]:
+                raise MachineError(path, "columns", ", ".join(needed), f"none called {', '.join(lacking)}")
+            found = [_measurement(path, number, row, statistic) for number, row in enumerate(reader, 2)]
     except (OSError, UnicodeError, csv.Error) as error:
         raise MachineError(path, "file", "a CSV file that can be read", str(error)) from None
     if not found:
@@ -50,7 +57,7 @@ def read(path: Path) -> list[Measurement]:
     return found
 
 
-def _measurement(path: Path, number: int, row: dict[str, str]) -> Measurement:
+def _measurement(path: Path, number: int, row: dict[str, str], statistic: Statistic) -> Measurement:
     where = f"row {number}"
     size = row["bytes_per_pair"] or row.get("bytes_per_rank") or ""
     return Measurement(
@@ -61,7 +68,7 @@ def _measurement(path: Path, number: int, row: dict[str, str]) -> Measurement:
         row["algorithm"],
         tuple(token for token in (row.get("parameters") or "").split(";") if token),
         _number(path, where, "bytes", size, 0, MOST_BYTES),
-        _number(path, where, "seconds_min", row["seconds_min"], 1e-9, MOST_SECONDS),
+        _number(path, where, statistic, row[statistic], 1e-9, MOST_SECONDS),
         row["phase"] or "total",
         row.get("source") or "",
     )
@@ -89,3 +96,14 @@ def pooled(rows: Iterable[Measurement]) -> list[Measurement]:
         least = min(row.seconds, other.seconds if other else row.seconds)
         found[key] = row._replace(algorithm=name, seconds=least, worst=worst)
     return list(found.values())
+
+
+def typical(rows: Iterable[Measurement]) -> list[Measurement]:
+    """One for each schedule and size, as `pooled`: the median over jobs."""
+    found: dict[tuple[object, ...], list[Measurement]] = {}
+    for row in rows:
+        found.setdefault(row._replace(seconds=0, source="", worst=0), []).append(row)
+    return [
+        same[0]._replace(seconds=median(row.seconds for row in same), worst=max(row.seconds for row in same))
+        for same in found.values()
+    ]

@@ -23,10 +23,12 @@ Sizes: TypeAlias = "Counter[tuple[int, float]]"  # messages by level and blocks
 
 
 class Copied(NamedTuple):
-    """``blocks`` that a rank copies in so many contiguous ``pieces``."""
+    """``blocks`` that a rank copies in so many contiguous ``pieces``; or, if ``reduced``, that it combines with others
+    into so many blocks."""
 
     pieces: float
     blocks: float
+    reduced: bool = False
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Phase:
 
 @dataclass
 class RankProfile:
-    """One rank's phases, copies, and flags that it raises or waits for."""
+    """One rank's phases, copies and reductions, and flags that it raises or waits for."""
 
     phases: list[Phase] = field(default_factory=list)
     copies: list[Copied] = field(default_factory=list)
@@ -60,9 +62,9 @@ class RankProfile:
 
 
 class Totals(NamedTuple):
-    """A phase of all ranks of a node together, in blocks: what leaves it, to how many ``peers`` (nodes); what is
-    received within it, and ``across`` its sockets; what its ranks touch (``working``), how many ranks hold that, in
-    how many sockets."""
+    """A phase of all ranks of a node together, in blocks: what leaves it (``out``), to how many ``peers`` (nodes),
+    and what enters it (``into``); what is received within it, and ``across`` its sockets; what its ranks touch
+    (``working``), how many ranks hold that, in how many sockets."""
 
     out: float
     peers: int
@@ -71,6 +73,7 @@ class Totals(NamedTuple):
     working: float
     active: float
     sockets: int
+    into: float
 
 
 @dataclass
@@ -163,7 +166,8 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
             copied = copied or deepest > before
             sources = (op.source,) if isinstance(op, Copy) else (op.left, op.right)
             pieces = max(_pieces(region) for region in (*sources, op.target))
-            found.copies.append(Copied(pieces, op.target.size / (1 if op.target.part is None else segments)))
+            blocks = op.target.size / (1 if op.target.part is None else segments)
+            found.copies.append(Copied(pieces, blocks, isinstance(op, Reduce)))
         elif isinstance(op, (Signal, Wait)):
             found.flags += len(op.peers) if isinstance(op, Wait) else 1
         depth.append(after)
@@ -186,7 +190,7 @@ def _totals(spans: Spans, socket: int) -> list[Totals]:
 
 
 def _total(spans: Spans, socket: int, index: int) -> Totals:
-    out = near = across = working = 0.0
+    out = into = near = across = working = 0.0
     peers: set[int] = set()
     held: list[tuple[float, range]] = []
     for each, lanes in spans:
@@ -194,6 +198,7 @@ def _total(spans: Spans, socket: int, index: int) -> Totals:
             phase, ranks = each.phases[index], len(lanes)
             peers |= phase.peers
             out += ranks * sum(blocks * n for (far, blocks), n in phase.sent.items() if far == 3)
+            into += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == 3)
             near += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far < 3)
             across += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == 2)
             working += ranks * phase.blocks
@@ -201,4 +206,4 @@ def _total(spans: Spans, socket: int, index: int) -> Totals:
     most = max((blocks for blocks, _ in held), default=0.0)
     holding = [lanes for blocks, lanes in held if 2 * blocks >= most]
     used = {lane // socket for lanes in holding for lane in lanes}
-    return Totals(out, max(len(peers) - 1, 1), near, across, working, sum(map(len, holding)), len(used))
+    return Totals(out, max(len(peers) - 1, 1), near, across, working, sum(map(len, holding)), len(used), into)

@@ -200,7 +200,7 @@ def test_a_copy_ends_a_phase() -> None:
     found = count(b.build(), parse_layout("2x2"), MACHINE)
     assert [phase.chain for phase in found.phases] == [2, 1]
     assert [sum(phase.received.values()) for phase in found.phases] == [1, 3]
-    assert found.copies == [(2, 2)] and found.phases[0].sent == {(0, 3): 1, (3, 1): 1}
+    assert found.copies == [(2, 2, False)] and found.phases[0].sent == {(0, 3): 1, (3, 1): 1}
 
 
 # ---- the evaluator, by hand
