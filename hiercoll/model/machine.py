@@ -17,6 +17,7 @@ from hiercoll.model.adapters import adapters, by_adapters
 from hiercoll.topology import Topology
 
 LEVELS = ("domain", "socket", "node", "network")
+FAR = LEVELS.index("network")
 VERSION = 1
 AUTO = "auto"
 SHIPPED = Path(__file__).parent / "machines"
@@ -150,7 +151,7 @@ def get_machine(name: str | Path) -> Machine:
 def level(machine: Machine, topology: Topology, rank: int, peer: int) -> int:
     """Index in ``LEVELS`` of the distance between two ranks."""
     if topology.node_of[rank] != topology.node_of[peer]:
-        return 3
+        return FAR
     a, b = topology.lane_of[rank], topology.lane_of[peer]
     size = len(topology.node(rank))
     socket = machine.socket or size

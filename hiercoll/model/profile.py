@@ -6,14 +6,15 @@ so many schedules are looked at as it takes to tell the classes apart.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from hiercoll.model.machine import Machine, level
-from hiercoll.schedule import Copy, Get, Recv, Reduce, Region, Schedule, Send, Signal, Wait
+from hiercoll.model.durations import pieces_of
+from hiercoll.model.machine import FAR, Machine, level
+from hiercoll.schedule import Copy, Get, Recv, Reduce, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology
 
 MOST_PHASES = 8  # that are told apart; the rest is one
@@ -147,6 +148,7 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
     depth: list[int] = []  # messages that an operation comes after
     before, deepest, copied = 0, 0, False
     levels: dict[int, int] = {}
+    ends = _Ends()
     for op in schedule.ops:
         after = max([depth[dep] for dep in op.deps], default=0)
         if isinstance(op, (Send, Recv, Get)):
@@ -159,13 +161,14 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
                 levels[op.peer] = level(machine, topology, rank, op.peer)
             sizes = phase.sent if isinstance(op, Send) else phase.received
             sizes[levels[op.peer], region.size if region.part is None else region.size / segments] += 1
-            phase.peers.add(topology.node_of[op.peer])
-            after += 1
+            if levels[op.peer] == FAR:
+                phase.peers.add(topology.node_of[op.peer])
+            after = ends.depth((levels[op.peer], region.size), isinstance(op, Send), len(depth), after + 1, depth)
             deepest = max(deepest, after)
         elif isinstance(op, (Copy, Reduce)):
             copied = copied or deepest > before
             sources = (op.source,) if isinstance(op, Copy) else (op.left, op.right)
-            pieces = max(_pieces(region) for region in (*sources, op.target))
+            pieces = max(pieces_of(region) for region in (*sources, op.target))
             blocks = op.target.size / (1 if op.target.part is None else segments)
             found.copies.append(Copied(pieces, blocks, isinstance(op, Reduce)))
         elif isinstance(op, (Signal, Wait)):
@@ -176,13 +179,27 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
     return found
 
 
-def _pieces(region: Region) -> int:
-    """Contiguous pieces of a region."""
-    if region.is_whole:
-        return 1
-    if region.part is not None or isinstance(region.blocks, range):
-        return region.size
-    return 1 + sum(b != a + 1 for a, b in pairwise(region.blocks))
+class _Ends:
+    """How deep messages are in their chains, where ranks do alike: the k-th message of a size and distance that a rank
+    receives has waited, where it comes from, for as much as the k-th that it sends."""
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[object, list[int]] = defaultdict(list)  # depths
+        self._received: defaultdict[object, list[int]] = defaultdict(list)  # operations
+
+    def depth(self, kind: tuple[int, int], is_send: bool, index: int, known: int, depths: list[int]) -> int:
+        """Of operation ``index``, which is at least as deep as is ``known``; a receive before it may be deeper then."""
+        sent, received = self._sent[kind], self._received[kind]
+        if is_send:
+            if len(sent) < len(received):
+                other = received[len(sent)]
+                depths[other] = max(depths[other], known)
+            sent.append(known)
+        else:
+            if len(received) < len(sent):
+                known = max(known, sent[len(received)])
+            received.append(index)
+        return known
 
 
 def _totals(spans: Spans, socket: int) -> list[Totals]:
@@ -197,13 +214,13 @@ def _total(spans: Spans, socket: int, index: int) -> Totals:
         if index < len(each.phases):
             phase, ranks = each.phases[index], len(lanes)
             peers |= phase.peers
-            out += ranks * sum(blocks * n for (far, blocks), n in phase.sent.items() if far == 3)
-            into += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == 3)
-            near += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far < 3)
+            out += ranks * sum(blocks * n for (far, blocks), n in phase.sent.items() if far == FAR)
+            into += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == FAR)
+            near += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far < FAR)
             across += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == 2)
             working += ranks * phase.blocks
             held.append((phase.blocks, lanes))
     most = max((blocks for blocks, _ in held), default=0.0)
     holding = [lanes for blocks, lanes in held if 2 * blocks >= most]
     used = {lane // socket for lanes in holding for lane in lanes}
-    return Totals(out, max(len(peers) - 1, 1), near, across, working, sum(map(len, holding)), len(used), into)
+    return Totals(out, max(len(peers), 1), near, across, working, sum(map(len, holding)), len(used), into)

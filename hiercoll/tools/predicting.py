@@ -61,7 +61,8 @@ def forecast(
 ) -> tuple[list[Forecast], list[Refused]]:
     """What the model says of each of ``chosen``, by algorithm and size; ``done`` is called after each of them.
     ``fluid``: times of the fluid evaluator (`hiercoll.model.fluid`), which lets flows share links; what bounds them is
-    said by the fast one. Collectives with a root are always evaluated so, up to MOST_FLUID ranks. Raises ConstraintError for more ranks than MOST_FLUID then."""
+    said by the fast one. Collectives with a root are always evaluated so, up to MOST_FLUID ranks. Raises
+    ConstraintError for more ranks than that."""
     if fluid and topology.size > MOST_FLUID:
         raise ConstraintError("fluid evaluator", f"at most {MOST_FLUID} ranks", topology.size)
     found: list[Forecast] = []
