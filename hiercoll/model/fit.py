@@ -101,5 +101,19 @@ def fit(
     return Fitted(replace(best, assumed=assumed, spread=(_round(low), _round(high)), fitted=quality), errors, wide)
 
 
+def without_influence(
+    machine: Machine, rows: Sequence[Measurement], profiles: Profiles = benchmarks.of_row
+) -> tuple[str, ...]:
+    """Parameters that change the time of no row by more than 1 %, were they four times as large or as small."""
+    data = Rows(machine, rows, profiles)
+    usual, found = data.seconds(machine), []
+    for name, value in asdict(machine.parameters).items():
+        changed = [replace(machine.parameters, **{name: value * factor}) for factor in (0.25, 4)]
+        ratios = [data.seconds(replace(machine, parameters=each)) / usual for each in changed]
+        if np.abs(np.log(ratios)).max() < 0.01:
+            found.append(name)
+    return tuple(found)
+
+
 def _round(value: Any) -> float:
     return float(f"{value:.3g}")

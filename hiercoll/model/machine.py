@@ -112,6 +112,11 @@ class Machine:
         return Machine(parameters=_parameters(given, file), **{k: _tupled(v) for k, v in values.items()})
 
 
+def parameter_fields() -> tuple[Field[Any], ...]:
+    """The parameters, each with ``unit``, ``meaning`` and ``measured`` (what tells it) in its metadata."""
+    return fields(Parameters)
+
+
 def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -119,7 +124,7 @@ def _tupled(value: Any) -> Any:
 def _parameters(given: Any, file: object) -> Parameters:
     if not isinstance(given, dict):
         raise MachineError(file, "parameters", "an object", repr(given))
-    known: dict[str, Field[Any]] = {each.name: each for each in fields(Parameters)}
+    known: dict[str, Field[Any]] = {each.name: each for each in parameter_fields()}
     for name, value in given.items():
         if name not in known:
             raise MachineError(file, name, f"one of {', '.join(known)}", "an unknown parameter")

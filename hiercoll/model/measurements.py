@@ -18,6 +18,7 @@ from hiercoll.errors import MachineError
 
 NEEDED = ("system", "nodes", "ranks_per_node", "collective", "algorithm", "bytes_per_pair", "phase")
 MOST_SECONDS, MOST_BYTES = 1e4, 2**50  # of one call: more are other units
+CONTRADICTION = 100  # times that differ so much are not of the same thing
 Statistic: TypeAlias = Literal["seconds_min", "seconds_median"]
 
 
@@ -39,7 +40,8 @@ class Measurement(NamedTuple):
 
 
 def read(path: Path, statistic: Statistic = "seconds_min") -> list[Measurement]:
-    """The rows of a file. Raises MachineError, which names file and row.
+    """The rows of a file. Raises MachineError, which names file and row, also where two rows of a source contradict
+    each other: the same schedule and size, and times that differ by more than a factor of `CONTRADICTION`.
 
     ``statistic``: the column that ``seconds`` comes from. The least where repetitions are a few jobs, of which some
     stall; the median where they are many calls of one job, each timed on its own: the least of thousands is luck."""
@@ -54,7 +56,18 @@ def read(path: Path, statistic: Statistic = "seconds_min") -> list[Measurement]:
         raise MachineError(path, "file", "a CSV file that can be read", str(error)) from None
     if not found:
         raise MachineError(path, "rows", "at least one", "none")
+    _check(path, statistic, found)
     return found
+
+
+def _check(path: Path, statistic: Statistic, rows: Iterable[Measurement]) -> None:
+    """Raises MachineError for rows that contradict each other."""
+    first: dict[Measurement, tuple[int, float]] = {}
+    for number, row in enumerate(rows, 2):
+        other, seconds = first.setdefault(row._replace(seconds=0.0), (number, row.seconds))
+        if max(seconds, row.seconds) > CONTRADICTION * min(seconds, row.seconds):
+            expected = f"about {seconds:g}, as in row {other} for the same schedule and size"
+            raise MachineError(path, f"row {number}, {statistic}", expected, f"{row.seconds:g}")
 
 
 def _measurement(path: Path, number: int, row: dict[str, str], statistic: Statistic) -> Measurement:

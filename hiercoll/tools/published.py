@@ -123,6 +123,12 @@ def rows_of(data: Path, system: str) -> list[Measurement]:
     rows = _rows(data, about, system)
     if about.file == PICO:
         return typical(row for row in rows if row.collective in COLLECTIVES and all(rule(row) for rule in RULES))
+    return predictable(rows)
+
+
+def predictable(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The rows that are `is_predictable_alltoall`, of their parameters only how many groups or leaders there are, and
+    those of several jobs as one."""
     kept = [row for row in rows if is_predictable_alltoall(row)]
     groups = [tuple(t for t in row.parameters if t.startswith(("groups=", "leaders="))) for row in kept]
     return pooled(row._replace(parameters=own) for row, own in zip(kept, groups, strict=True))
