@@ -7,6 +7,7 @@ For each phase of a node, with messages of m bytes:
     chain          = the largest over the ranks of the sum of their steps
                      at the root of many: one step, then per message and per byte (root_..)
     wire           = bytes out of the node (into it, if more) * adapter
+                     + messages out of it * adapter_message
                      * (1 + congestion * (1 - 1 / nodes that it speaks with))
     bus            = bytes through the node's memory * miss * bus + bytes between sockets * socket_link
     miss           = switch(bytes that the node's ranks touch, their caches)
@@ -67,6 +68,7 @@ class Design:
                     *[each * block for each in (t.near, t.across, t.working)],
                     t.active,
                     t.sockets,
+                    t.messages,
                 )
                 for t in profile.totals
             ]
@@ -81,13 +83,13 @@ class Design:
                 classes.append(row)
         self.rows, self._domain = len(fresh), machine
         self._entries, self._units = _columns(entries, 4), _columns(units, 4)
-        self._phases, self._copies = _columns(phases, 8), _columns(copies, 5)
+        self._phases, self._copies = _columns(phases, 9), _columns(copies, 5)
         self._classes, self._flags, self._fresh = np.array(classes, int), np.array(flags, float), np.array(fresh)
 
     def evaluate(self, machine: Machine) -> Predicted:
         """With this machine's parameters."""
         p = machine.parameters
-        row, out, peers, near, across, working, active, sockets = self._phases
+        row, out, peers, near, across, working, active, sockets, messages = self._phases
         miss = switch(working, p.cache_socket * sockets + p.cache_rank * active, 3)
         latency, transfer = self._chains(machine, miss)
         pieces, nbytes, ranks, reduced = self._copies[1:]
@@ -105,7 +107,8 @@ class Design:
         for index in np.argsort(whole, kind="stable"):
             slowest[self._classes[index]] = index
         at = row.astype(int)
-        wire = _sum(at, out * p.adapter * (1 + p.congestion * (1 - 1 / np.maximum(peers, 1))), self.rows)
+        crowded = 1 + p.congestion * (1 - 1 / np.maximum(peers, 1))
+        wire = _sum(at, out * p.adapter * crowded + messages * p.adapter_message, self.rows)
         bus = _sum(at, (near + out) * miss * p.bus + across * p.socket_link, self.rows)
         memory = bus + self._fresh * p.fresh
         parts = np.stack([latency[slowest], transfer[slowest], wire, memory, own[slowest]], 1)

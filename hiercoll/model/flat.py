@@ -125,11 +125,9 @@ class _Rows:
             return durations.copy(op)
         if isinstance(op, Signal):
             self.signals.setdefault((rank, op.flag), index)
-        if not isinstance(op, Wait):
-            return durations.flag
-        if not op.previous:
+        if isinstance(op, Wait) and not op.previous:
             self.waits += [(index, peer, op.flag) for peer in op.peers]
-        return durations.flag * len(op.peers)
+        return durations.flag
 
     def _ends(self, ops: tuple[Op, ...], indices: Ints, rank: int, durations: Durations) -> Ints:
         """Operations that have a peer."""

@@ -65,7 +65,7 @@ class RankProfile:
 class Totals(NamedTuple):
     """A phase of all ranks of a node together, in blocks: what leaves it (``out``), to how many ``peers`` (nodes),
     and what enters it (``into``); what is received within it, and ``across`` its sockets; what its ranks touch
-    (``working``), how many ranks hold that, in how many sockets."""
+    (``working``), how many ranks hold that, in how many sockets; and the number of ``messages`` that leave it."""
 
     out: float
     peers: int
@@ -75,6 +75,7 @@ class Totals(NamedTuple):
     active: float
     sockets: int
     into: float
+    messages: float
 
 
 @dataclass
@@ -172,7 +173,7 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
             blocks = op.target.size / (1 if op.target.part is None else segments)
             found.copies.append(Copied(pieces, blocks, isinstance(op, Reduce)))
         elif isinstance(op, (Signal, Wait)):
-            found.flags += len(op.peers) if isinstance(op, Wait) else 1
+            found.flags += 1  # the flags of all that a rank waits for are raised at once
         depth.append(after)
     phase.chain = deepest - before
     found.phases.append(phase)
@@ -207,7 +208,7 @@ def _totals(spans: Spans, socket: int) -> list[Totals]:
 
 
 def _total(spans: Spans, socket: int, index: int) -> Totals:
-    out = into = near = across = working = 0.0
+    out = into = near = across = working = messages = 0.0
     peers: set[int] = set()
     held: list[tuple[float, range]] = []
     for each, lanes in spans:
@@ -215,6 +216,7 @@ def _total(spans: Spans, socket: int, index: int) -> Totals:
             phase, ranks = each.phases[index], len(lanes)
             peers |= phase.peers
             out += ranks * sum(blocks * n for (far, blocks), n in phase.sent.items() if far == FAR)
+            messages += ranks * sum(n for (far, _), n in phase.sent.items() if far == FAR)
             into += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == FAR)
             near += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far < FAR)
             across += ranks * sum(blocks * n for (far, blocks), n in phase.received.items() if far == 2)
@@ -223,4 +225,5 @@ def _total(spans: Spans, socket: int, index: int) -> Totals:
     most = max((blocks for blocks, _ in held), default=0.0)
     holding = [lanes for blocks, lanes in held if 2 * blocks >= most]
     used = {lane // socket for lanes in holding for lane in lanes}
-    return Totals(out, max(len(peers), 1), near, across, working, sum(map(len, holding)), len(used), into)
+    holders = sum(map(len, holding))
+    return Totals(out, max(len(peers), 1), near, across, working, holders, len(used), into, messages)

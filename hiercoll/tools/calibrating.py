@@ -96,7 +96,7 @@ class Calibration:
         found += [Key("copy beyond cache", "", self._beyond(n), n) for n in sorted({1, self.setting.lanes})]
         found.append(Key("first touch", "", TOUCHED, self.setting.lanes))
         if self.setting.lanes > 1:
-            found.append(Key("flags", "node", 8, self.setting.lanes))
+            found.append(Key("flags", "node", 8, 2))
         return found
 
     def side(self, at: str) -> list[tuple[int, int]]:
@@ -328,17 +328,17 @@ def first_touch(here: Calibration, key: Key) -> Iterator[Call | None]:
 
 @contextmanager
 def flags(here: Calibration, key: Key) -> Iterator[Call | None]:
-    """The ranks of a node each raise a flag and wait for all: flag."""
+    """Two ranks of a node each raise a flag and wait for both, as ping-pongs are of two ranks: flag."""
     node = here.session.node
     window = Window(here.session.comm, node, 0, 1, 0, 0)
-    slots = [window.slot(lane, 0) for lane in range(node.size)]
+    slots = [window.slot(lane, 0) for lane in range(key.amount)]
 
     def barrier() -> None:
         window.epoch += 1
         window.raise_flag(slots[node.rank])
         window.wait(slots, 0)
 
-    yield barrier if here.rank in here.topology.nodes[0] else None
+    yield barrier if here.rank in here.topology.nodes[0][: key.amount] else None
     window.free()
 
 

@@ -244,12 +244,12 @@ def test_segments_have_their_own_sizes() -> None:
 
 
 def test_flags() -> None:
-    """A wait takes its time when the last of its flags is up, for each of them; one for the start before at once."""
+    """A wait takes its time when the last of its flags is up; one for the start before at once."""
 
     def raising(blocks: int) -> Fill:
         return lambda b: b.signal(0, after=[b.copy(SEND[0:blocks], RECV[0:blocks])])
 
-    for previous, seconds in ((False, 40 + 4 + 8), (True, 8)):
+    for previous, seconds in ((False, 40 + 4 + 4), (True, 4)):
         schedules = system(raising(2), raising(8), lambda b, p=previous: b.wait([0, 1], 0, previous=p))
         assert ends(schedules, "3", 10, machine(flag=4.0)) == pytest.approx([14, 44, seconds])
 
