@@ -75,10 +75,10 @@ AFTERWARDS = """
   they are left out, as are the MPI libraries' own collectives, whose algorithms nobody states.
 - **Chains through other ranks.** The fast evaluator sees one rank's schedule, and takes ranks to do alike. For
   collectives with a root the fluid one is used, up to 2,048 ranks.
-- **The lab**, emulated hosts whose ranks share two cores ([lab.md](lab.md)): with the parameters of `hiercoll calibrate`
-  on 4x4, the algorithm that the model puts first, of those that were tuned there, is within 15 % of the best of them at
-  68 % of 175 points (four layouts, three MPI libraries), and with the default links at 71 %. Processors that ranks share
-  are no part of the model.
+- **The lab**, emulated hosts whose ranks share two cores ([lab.md](lab.md)). Of the algorithms that were tuned there,
+  the one that the model puts first is within 15 % of the best at 68 % of 175 points (four layouts, three MPI
+  libraries), with the parameters of `hiercoll calibrate` on 4x4; with the default links at 71 %. Processors that
+  ranks share are no part of the model.
 - **Not modelled**: hops and shared links of a torus (Fugaku), pipelining within a message (`segment=`), MPI
   datatypes' packing.
 
