@@ -82,7 +82,8 @@ AFTERWARDS = """
 - **Not modelled**: hops and shared links of a torus (Fugaku), pipelining within a message (`segment=`), MPI
   datatypes' packing.
 
-Machines whose parameters are assumed, not fitted, say so: `hiercoll machines generic-100g`.
+Machines whose parameters are assumed, not fitted, say so: `hiercoll machines generic-100g`. GPU machines, and a
+paper's figures in the model: [scale-gpu.md](scale-gpu.md).
 
 ## Sources
 
