@@ -10,10 +10,11 @@ minutes: the fluid evaluator runs 384 ranks. ``--plots`` draws the closed form's
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import log2
 from pathlib import Path
 from typing import NamedTuple
@@ -310,17 +311,26 @@ def in_text() -> dict[str, str]:
 def page() -> str:
     """The whole of docs/scale-gpu.md."""
     lines = [HEAD, "## Machines", "", *machine_lines(), ASSUMPTIONS, "## Names", "", *name_lines(), ""]
-    lines += [
-        GAINS,
-        *claim_lines(CLAIMS),
-        "",
-        "Milliseconds behind two of these rows; X-Bus: its busier direction; *queued*: `hiercoll.model.simulate`:",
-        "",
-    ]
-    lines += [*time_lines((FULL, RING)), REASONS.format(**in_text())]
-    return "\n".join(lines)
+    lines += [GAINS, *claim_lines(CLAIMS), BEHIND]
+    lines += [*time_lines((FULL, RING)), "", filled(REASONS.format(**in_text()).strip())]
+    return "\n".join(lines) + "\n"
 
 
+def filled(text: str) -> str:
+    """Paragraphs and list items with lines as long as they may be."""
+    blocks = [each.replace("\n- ", "\n\0- ").split("\n\0") for each in text.split("\n\n")]
+    fill = partial(textwrap.fill, width=118, break_on_hyphens=False, break_long_words=False)
+    return "\n\n".join(
+        "\n".join(
+            fill(" ".join(item.split()), subsequent_indent="  " if item.startswith("- ") else "") for item in block
+        )
+        for block in blocks
+    )
+
+
+BEHIND = """
+Milliseconds behind two of these rows; X-Bus: its busier direction; *queued*: `hiercoll.model.simulate`, see below:
+"""
 HEAD = """# A paper's GPU figures in the model
 
 Khorassani, Chu, Anthony, Subramoni and Panda (2021) propose the alltoall and allgather that hiercoll has as `eager` and
@@ -353,17 +363,18 @@ REASONS = """
 ## Why they differ
 
 **Alltoall at 1 MiB and more (figures 9 and 10).** Every algorithm has to send the same bytes out of a node, and in
-the model the flat ones do so at the full {ports} GB/s of two EDR ports ({flat_ports} ms on Lassen). Nothing is left to
-gain. For 39 % the best flat algorithm must have left a node at {needed} GB/s or less, {needed_share} % of the ports.
-The paper names contention for InfiniBand as the cause. A third evaluator shows how much hangs on it: where whole
-messages queue at the ports, and one that waits holds up those behind it, scatter_destination takes {queued_flat} ms,
-the leaders {queued_leader} ({waiting} % less), but pairwise {queued_pairwise}. How ports behave is a parameter that
-nobody states; setting it to fit would be tuning.
+the model the flat ones do so at the full {ports} GB/s of two EDR ports ({flat_ports} ms on Lassen).
+Nothing is left to gain. For 39 % the best flat one must have left a node at {needed} GB/s or less, {needed_share} %
+of the ports. The paper names contention for InfiniBand as the cause. A third evaluator shows how much hangs on it:
+where whole messages queue at the ports, and one that waits holds up those behind it, scatter_destination takes
+{queued_flat} ms, the leaders {queued_leader} ({waiting} % less), but pairwise {queued_pairwise}. How ports behave
+is a parameter that
+we have found nowhere; setting it to fit would be tuning.
 
 **A single leader** has to carry the node's bytes alone: {leader_gpu} ms at the rate of one GPU, even if all else
 overlaps. The fluid evaluator has {leader_shared} ms, because what the leader scatters shares its time with what it
-sends out. Real GPUs have NVLinks of their own for each neighbour, so the truth lies between. The faster of the two
-proposed is therefore `eager` in every row. Its small gains below 1 MiB come from posting all messages at once.
+sends out. Real GPUs have NVLinks of their own for each neighbour, so the truth lies between. The faster of
+the two proposed is therefore `eager` in every row. Its small gains below 1 MiB come from posting all messages at once.
 
 **The X-Bus.** The paper gives hiding its contention as the reason for more gain on Summit. By the stated rates it is
 almost idle: what a flat alltoall sends across takes {flat_bus} % of the time of the ports on Lassen, {dense_bus} % on
@@ -386,7 +397,7 @@ at the GPU and at the ports. At 64 KiB latency within the node rules, which is a
 - **Settings of MVAPICH2**, which the paper does not state: in the logs, 1 MiB differs twofold between two of them.
 - **The paper's own numbers disagree** in places: 256 GPUs of Summit are no whole number of nodes of 6 (both 64 x 4 and
   64 x 6 are above); gains start "beyond 64KB" and at 8 KB in one paragraph; 22 % and 30 % belong to allgather and
-  alltoall in the abstract, the other way round in the conclusion; Summit is said to gain more, at 35 % against 39 %.
+  alltoall in the abstract, the other way round in the conclusion; Summit is said to gain more (35 %, 39 %).
 """
 
 

@@ -15,6 +15,8 @@ from machines import Simulated
 from hiercoll import cuda
 from hiercoll.cuda.late import LateDevice
 
+pytestmark = pytest.mark.ranks([1, 2, 3, 4])  # more would show nothing else, and share the cores
+
 
 @pytest.fixture(params=["late", "early", "random"])
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
