@@ -78,8 +78,10 @@ class Lab:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder with a name short enough for the sockets of MPI libraries; pytest's are too long."""
-    path = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
+    """A folder with a name short enough for the sockets of MPI libraries; pytest's are too long.
+
+    The "pe" is on purpose: Open MPI 5 takes it for a modifier where a path stands in an argument of --map-by."""
+    path = Path(tempfile.mkdtemp(prefix="lab-pe-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
