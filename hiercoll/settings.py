@@ -42,6 +42,11 @@ def checks_calls() -> bool:
     return _is_set("CHECK")
 
 
+def learns() -> bool:
+    """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not."""
+    return _text("LEARN") != "0"
+
+
 def wants_thread() -> bool:
     """``HIERCOLL_PROGRESS=thread``: calls in the background go on in a thread."""
     return _text("PROGRESS") == "thread"

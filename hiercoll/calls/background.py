@@ -48,8 +48,6 @@ class BackgroundCall:
             session.background += 1
         if in_thread:
             progress.want_thread()
-        elif progress.are_shortcuts():
-            progress.before_blocking()
 
     def advance(self) -> None:
         """See `progress.Background`."""

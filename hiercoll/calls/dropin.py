@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias, TypeVar
-from weakref import ref
 
 from mpi4py import MPI
 from numpy import ndarray
@@ -24,16 +24,17 @@ from hiercoll.calls import requests
 from hiercoll.calls.serving import (
     held_request,
     is_on_device,
-    known_plan,
+    learner_of_unknown,
     or_native,
     remember,
     remember_native,
     repeat,
+    run_known,
     serve,
     serve_unknown_sizes,
     sizes_are_unknown,
 )
-from hiercoll.collectives import Collective, Sizes, called
+from hiercoll.collectives import Collective, called
 from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
@@ -42,6 +43,7 @@ from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE
+from hiercoll.tuning.learning import Learner
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
@@ -62,7 +64,6 @@ observers: list[Observer] = compiled.observers
 
 def observe(observer: Observer) -> None:
     """Let an observer watch all calls of drop-in communicators, beside others."""
-    progress.end_shortcuts()
     if observer not in observers:
         observers.append(observer)
 
@@ -197,16 +198,16 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
     def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
         known = by_handle.get(self.handle)
         if known is not None and type(recv) is ndarray and (type(send) is ndarray or collective.one_buffer):
-            if (collective, recv.nbytes) in known.policy.native_sizes and known.broken is None:
-                if progress.active:
-                    progress.before_blocking()
-                native(self, *given)
+            learner = known.policy.by_bytes.get((collective, recv.nbytes))
+            if learner is not None and learner.is_fixed and learner.current.is_native and known.broken is None:
+                _count_native(learner, native, self, *given)
+                remember_native(known, collective, Arguments(send, recv, root), learner)
                 return NATIVE
-            session, plan = known_plan(self, collective, send, recv, "auto", AUTO, NO_PARAMS, root)
             # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
-            if session is not None and plan is not None and (plan.schedule is not None or not session.unwatched):
-                session.run(plan)
-                return plan.name
+            watched = not known.unwatched
+            ran = run_known(self, collective, send, recv, root, "auto", AUTO, NO_PARAMS, passes_native=watched)
+            if ran:
+                return ran
         return _serve(self, collective, Arguments(send, recv, root), partial(native, self, *given))
 
     return serve_call
@@ -216,23 +217,27 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
     """For a collective with blocks of any sizes."""
 
     def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
-        known = by_handle.get(self.handle)
+        known, arguments = by_handle.get(self.handle), Arguments(send, recv)
         if known is not None and known.unwatched and not known.is_plain:
-            policy = known.policy.uneven(collective) if collective.sizes is Sizes.OWN else None
-            if policy is not None and policy.is_native and not is_on_device(recv):
-                policy.count()
-                if policy.is_surely_native and not observers:
-                    _go_past(self, collective, native)
-                if progress.active:
-                    progress.before_blocking()
-                native(self, *given)
-                remember_native(known, collective, Arguments(send, recv))
+            learner = learner_of_unknown(known, collective, arguments)
+            if learner is not None and learner.is_fixed and learner.current.is_native and not is_on_device(recv):
+                _count_native(learner, native, self, *given)
+                remember_native(known, collective, arguments, learner)
                 return NATIVE
-            if (ran := repeat(known, self, collective, Arguments(send, recv))) is not None:
+            if (ran := repeat(known, self, collective, arguments)) is not None:
                 return ran
-        return _serve(self, collective, Arguments(send, recv), partial(native, self, *given))
+        return _serve(self, collective, arguments, partial(native, self, *given))
 
     return serve_call
+
+
+def _count_native(learner: Learner, native: Native, *given: Any) -> None:
+    """The MPI library's own, for a call that a learner counts."""
+    if progress.active:
+        progress.before_blocking()
+    begin = perf_counter()
+    native(*given)
+    learner.count(perf_counter() - begin)
 
 
 def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable[[], object]) -> str:
@@ -244,24 +249,26 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         native()
         return NATIVE
     try:
-        if sizes_are_unknown(session, collective, given):
-            ran = serve_unknown_sizes(session, collective, given, native, strict=False)
-            return ran if ran.partition(" ")[2] != NATIVE else NATIVE
+        if (learner := learner_of_unknown(session, collective, given)) is not None:
+            return serve_unknown_sizes(session, collective, given, learner, native, strict=False)
         request = make_request(session, collective, given, strict=on_device)
     except ArgumentError as error:
         if not _is_left(error, given):
             raise
         native()
         return NATIVE
-    is_left = request.variant.is_native and not request.is_empty and request.note is None
-    if is_left and session.unwatched and request.memory == "host":
-        if request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
-            session.policy.native_sizes.add((collective, request.received.nbytes))
+    # Calls that are left to MPI are on the user's communicator, on all ranks, however they spell it.
+    passes = session.unwatched and request.memory == "host" and not request.is_empty
+    if passes and request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
+        if request.learner is not None:
+            session.policy.by_bytes[collective, request.received.nbytes] = request.learner
+        if request.variant.is_native and (request.learner is None or request.learner.is_fixed):
             remember(session, request, given, None)
+    if passes and request.learner is None and request.variant.is_native:
         progress.before_blocking()
-        native()  # on the user's communicator, on all ranks, however they spell it
+        native()
         return NATIVE
-    return serve(session, request, given)
+    return serve(session, request, given, native)
 
 
 def _session(comm: Any, on_device: bool) -> Session | None:
@@ -271,27 +278,6 @@ def _session(comm: Any, on_device: bool) -> Session | None:
         return None
     session = get_session(comm)
     return None if session.disabled or (session.is_plain and not on_device) else session
-
-
-def _go_past(comm: Any, collective: Collective, native: Native) -> None:
-    """Let this object's method be mpi4py's own from now on: what nobody sees costs nothing. Not
-    where somebody watches the calls, and until somebody does (see `progress`)."""
-    name = collective.native
-    if getattr(type(comm), name) is getattr(Collectives, name):
-        ours, theirs = getattr(comm, name), native.__get__(comm)
-
-        def past(send: Any, recv: Any) -> None:
-            """Arrays of devices, which MPI may not be given, go the long way."""
-            plain = isinstance(recv, list | tuple) and recv and type(recv[0]) is ndarray
-            (theirs if plain else ours)(send, recv)
-
-        progress.take_shortcut(partial(_come_back, ref(comm), name))
-        setattr(comm, name, past)
-
-
-def _come_back(comm: Callable[[], Any], name: str) -> None:
-    if (alive := comm()) is not None:
-        vars(alive).pop(name, None)
 
 
 # ---- calls that return requests

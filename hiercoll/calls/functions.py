@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from hiercoll.calls.serving import (
     begin,
     call_known,
     hold,
+    learner_of_unknown,
     new_result,
     remember_native,
     repeat,
@@ -33,6 +36,7 @@ from hiercoll.runtime.session import Session, mpi_library
 from hiercoll.tables import NATIVE, Table
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
+LEARN = {"online": inf, "off": 0.0}  # share of the time of calls that learning may cost, by the word for it
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
 __all__ = [
@@ -344,29 +348,34 @@ def configure(
     comm: MPI.Intracomm,
     *,
     table: Table | str | Path | None = None,
-    tune: Literal["online"] | None = None,
+    tune: Literal["online", "off"] | None = None,
     timeout: float | None = None,
 ) -> None:
     """How ``algorithm="auto"`` decides on ``comm`` from now on. Collective.
 
     ``table``: a tuning table or its file, read by rank 0; None for the one that
     ``HIERCOLL_TABLE`` names or that lies in the user's configuration folder, if any; where
-    there is none, "auto" is "native". The name "model" instead of a file's lets the cost model decide, which
-    knows nothing of the MPI library's own collectives. ``tune="online"``: the first calls of each size try
-    candidates, and one that has proved faster than native serves the later ones; for long jobs. `alltoall_init`
-    and `allgather_init` use what was found, but try nothing. ``timeout``: seconds that a call may wait before
-    it raises CollectiveTimeout, 0 for ever; None leaves it as it is (at first ``HIERCOLL_TIMEOUT``).
+    there is none, "auto" is "native", and learns. The name "model" instead of a file's lets the cost model decide,
+    which knows nothing of the MPI library's own collectives.
+
+    ``tune``: None to learn where there is no table: blocking calls try candidates, within 5 % of the time of all calls,
+    and one that has proved faster than native serves the later ones; "online" to try them at once, whatever that costs,
+    with a table, too; "off" to learn nothing (as with ``HIERCOLL_LEARN=0`` on one rank). I-calls and plans take what
+    was found, but try nothing.
+
+    ``timeout``: seconds that a call may wait before it raises CollectiveTimeout, 0 for ever; None leaves it as it is
+    (at first ``HIERCOLL_TIMEOUT``).
 
     Raises TableError (on all ranks) for a table that cannot be used, ParameterError for
     another ``tune`` or ``timeout``.
     """
     session = get_session(comm)
-    if tune not in (None, "online"):
-        raise ParameterError("tune", "'online' or None", repr(tune), session.rank)
+    if tune is not None and tune not in LEARN:
+        raise ParameterError("tune", "'online', 'off' or None", repr(tune), session.rank)
     if timeout is not None and not 0 <= timeout < float("inf"):
         raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), session.rank)
     session.use_table(table)
-    session.policy.online = tune == "online"
+    session.policy.learn(LEARN[tune] if tune is not None else session.learns)
     if timeout is not None:
         session.set_timeout(float(timeout))
 
@@ -384,18 +393,19 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
     session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
     if session is None or not session.unwatched:
         session = get_session(comm)
-    unknown = sizes_are_unknown(session, collective, given)
-    policy = session.policy.uneven(collective) if unknown and session.unwatched else None
-    if policy is not None and policy.is_native and _sound(session, given):
-        policy.count()
+    learner = learner_of_unknown(session, collective, given)
+    is_native = learner is not None and learner.is_fixed and learner.current.is_native and session.unwatched
+    if learner is not None and is_native and _sound(session, given):
         progress.before_blocking()
+        begin = perf_counter()
         _native(session, collective, given)
-        remember_native(session, collective, given)
+        learner.count(perf_counter() - begin)
+        remember_native(session, collective, given, learner)
     elif repeat(session, comm, collective, given) is not None:
         pass
-    elif unknown:
+    elif learner is not None:
         native = partial(_checked_native, session, collective, given)
-        serve_unknown_sizes(session, collective, given, native, strict=True)
+        serve_unknown_sizes(session, collective, given, learner, native, strict=True)
     else:
         request = make_request(session, collective, given, strict=True)
         serve(session, request, given)

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,44 +30,59 @@ from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_reque
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT
-from hiercoll.tuner import Spread
+from hiercoll.tuning.learning import Learner
+from hiercoll.tuning.policy import Wanted
 
 Made = TypeVar("Made")
+Native: TypeAlias = "Callable[[], object] | None"
 Alias: TypeAlias = "tuple[object, ...]"
 _address = MPI.Get_address
 _PLAIN = frozenset((int, str))  # types of parameters
 
 
-def known_plan(
+def run_known(
     comm: MPI.Intracomm,
     collective: Collective,
     send: Any,
     recv: Any,
+    root: Any,
     algorithm: str,
     transport: str,
     params: dict[str, Any],
-    root: Any = 0,
-) -> tuple[Session, Plan] | tuple[None, None]:
-    """The session, and the kept plan, of a call with equal blocks seen before with arrays at these addresses; ``send``
-    is None for collectives with one buffer.
+    *,
+    passes_native: bool = True,
+) -> str:
+    """Serve a call with equal blocks seen before with arrays at these addresses; ``send`` is None for collectives with
+    one buffer. Returns what ran, "" if it is not known (or, unless ``passes_native``, left to the MPI library).
 
     Equal addresses, sizes and types need no second check; contiguity is checked by
     `MPI.Get_address`, and that recv is writable below; True equals 1, but is no root. The slow path says what is
     wrong.
     """
     if type(root) is not int:
-        return None, None
+        return ""
     if params and not _PLAIN.issuperset(map(type, params.values())):  # True and 2.0 equal numbers, but are refused
-        return None, None
+        return ""
     try:
         session = by_handle[comm.handle]
-        plan = session.recent[_equal_key(collective, algorithm, transport, root, send, recv, params)]
+        plan, learner = session.recent[_equal_key(collective, algorithm, transport, root, send, recv, params)]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
-        return None, None
+        return ""
     if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
-        return None, None
+        return ""
+    if (learner is not None and not learner.is_fixed) or (plan.schedule is None and not passes_native):
+        return ""
+    _run_kept(session, plan, learner)
+    return plan.name
+
+
+def _run_kept(session: Session, plan: Plan, learner: Learner | None) -> None:
+    """Run a plan once more, for a call that a learner counts, if there is one."""
     session.touch(plan)
-    return session, plan
+    begin = perf_counter()
+    session.run(plan)
+    if learner is not None:
+        learner.count(perf_counter() - begin)
 
 
 def _known(
@@ -83,11 +99,7 @@ def _known(
     """Serve a call with equal blocks on arrays, if it is known; whether it has been."""
     if type(recv) is not np.ndarray or not (send is None or type(send) is np.ndarray):
         return False
-    session, plan = known_plan(comm, collective, send, recv, algorithm, transport, params, root)
-    if session is None or plan is None:
-        return False
-    session.run(plan)
-    return True
+    return bool(run_known(comm, collective, send, recv, root, algorithm, transport, params))
 
 
 _first = compiled.call()
@@ -98,11 +110,18 @@ def call_known(*call: Any, **params: Any) -> bool:
     return (_first is not None and _first(*call, **params)) or _known(*call, **params)
 
 
-def blocks_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
-    """Serve a call with blocks of any sizes that names its algorithm, if it is known; whether it has been."""
-    if _first is None or type(given.limit) is not int or given.limit != LIMIT or given.stream is not None:
+def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
+    """Serve a call that names its algorithm, if it is known; whether it has been."""
+    if (
+        _first is None
+        or given.recv is None
+        or type(given.limit) is not int
+        or given.limit != LIMIT
+        or given.stream is not None
+    ):
         return False
-    call = (collective, comm, given.send, given.recv, given.root, given.algorithm, given.transport)
+    send = None if collective.one_buffer else given.send
+    call = (collective, comm, send, given.recv, given.root, given.algorithm, given.transport)
     return _first(*call, **given.params)
 
 
@@ -119,7 +138,7 @@ def new_result(collective: Collective, comm: Any, send: Any) -> Any:
 
 
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
-    """What `known_plan` asks for, of arguments that have been found sound; None for what it does not know."""
+    """What `run_known` asks for, of arguments that have been found sound; None for what it does not know."""
     send, recv = given.send, given.recv
     if type(recv) is not np.ndarray or given.stream is not None or type(given.root) is not int:
         return None
@@ -170,13 +189,16 @@ def _counted(array: Any, counts: Any) -> Alias:
     return _address(array), array.nbytes, array.itemsize, *each
 
 
-def serve(session: Session, request: Request, given: Arguments) -> str:
-    """Serve a blocking call. Returns what ran, in words. Collective."""
+def serve(session: Session, request: Request, given: Arguments, native: Native = None) -> str:
+    """Serve a blocking call; ``native``, if given, makes the MPI library's own, as the program spells it. Returns what
+    ran, in words. Collective."""
     if session.check:
         session.same_call(request.described(given, session.rank, session.size))
     if request.is_empty:
         return request.name
-    return or_native(partial(_serve, session, given), request)
+    if request.learner is None:
+        return or_native(partial(_serve, session, given), request)
+    return _serve_learning(session, request.collective, given, request.learner, lambda: request, native)
 
 
 def or_native(make: Callable[[Request], Made], request: Request) -> Made:
@@ -187,59 +209,102 @@ def or_native(make: Callable[[Request], Made], request: Request) -> Made:
     except ConstraintError:
         if not request.is_auto or request.is_native:
             raise
-        return make(replace(request, variant=NATIVE_VARIANT, note=None))
+        return make(replace(request, variant=NATIVE_VARIANT, learner=None))
 
 
 def _serve(session: Session, given: Arguments, request: Request) -> str:
     plan = session.plan(request)
     if plan is None:
         ran = session.run_once(request)
-        if request.variant.is_native and request.note is None:
+        if request.variant.is_native:
             remember(session, request, given, None)
         return ran
     plan.producers = request.producers
-    if request.note is not None:
-        session.begin_together()
-    begin = perf_counter()
     session.run(plan)
     plan.producers = NO_PRODUCERS  # a plan that is kept keeps no array
-    if request.note is not None:
-        request.note(perf_counter() - begin)
-    else:
-        remember(session, request, given, plan)
+    remember(session, request, given, plan)
     return plan.name
+
+
+def _serve_learning(
+    session: Session,
+    collective: Collective,
+    given: Arguments,
+    learner: Learner,
+    make: Callable[[], Request],
+    native: Native,
+) -> str:
+    """Serve a blocking call from which "auto" learns, whose request ``make`` makes. Returns what ran. Collective."""
+    own = partial(own_spread, session, collective, given) if collective.sizes is Sizes.OWN else None
+    variant, begin = learner.begin(own), perf_counter()
+    if learner.is_trying:
+        session.begin_together()
+    together = perf_counter()
+    is_left = variant.is_native and native is not None and session.unwatched and not is_on_device(given.recv)
+    named = given._replace(algorithm=variant.algorithm, params=variant.params)
+    seconds = None
+    if is_left and native is not None:
+        progress.before_blocking()
+        native()
+        ran = NATIVE
+    # While it is tried, it is called as it will be once it is settled on.
+    elif learner.is_trying and session.unwatched and known_by_name(session.user, collective, named):
+        ran = spelled(collective, variant.algorithm, variant.params)
+    else:
+        request = replace(make(), variant=variant, is_auto=True, learner=learner)
+        try:
+            ran = _serve(session, given, request)
+        except ConstraintError:
+            if variant.is_native:
+                raise
+            ran = _serve(session, given, replace(request, variant=NATIVE_VARIANT, learner=None))
+            seconds = inf
+    learner.note(perf_counter() - together if seconds is None else seconds, together - begin)
+    return ran
 
 
 def remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
     """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
-    collective = request.collective
     if given.recv is None and type(request.result) is np.ndarray and request.result.flags.c_contiguous:
         given = given._replace(recv=request.result)
-    program = None if plan is None else plan.program
+    learner = request.learner
+    if learner is None:
+        _remember(session, request, given, plan, None)
+        return
+    if learner.is_fixed:
+        _remember(session, request, given, plan, learner)
+    named = given._replace(algorithm=request.variant.algorithm, params=request.variant.params)
+    _remember(session, request, named, plan, None)  # as trials call it
+
+
+def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None, learner: Learner | None) -> None:
+    """Let such calls find the plan or method; those that a ``learner`` counts, as long as it does not ask again."""
+    collective, program = request.collective, None if plan is None else plan.program
+    tally = None if learner is None else learner.tally
     if not collective.is_even:
-        if program is not None and given.limit == LIMIT and given.algorithm != AUTO:
-            _remember_call(session, program, collective, given)
-            if request.is_auto:
-                asked, policy = given._replace(algorithm=AUTO, params={}), session.policy.uneven(collective)
-                if policy.is_fixed:
-                    _remember_call(session, program, collective, asked, policy.left)
-        elif plan is not None and program is None:
-            session.remember(uneven_alias(collective, given), plan)
+        if program is not None and given.limit == LIMIT:
+            if given.algorithm != AUTO or (learner is not None and collective.sizes is Sizes.OWN):
+                _remember_call(session, program, collective, given, tally)
+        elif plan is not None and program is None and learner is None:
+            session.remember(uneven_alias(collective, given), plan, None)
         return
     alias = equal_alias(collective, given)
     if alias is not None and (program is not None or _may_pass(session, request, given)):
-        _remember_call(session, program or getattr(type(session.user), collective.native), collective, given)
+        _remember_call(session, program or getattr(type(session.user), collective.native), collective, given, tally)
     if plan is not None and program is None:
-        session.remember(alias, plan)
+        session.remember(alias, plan, learner)
 
 
-def remember_native(session: Session, collective: Collective, given: Arguments) -> None:
-    """Let mpi4py's own method serve calls with blocks of any sizes by "auto", as long as the policy does not ask again
-    and nobody looks on."""
-    specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
-    if len(specs) == 2 and session.unwatched and all(_suits_mpi4py(each[0]) for each in specs):
-        target, counter = getattr(type(session.user), collective.native), session.policy.uneven(collective).left
-        _remember_call(session, target, collective, given, counter)
+def remember_native(session: Session, collective: Collective, given: Arguments, learner: Learner) -> None:
+    """Let mpi4py's own method serve such calls by "auto", as long as the learner does not ask again and nobody looks
+    on."""
+    if collective.is_even:
+        arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
+    else:
+        specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
+        arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
+    if session.unwatched and all(map(_suits_mpi4py, arrays)):
+        _remember_call(session, getattr(type(session.user), collective.native), collective, given, learner.tally)
 
 
 def _remember_call(
@@ -273,58 +338,46 @@ def sizes_are_unknown(session: Session, collective: Collective, given: Arguments
     return unknown and not given.params and bool(given.limit == LIMIT)
 
 
+def learner_of_unknown(session: Session, collective: Collective, given: Arguments) -> Learner | None:
+    """What learns from blocking calls of which no rank knows all sizes; None for others, and where nothing does."""
+    if not sizes_are_unknown(session, collective, given):
+        return None
+    return session.policy.learner(Wanted(collective, 0, False))
+
+
 def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given: Arguments) -> str | None:
     """Serve a call with blocks of any sizes whose arguments were seen before; the call is counted. Returns what ran."""
     if not session.unwatched:
         return None
-    policy = session.policy.uneven(collective) if sizes_are_unknown(session, collective, given) else None
-    if policy is not None:
-        if not policy.is_fixed:
+    learner = learner_of_unknown(session, collective, given)
+    if learner is not None:
+        if not learner.is_fixed:
             return None
-        given = given._replace(algorithm=policy.current.algorithm, params=policy.current.params)
-    elif blocks_known(comm, collective, given):
+        given = given._replace(algorithm=learner.current.algorithm, params=learner.current.params)
+    elif known_by_name(comm, collective, given):
         return spelled(collective, given.algorithm, given.params)
-    if (plan := session.recent.get(uneven_alias(collective, given))) is None or plan.is_freed:
+    plan, _ = session.recent.get(uneven_alias(collective, given), (None, None))
+    if plan is None or plan.is_freed:
         return None
-    session.touch(plan)
-    session.run(plan)
-    if policy is not None:
-        policy.count()
+    _run_kept(session, plan, learner)
     return plan.name
 
 
 def serve_unknown_sizes(
-    session: Session, collective: Collective, given: Arguments, native: Callable[[], object], *, strict: bool
+    session: Session, collective: Collective, given: Arguments, learner: Learner, native: Native, *, strict: bool
 ) -> str:
-    """Serve a blocking call of which no rank knows all sizes, by what the policy says; ``native`` makes the MPI
-    library's own. Returns what ran. Collective."""
-    policy = session.policy.uneven(collective)
-    variant = policy.begin(partial(_survey, session, collective, given))
-    if policy.is_trying:
-        session.begin_together()
-    begin = perf_counter()
-    if variant.is_native and session.unwatched and not is_on_device(given.recv):
-        progress.before_blocking()
-        native()
-        ran = f"{collective.name} {NATIVE}"
-    else:
-        given = given._replace(algorithm=variant.algorithm, params=variant.params)
-        # While it is tried, it is called as it will be once it is settled on.
-        if policy.is_trying and session.unwatched and blocks_known(session.user, collective, given):
-            ran = spelled(collective, variant.algorithm, variant.params)
-        else:
-            request = replace(make_request(session, collective, given, strict=strict), is_auto=True)
-            ran = serve(session, request, given)
-    if policy.is_trying:
-        policy.note(perf_counter() - begin)
-    return ran
+    """Serve a blocking call of which no rank knows all sizes, by what is learned; ``native`` makes the MPI library's
+    own. Whatever a rank's arguments are, it takes part in what ranks agree on. Returns what ran. Collective."""
 
+    def make() -> Request:
+        request = make_request(session, collective, given, strict=strict)
+        if session.check:
+            session.same_call(request.described(given, session.rank, session.size))
+        return request
 
-def _survey(session: Session, collective: Collective, given: Arguments) -> Spread:
-    """The blocks that this rank sends, after a look, if calls are checked, whether all ranks are about to say so."""
-    if session.check:
+    if session.check and not learner.is_fixed:
         session.same_call(Description(f"{collective.name}, agreement on algorithms"))
-    return own_spread(session, collective, given)
+    return _serve_learning(session, collective, given, learner, make, native)
 
 
 def hold(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Plan:
@@ -339,7 +392,7 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
     if sizes_are_unknown(session, collective, given):
         if session.check:
             session.same_call(Description(f"persistent {collective.name}, agreement on algorithms"))
-        whole = session.policy.uneven(collective).whole(own_spread(session, collective, given))
+        whole = session.policy.whole(own_spread(session, collective, given))
         variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
     request = make_request(session, collective, given, Mode.HELD, strict=strict)

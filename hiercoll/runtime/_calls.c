@@ -38,8 +38,8 @@ typedef struct {
 typedef struct {
     Key key;
     PyObject *target;
-    PyObject *counter;          /* calls that the target still serves, in an array; None: all */
-    int64_t *left;              /* in there; NULL: all */
+    PyObject *counter;          /* calls that the target still serves, and nanoseconds they took, in an array; or None */
+    int64_t *left;              /* in there; NULL: it serves all */
     int64_t items[2], bytes[2]; /* of send and recv: of an element, and of all of them */
 } Known;
 
@@ -374,6 +374,13 @@ static double wall_clock(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+static int64_t nanoseconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
 /* Where calls have a deadline: the call's entry in the record (see watch.py); None where they have not. */
 static PyObject *begin_record(Routes *routes, const Program *program, double began)
 {
@@ -472,9 +479,16 @@ static int serve(Routes *routes, const Call *call)
         return 0;
     if (!program && !(recv->flags & (send ? send->flags : C_ORDER) & C_ORDER))
         return 0; /* mpi4py takes no other order */
-    if (known->left)
-        --*known->left;
-    return program ? run(routes, program, call) : run_native(known->target, call);
+    if (!known->left)
+        return program ? run(routes, program, call) : run_native(known->target, call);
+    PyObject *counter = known->counter; /* Python may forget the call while it runs */
+    int64_t *left = known->left, began = nanoseconds();
+    Py_INCREF(counter);
+    --left[0];
+    int outcome = program ? run(routes, program, call) : run_native(known->target, call);
+    left[1] += nanoseconds() - began;
+    Py_DECREF(counter);
+    return outcome;
 }
 
 /* Serve a call that has been begun, if it is known. */
@@ -695,7 +709,7 @@ static PyMethodDef routes_methods[] = {
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
      "remember(target, counter, collective, send, recv, root, algorithm, transport, **params): let a program, or a "
-     "method, serve such calls, so many as the counter says, or (None) all; whether it will."},
+     "method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; whether it will."},
     {"limit", (PyCFunction)Routes_limit, METH_VARARGS,
      "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
      "called with the entry of each."},

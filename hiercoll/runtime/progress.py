@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -26,7 +25,6 @@ class Background(Protocol):
 active: list[Background] = []
 listening: list[Background] = []  # goes on after what is under way, or may start something
 lock = threading.RLock()
-_shortcuts: list[Callable[[], object]] = []  # what undoes them
 _wanted = threading.Event()
 _thread: threading.Thread | None = None
 
@@ -36,22 +34,6 @@ def advance_all() -> None:
     with lock:
         for each in [*active, *listening]:
             each.advance()
-
-
-def take_shortcut(undo: Callable[[], object]) -> None:
-    """Calls go past hiercoll from now on, until it calls ``undo``."""
-    _shortcuts.append(undo)
-
-
-def are_shortcuts() -> bool:
-    """Whether some calls go past hiercoll."""
-    return bool(_shortcuts)
-
-
-def end_shortcuts() -> None:
-    """All calls come through hiercoll again."""
-    while _shortcuts:
-        _shortcuts.pop()()
 
 
 def wait_politely() -> None:

@@ -43,6 +43,7 @@ from hiercoll.runtime.specifications import (
 from hiercoll.schedule.transports import AUTO, DIRECT, Transport, parse_transport
 from hiercoll.tables import NATIVE, Variant
 from hiercoll.tuner import Spread
+from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Request:
     ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block, their mean where they
     differ and all ranks know it, else 0; ``before`` and ``after`` are what comes before and after each start;
     ``result`` is what the call returns; ``producers`` is what starts come after, on devices. ``is_auto``:
-    whether the choice was left to hiercoll; ``note``, if given, is called with the seconds that the call took.
+    whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it.
     """
 
     collective: Collective
@@ -180,7 +181,7 @@ class Request:
     before: tuple[Transfer, ...] = ()
     after: tuple[Transfer, ...] = ()
     is_auto: bool = False
-    note: Callable[[float], None] | None = None
+    learner: Learner | None = None
 
     @property
     def in_place(self) -> bool:
@@ -298,7 +299,7 @@ def _equal_blocks(session: Session, collective: Collective, given: Arguments, mo
     producers = _producers(session, given, sent, received, memory)
     policy, wanted = session.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
     is_auto = policy.is_auto(collective, given.algorithm)
-    trial = policy.trial(wanted) if is_auto and policy.online and mode is Mode.BLOCKING else None
+    learner = policy.learner(wanted) if is_auto and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
     able = variant.transport != AUTO and not (variant.transport == "direct" and session.stages)
     if able and given.transport == AUTO and memory != "host":
@@ -307,7 +308,7 @@ def _equal_blocks(session: Session, collective: Collective, given: Arguments, mo
     return Request(
         collective, sent, received, root, block, variant, transport, mode, producers, memory=memory,
         result=received.owner if given.recv is None or strict else None, before=before,
-        after=received.copies(False) if is_written else (), is_auto=is_auto, note=trial.note if trial else None,
+        after=received.copies(False) if is_written else (), is_auto=is_auto, learner=learner,
     )  # fmt: skip
 
 
@@ -522,13 +523,15 @@ def _uneven_blocks(session: Session, collective: Collective, given: Arguments, m
     memory = session.memories[received.place].kind
     transport = _transport(session, given.transport, received.place, mode, uneven=True)
     mean = -(-received.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
-    wanted = Wanted(collective, mean, sent is None, held=mode is Mode.HELD)
+    wanted = Wanted(collective, mean, sent is None and mean > 0, held=mode is Mode.HELD)
     variant = session.policy.select(wanted, given.algorithm, given.params)
+    is_auto = session.policy.is_auto(collective, given.algorithm)
+    learns = is_auto and mode is Mode.BLOCKING and given.limit == LIMIT
     return Request(
         collective, sent, received, 0, mean, variant, transport, mode,
         _producers(session, given, sent, received, memory), memory=memory, limit=limit, result=into.buffer,
         before=(received if sent is None else sent).copies(True), after=received.copies(False),
-        is_auto=session.policy.is_auto(collective, given.algorithm),
+        is_auto=is_auto, learner=session.policy.learner(wanted) if learns else None,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from hiercoll.runtime.windows import Windows
 from hiercoll.schedule import Schedule
 from hiercoll.tables import OLD, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
+from hiercoll.tuning.learning import SHARE, Learner
 from hiercoll.tuning.policy import Policy
 
 Alias: TypeAlias = "tuple[object, ...]"
@@ -127,7 +128,8 @@ class Session:
             self.comm.Free()
             raise
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
-        self.disabled, self.stages, self.check, self.threadless = self._settings()
+        self.disabled, self.stages, self.check, self.threadless, keeps_still = self._settings()
+        self.learns = 0.0 if keeps_still else SHARE  # of the time of calls, that learning may cost
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
         self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
@@ -146,7 +148,8 @@ class Session:
         meet = partial(self.meet, "agreement on a larger window")
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meet)
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
-        self.recent: dict[Alias | None, Plan] = {}  # by arguments as they were given
+        # By arguments as they were given, with what counts such calls, if anything does.
+        self.recent: dict[Alias | None, tuple[Plan, Learner | None]] = {}
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
@@ -157,14 +160,16 @@ class Session:
         self.policy = Policy(
             self.rank, self.topology, self.library, self.disabled, self.agreement.slowest, sums, forced
         )
+        self.policy.learn(self.learns)
         self.use_table(None)
         self.set_timeout(timeout)
 
     def _settings(self) -> list[bool]:
-        """Whether hiercoll is disabled, device memory staged, calls checked, and threads kept out of MPI: what is so on
-        one rank is so for all. Collective."""
+        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, nothing learned:
+        what is so on one rank is so for all. Collective."""
         stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
-        mine = np.array([settings.is_disabled(), stages, settings.checks_calls(), threadless], np.int64)
+        own = [settings.is_disabled(), stages, settings.checks_calls(), threadless, not settings.learns()]
+        mine = np.array(own, np.int64)
         return [bool(value) for value in self._largest(mine)]
 
     # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
@@ -224,7 +229,7 @@ class Session:
         self.watch = watch = Watch(seconds, *known, self.break_off) if seconds else None
         self.routes.limit(seconds, *((watch.numbers.buffer_info()[0], watch.record.append) if watch else (0, None)))
         self.routes.open(not self.check and self.broken is None)
-        self.policy.native_sizes.clear()
+        self.policy.by_bytes.clear()
         self.drop_plans()
 
     def break_off(self, call: str) -> None:
@@ -276,7 +281,8 @@ class Session:
             self.touch(plan)
             request.place(plan.move)
             return plan
-        on_host = request.memory == "host" and request.note is None and not moves
+        is_tried = request.learner is not None and request.learner.is_trying
+        on_host = request.memory == "host" and not is_tried and not moves
         if on_host and (not request.is_plain or self._is_new(key)):
             return None
         plan = self.factory.make(request, Lifetime.KEPT if request.is_plain else Lifetime.ONCE)
@@ -306,17 +312,17 @@ class Session:
             made.free()
         return made.name
 
-    def remember(self, alias: Alias | None, plan: Plan) -> None:
-        """Find a kept plan by the arguments of its call, as they were given."""
+    def remember(self, alias: Alias | None, plan: Plan, learner: Learner | None) -> None:
+        """Find a kept plan by the arguments of its call, as they were given; ``learner`` counts such calls."""
         if alias is not None and plan.key is not None:
             if len(self.recent) >= 2 * MAX_PLANS:
                 self._forget_freed()
             if len(self.recent) >= 2 * MAX_PLANS:  # plans that many buffers have in common
                 self.recent.clear()
-            self.recent[alias] = plan
+            self.recent[alias] = (plan, learner)
 
     def _forget_freed(self) -> None:
-        self.recent = {alias: plan for alias, plan in self.recent.items() if not plan.is_freed}
+        self.recent = {alias: found for alias, found in self.recent.items() if not found[0].is_freed}
 
     def touch(self, plan: Plan) -> None:
         """A kept plan is used again: note it, and its window, as used last."""
@@ -348,7 +354,6 @@ class Session:
         """Let "auto" decide anew for every size."""
         self.drop_plans()
         self.policy.forget()
-        progress.end_shortcuts()
 
     def _forget_plans_without_window(self, kept: Cache) -> None:
         """Free the kept plans whose window has gone."""

@@ -177,11 +177,9 @@ class Bench:
     def _chosen(self, collective: str, size: int, held: bool) -> Variant:
         """What "auto" is."""
         policy, record = self.session.policy, get_collective(collective)
-        if record.sizes is not Sizes.OWN:
-            return policy.decide(self._wanted(record, size, held)).variant
-        if not held:
-            return policy.uneven(record).settled
-        return policy.uneven_for_good(record, spread_of(Workload(record, size, self.comm.size).sent()))
+        if record.sizes is Sizes.OWN and held:
+            return policy.uneven_for_good(record, spread_of(Workload(record, size, self.comm.size).sent()))
+        return policy.select(self._wanted(record, size, held), AUTO_VARIANT.algorithm, {})
 
     def _wanted(self, record: Collective, size: int, held: bool = False) -> Wanted:
         return Wanted(record, size, record.one_buffer, self.arrays.kind, held)

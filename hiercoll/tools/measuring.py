@@ -42,7 +42,7 @@ MOST = {SINGLE: 10, ROW: 50, COLD: 3}  # calls in a sample, the same number for 
 LEAST = {SINGLE: 1, ROW: 2, COLD: 1}
 SAMPLE = 0.03  # seconds of a sample, so long as that is not more calls
 LONG = 0.1  # seconds from which on a call counts as long
-SETTLED, SETTLING = 32, 3.0  # calls at a time, and seconds about, in which "auto" settles for blocks of uneven sizes
+SETTLED, SETTLING = 32, 3.0  # calls at a time, and seconds about, in which "auto" settles
 CACHES = 16 << 20  # bytes that are written between cold calls
 
 
@@ -284,7 +284,7 @@ class Contest:
     def _check(self, subject: _Subject, variant: Variant) -> None:
         """Run it three times with its data checked (if it takes long, once; a plan twice): the last for how long one
         takes in a row. Raises DataError."""
-        if variant.algorithm == "auto" and self._record.sizes is Sizes.OWN and subject.plan is None:
+        if variant.algorithm == "auto" and subject.plan is None and self._session.policy.share:
             self._settle(subject.call)
         for number, count in enumerate((1, 1, 4)):
             self._arrays.fill(self.recv, self._unserved)
@@ -305,9 +305,10 @@ class Contest:
                 break
 
     def _settle(self, call: Call) -> None:
-        """Let "auto" try what there is to try for blocks of uneven sizes, for some seconds at most."""
-        policy, seconds = self._session.policy.uneven(get_collective(self.collective)), 0.0
-        while not policy.is_settled and seconds < SETTLING:
+        """Let "auto" learn what there is to learn from such calls, for some seconds at most."""
+        policy, seconds = self._session.policy, 0.0
+        policy.hurry()
+        while not seconds or (not policy.is_settled and seconds < SETTLING):
             begin = perf_counter()
             for _ in range(SETTLED):
                 call()

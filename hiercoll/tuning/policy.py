@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, get_algorithm
+from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import Decision, Spread, decide, uneven_choices
-from hiercoll.tuning.trials import Trial, UnevenPolicy
-
-ONLINE = 6  # candidates besides native that online tuning tries
+from hiercoll.tuner import Candidate, Decision, Spread, decide, uneven_choices
+from hiercoll.tuning.learning import FEW, MANY, SHARE, Budget, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str]"
+ASKING = 5e-3  # seconds that it takes the model to compare algorithms at first, besides
+LOOKING = 4e-6  # seconds that the model looks at an algorithm's schedules, over the ranks and the lanes of a node
+OF_A_KIND = 2  # candidates that differ in parameters only
 
 
 class Wanted(NamedTuple):
@@ -30,14 +34,20 @@ class Wanted(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What calls are tried for together."""
-        return (self.collective.name, self.size, self.in_place, self.memory)
+        """What is learned from calls together, of a size that stands for those near it."""
+        return (self.collective.name, size_class(self.size), self.in_place, self.memory)
+
+
+def size_class(size: int) -> int:
+    """The least of the sizes that are taken for alike: four classes from one power of two to the next."""
+    step = max(1, (1 << size.bit_length() >> 1) // 4)
+    return size // step * step
 
 
 class Policy:
     """The choices of a communicator; the same on all ranks.
 
-    ``slowest`` gives the largest of the ranks' seconds, for each of several, ``total`` adds numbers up; both are
+    ``slowest`` gives the largest of the ranks' values, for each of several, ``total`` adds numbers up; both are
     collective. ``forced``: algorithm and parameters instead of "auto", by collective.
     """
 
@@ -55,17 +65,33 @@ class Policy:
         self._slowest, self._total = slowest, total
         self.forced = dict(forced or {})
         self.table = Table()
-        self.online = False  # whether "auto" tries candidates in the program's own calls
-        self._trials: dict[Key, Trial] = {}
-        self._uneven: dict[str, UnevenPolicy] = {}
-        # Collective and bytes received of drop-in calls that are native, and that nobody watches.
-        self.native_sizes: set[tuple[Collective, int]] = set()
+        self.known: dict[Key, Finding] = {}  # what earlier jobs have found
+        self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
+        self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
+        self.forget()
 
     def forget(self) -> None:
         """Let "auto" decide anew for every size."""
-        self._trials.clear()
-        self._uneven.clear()
-        self.native_sizes.clear()
+        self._budget = Budget(self.share)
+        self._learners: dict[Key, Learner | None] = {}
+        self._offers: dict[Key, tuple[Variant, ...]] = {}
+        # By collective and bytes received, what learns from drop-in calls on arrays.
+        self.by_bytes: dict[tuple[Collective, int], Learner | None] = {}
+
+    def learn(self, share: float = SHARE) -> None:
+        """Learn from now on, at the cost of a share of the time of calls: infinite for all that it takes, 0 for not at
+        all."""
+        self.share = share
+        self.forget()
+
+    def hurry(self) -> None:
+        """What learns from now on need not wait until calls have taken so long that they pay for it."""
+        self._budget.share = inf
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether something has been found for all calls from which "auto" learns."""
+        return all(each.finding is not None for each in self._learners.values() if each is not None)
 
     def is_auto(self, collective: Collective, algorithm: Any) -> bool:
         """Whether the choice is this policy's."""
@@ -100,11 +126,11 @@ class Policy:
 
     def _automatic(self, wanted: Wanted) -> Variant:
         """What "auto" means."""
+        learner = self._learners.get(wanted.key)
+        finding = learner.finding if learner is not None else self.known.get(wanted.key) if self.share else None
         if wanted.collective.sizes is Sizes.OWN:
-            return NATIVE_VARIANT if wanted.held else self.uneven(wanted.collective).current
-        trial = self._trials.get(wanted.key)
-        tried = trial and (trial.winner if wanted.held else trial.current)  # a plan tries nothing
-        chosen = tried or self.decide(wanted).variant
+            return finding.variant if finding is not None and not wanted.held else NATIVE_VARIANT
+        chosen = finding.variant if finding is not None else self.decide(wanted).variant
         if chosen.algorithm == NATIVE:
             # Forms of native are measured for equal blocks.
             return chosen if wanted.collective.is_even else NATIVE_VARIANT
@@ -133,33 +159,78 @@ class Policy:
             held=wanted.held,
         )
 
-    def trial(self, wanted: Wanted) -> Trial | None:
-        """The trial for calls like this one by "auto", if these are tried online and it goes on."""
-        if not self.online or not wanted.size or not self.is_auto(wanted.collective, "auto"):
-            return None
-        trial = self._trials.get(wanted.key)
-        if trial is None:
-            entries = REGISTRY[wanted.collective.family]
-            able = [each.variant for each in self.decide(wanted).ranking if each.variant.algorithm != NATIVE][:ONLINE]
-            full = [Variant(v.algorithm, entries[v.algorithm].resolve(v.params), v.transport) for v in able]
-            trial = self._trials[wanted.key] = Trial([NATIVE_VARIANT, *full], self._slowest)
-        return trial if trial.winner is None else None
+    def learner(self, wanted: Wanted) -> Learner | None:
+        """What learns from blocking calls like this one by "auto"; None if nothing does."""
+        key = wanted.key
+        if key not in self._learners:
+            self._learners[key] = self._make_learner(wanted) if self._may_learn(wanted) else None
+        return self._learners[key]
 
-    def uneven(self, collective: Collective) -> UnevenPolicy:
-        """What serves the calls of a collective of which no rank knows all sizes."""
-        found = self._uneven.get(collective.name)
-        if found is None:
-            name = collective.name
+    def _may_learn(self, wanted: Wanted) -> bool:
+        collective = wanted.collective
+        if not self.share or self._topology.size == 1 or not self.is_auto(collective, "auto"):
+            return False
+        if collective.sizes is Sizes.OWN:
+            return True
+        if wanted.size == 0 or self.share == inf:
+            return wanted.size > 0
+        entry = self.table.find(collective.family, self._library, wanted.memory, self._topology)
+        return entry is None and not self.table.by_model
 
-            def candidates(spread: Spread) -> tuple[Variant, ...]:
-                return uneven_choices(name, self._topology, spread, self.table, self._library)
+    def _make_learner(self, wanted: Wanted) -> Learner:
+        offered = partial(self._surveyed if wanted.collective.sizes is Sizes.OWN else self._offered, wanted)
+        found, agree, known = partial(self.found, wanted), self._slowest, self.known.get(wanted.key)
+        asking = partial(self._asking, wanted)
+        return Learner(offered, agree, self._budget, found, known, wanted.collective.root, asking)
 
-            found = self._uneven[name] = UnevenPolicy(candidates, self._slowest, self._total)
-        return found
+    def _asking(self, wanted: Wanted) -> float:
+        """Seconds that it takes to find candidates, about: most of it goes into looking at schedules."""
+        if wanted.collective.sizes is Sizes.OWN:
+            return 0.0
+        name, lanes = wanted.collective.family, max(self._topology.node_sizes)
+        is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
+        return ASKING + LOOKING * self._topology.size * lanes * len(automatic(name)) if is_new else ASKING / 5
+
+    def _offered(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
+        """native, and the few that may be faster, by a table, or by the model on rank 0. Collective at first."""
+        del own
+        if wanted.key not in self._offers:
+            name, most = wanted.collective.family, MANY if self.share == inf else FEW
+            if self.table.find(name, self._library, wanted.memory, self._topology) is not None:
+                liked = _varied(self.decide(wanted).ranking, most)
+            else:
+                able = [Variant(*each) for each in automatic(name)]
+                own_choice = _varied(self.decide(wanted).ranking, most) if self._rank == 0 else []
+                numbers = [1.0 + able.index(each) for each in own_choice]
+                agreed = self._slowest([*numbers, *[0.0] * (most - len(numbers))])
+                liked = [able[int(number) - 1] for number in agreed if number]
+            full = [Variant(v.algorithm, REGISTRY[name][v.algorithm].resolve(v.params), v.transport) for v in liked]
+            self._offers[wanted.key] = (NATIVE_VARIANT, *full)
+        return self._offers[wanted.key]
+
+    def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
+        """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""
+        assert own is not None
+        return uneven_choices(wanted.collective.name, self._topology, self.whole(own()), self.table, self._library)
+
+    def whole(self, own: Spread) -> Spread:
+        """The blocks of all ranks, from those that each rank sends. Collective."""
+        filled, small, nbytes, unfit = self._total([own.filled, own.small, own.nbytes, own.unfit])
+        return Spread(filled, small, nbytes, int(self._slowest([own.most])[0]), unfit)
 
     def uneven_for_good(self, collective: Collective, whole: Spread) -> Variant:
         """What to take for a plan, where nothing can be tried, by the blocks of all ranks."""
         return uneven_choices(collective.name, self._topology, whole, self.table, self._library, held=True)[-1]
+
+
+def _varied(ranking: Sequence[Candidate], most: int) -> list[Variant]:
+    """The first of a ranking, but of each algorithm only a few."""
+    found: list[Variant] = []
+    for each in ranking:
+        alike = sum(other.algorithm == each.algorithm for other in found)
+        if each.algorithm != NATIVE and alike < OF_A_KIND and len(found) < most:
+            found.append(each.variant)
+    return found
 
 
 def forced_variants(given: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Variant]:

@@ -14,7 +14,6 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import settings
 from hiercoll.calls import dropin
-from hiercoll.tuning.trials import SURE
 
 RANK, SIZE = WORLD.rank, WORLD.size
 ITEMS = 6
@@ -251,25 +250,3 @@ def test_native_by_choice(monkeypatch: pytest.MonkeyPatch, calls: dropin.Calls, 
         np.testing.assert_array_equal(recv, np.tile(np.arange(SIZE), (4, 1)))
     ours.Free()
     assert calls.total() == 12 and (timeout or set(calls.values()) == {3})
-
-
-@pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
-def test_alltoallv_past_hiercoll(ours: hiercoll.Intracomm) -> None:
-    """Where native has always been the choice, calls are mpi4py's own, until somebody wants to see them."""
-    ours = hiercoll.Intracomm(ours.Dup())
-    sizes = np.where(np.arange(SIZE) == RANK, 3, 0)  # hardly anything: nothing to be gained
-
-    def call(times: int) -> bool:
-        """Whether the method is mpi4py's own after so many calls."""
-        for _ in range(times):
-            recv = np.empty(3)
-            ours.Alltoallv([np.full(3, 1.0 + RANK), sizes], [recv, sizes])
-            np.testing.assert_array_equal(recv, np.full(3, 1.0 + RANK))
-        return "Alltoallv" in vars(ours)
-
-    assert not call(SURE // 2) and call(3 * SURE)
-    hiercoll.configure(ours, timeout=30)
-    assert not call(20)
-    hiercoll.configure(ours, timeout=0)
-    assert call(5 * SURE)
-    ours.Free()

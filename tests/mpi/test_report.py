@@ -13,7 +13,6 @@ import hiercoll
 from hiercoll.calls import dropin
 from hiercoll.collectives import called, get_collective
 from hiercoll.tools.report import Recorder, received
-from hiercoll.tuning.trials import SURE
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -74,19 +73,3 @@ def test_bytes_received() -> None:
     assert bytes_of("gather", None, eight, 1) == 64 == 64
     assert bytes_of("scatter", None, eight) == bytes_of("allreduce", None, eight) == 64
     assert bytes_of("reduce", None, eight) == 0 and bytes_of("reduce", None, eight, None, 1) == 64
-
-
-@pytest.mark.skipif(SIZE == 1, reason="calls of one rank are MPI's")
-def test_shortcuts_end(recorders: Callable[..., Recorder]) -> None:
-    """Where calls have become mpi4py's own, a recorder sees them, and what else waits is not its business."""
-    ours, sizes = hiercoll.Intracomm(WORLD.Dup()), np.where(np.arange(SIZE) == RANK, 3, 0)
-    for _ in range(4 * SURE):
-        ours.Alltoallv([np.ones(3), sizes], [np.empty(3), sizes])
-    assert "Alltoallv" in vars(ours)
-    quiet, sync = recorders(), recorders(sync=True)
-    for _ in range(5):
-        ours.Alltoallv([np.ones(3), sizes], [np.empty(3), sizes])
-    for recorder in (quiet, sync):
-        (site,) = recorder.sites.values()
-        assert site.calls == 5 and site.bytes == 5 * 24 and (site.waited > 0) == recorder.sync
-    ours.Free()

@@ -219,7 +219,7 @@ def test_configure_changes_what_auto_runs(on_layout: OnLayout) -> None:
             assert np.array_equal(recv, want)
         if comm.size > 1 and name != "native":
             assert any(name in plan.name for plan in get_session(comm).plans.values())
-    with pytest.raises(hiercoll.ParameterError, match="'online' or None"):
+    with pytest.raises(hiercoll.ParameterError, match="'online', 'off' or None"):
         hiercoll.configure(comm, tune="always")  # type: ignore[arg-type]
 
 
@@ -237,10 +237,11 @@ def test_online_tuning(collective: str, on_layout: OnLayout) -> None:
         recv[:] = 0xA5
         call(comm, send, recv)
         assert np.array_equal(recv, native(collective, comm, send, 40))
-        tried.add(get_session(comm).policy.select(Wanted(get_collective(collective), 40, False), "auto", {}).key)
-        if get_session(comm).policy.trial(Wanted(get_collective(collective), 40, False)) is None:
+        learner = get_session(comm).policy.learner(Wanted(get_collective(collective), 40, False))
+        if learner is None or learner.finding is not None:
             break
-    assert get_session(comm).policy.trial(Wanted(get_collective(collective), 40, False)) is None  # it has ended
+        tried.add(learner.current.key)
+    assert (learner is None) == (size == 1) and (learner is None or learner.finding is not None)  # it has ended
     winner = get_session(comm).policy.select(Wanted(get_collective(collective), 40, False), "auto", {}).key
     assert WORLD.allgather(winner) == [winner] * size
     assert len(tried) > 1 or size == 1
@@ -252,7 +253,7 @@ def test_online_tuning_of_the_drop_in() -> None:
     comm, size = hiercoll.Intracomm(WORLD.Dup()), WORLD.size
     hiercoll.configure(comm, tune="online")
     for salt in range(300):
-        if get_session(comm).policy.trial(Wanted(ALLTOALL, 12, False)) is None:
+        if salt and get_session(comm).policy.is_settled:
             break
         send, strided = np.arange(3 * size, dtype="i4") + 100 * WORLD.rank + salt, Strided(3 * size)
         into = [strided.matrix, 3, strided.type] if WORLD.rank == 0 else strided.values.copy()
@@ -261,7 +262,8 @@ def test_online_tuning_of_the_drop_in() -> None:
         expected = [100 * peer + 3 * WORLD.rank + item + salt for peer in range(size) for item in range(3)]
         assert np.array_equal(values, expected)
         strided.type.Free()
-    assert get_session(comm).policy.trial(Wanted(ALLTOALL, 12, False)) is None
+    learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 12, False))
+    assert learner is not None and learner.finding is not None
     comm.Free()
 
 

@@ -16,7 +16,8 @@ from hiercoll import BufferSizeError, BufferTypeError, DeviceError, ParameterErr
 from hiercoll.algorithms import REGISTRY
 from hiercoll.collectives import ALLTOALLV
 from hiercoll.cuda.late import LateDevice
-from hiercoll.tuning.trials import FOR_GOOD
+from hiercoll.tuner import Spread
+from hiercoll.tuning.policy import Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size
 V_CASES: list[tuple[str, dict[str, Any]]] = [
@@ -187,7 +188,10 @@ def test_bad_arguments(comm: MPI.Intracomm, numbers: Callable[[list[int]], Any],
     array, ones = np.zeros(SIZE, "i4"), numbers([1] * SIZE)
     other = np.zeros(SIZE, "i4")
     if settled:
-        hiercoll.runtime.lifetime.get_session(comm).policy.uneven(ALLTOALLV)._left = FOR_GOOD
+        learner = hiercoll.runtime.lifetime.get_session(comm).policy.learner(Wanted(ALLTOALLV, 0, False))
+        if learner is not None:
+            learner.begin(Spread)
+            assert learner.is_fixed
     with pytest.raises(BufferSizeError, match="fit the buffer"):
         hiercoll.alltoallv(comm, [array, numbers([2] * SIZE)], [other, numbers([2] * SIZE)])
     with pytest.raises(BufferTypeError, match="items"):

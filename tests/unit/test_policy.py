@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,8 +15,8 @@ from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread
-from hiercoll.tuning.policy import ONLINE, Policy, Wanted, forced_variants
-from hiercoll.tuning.trials import FIRST_PERIOD, PAIRS, TURNS, Trial, UnevenPolicy
+from hiercoll.tuning.learning import FEW, FIRST, MANY, Finding, Learner
+from hiercoll.tuning.policy import OF_A_KIND, Policy, Wanted, forced_variants, size_class
 
 MPI = "MPICH 5.0.2"
 LAYOUT = "2x4"
@@ -26,8 +28,9 @@ def policy(
     forced: Mapping[str, Variant] | None = None,
     layout: str = LAYOUT,
     table: Table | None = None,
+    rank: int = 3,
 ) -> Policy:
-    """Of rank 3, alone."""
+    """Of one rank, alone."""
 
     def slowest(seconds: Sequence[float]) -> list[float]:
         return list(seconds)
@@ -35,7 +38,7 @@ def policy(
     def total(numbers: Sequence[int]) -> list[int]:
         return [8 * number for number in numbers]
 
-    made = Policy(3, parse_layout(layout), MPI, disabled, slowest, total, forced)
+    made = Policy(rank, parse_layout(layout), MPI, disabled, slowest, total, forced)
     made.table = table or Table()
     return made
 
@@ -122,14 +125,14 @@ def test_forced_algorithms_are_auto() -> None:
     forced = forced_variants({"alltoall": ("bruck", {"radix": 4}), "allgatherv": ("ring", {})})
     assert forced == {"alltoall": full(ALLTOALL, "bruck", radix=4), "allgatherv": full(ALLGATHER, "ring")}
     chosen = policy(forced=forced, table=Table((entry("alltoall", (1, Variant("pairwise"))),)))
-    chosen.online = True
+    chosen.learn(inf)
     assert chosen.select(wanted(), "auto", {}) == forced["alltoall"]
     assert chosen.select(wanted(held=True), "auto", {}) == forced["alltoall"]
     assert chosen.select(wanted(ALLGATHERV), "auto", {}) == forced["allgatherv"]
     assert chosen.select(wanted(ALLGATHER), "auto", {}) == NATIVE_VARIANT
     assert chosen.select(wanted(), "pairwise", {}) == full(ALLTOALL, "pairwise")
     assert not chosen.is_auto(ALLTOALL, "auto") and chosen.is_auto(ALLGATHER, "auto")
-    assert chosen.trial(wanted()) is None and chosen.trial(wanted(ALLGATHER)) is not None
+    assert chosen.learner(wanted()) is None and chosen.learner(wanted(ALLGATHER)) is not None
     with pytest.raises(ParameterError, match="none with algorithm='auto'"):
         chosen.select(wanted(), "auto", {"radix": 4})
 
@@ -161,10 +164,10 @@ def test_disabled(algorithm: str) -> None:
     """Everything is native, whatever is asked for or forced."""
     table = Table((entry("alltoall", (1, Variant("pairwise"))),))
     chosen = policy(disabled=True, forced={"alltoall": full(ALLTOALL, "bruck")}, table=table)
-    chosen.online = True
+    chosen.learn(inf)
     for collective in called():
         assert chosen.select(wanted(collective), algorithm, {}) == NATIVE_VARIANT
-        assert not chosen.is_auto(collective, "auto") and chosen.trial(wanted(collective)) is None
+        assert not chosen.is_auto(collective, "auto") and chosen.learner(wanted(collective)) is None
     assert chosen.select(wanted(), NATIVE, {"form": "nonblocking"}) == NATIVE_VARIANT
 
 
@@ -213,80 +216,121 @@ def test_blocks_whose_sizes_all_know() -> None:
 # Tried in a program's own calls
 
 
-def serve(trial: Trial, seconds: Mapping[str, float], calls: int) -> None:
-    """So many calls by what the trial says, or until there is a winner."""
+def serve(learner: Learner, seconds: Mapping[str, float], calls: int) -> None:
+    """So many calls by what is learned, or until something has been found."""
     for _ in range(calls):
-        if trial.winner is None:
-            trial.note(seconds.get(trial.current.algorithm, 9.0))
+        if learner.finding is None:
+            learner.note(seconds.get(learner.begin().algorithm, 9.0))
 
 
-def test_trials_are_by_size_place_and_memory() -> None:
-    """Calls alike share one; plans share its outcome, and try nothing; a winner is kept until all is forgotten."""
-    chosen = policy()
-    assert chosen.trial(wanted()) is None
-    chosen.online = True
-    trial = chosen.trial(wanted())
-    assert trial is not None and chosen.trial(wanted()) is trial
-    others = [wanted(size=65), wanted(in_place=True), wanted(memory="cuda"), wanted(ALLGATHER)]
-    assert len({id(chosen.trial(other)) for other in others} | {id(trial)}) == 5
-    assert chosen.trial(wanted(size=0)) is None
-    assert chosen.select(wanted(), "auto", {}) == trial.current == NATIVE_VARIANT
-    trial.note(1.0)
-    assert chosen.select(wanted(), "auto", {}) == trial.current != NATIVE_VARIANT
-    assert chosen.select(wanted(held=True), "auto", {}) == NATIVE_VARIANT  # as without a trial
-    best = trial.current.algorithm
-    serve(trial, {best: 1.0}, (ONLINE + 1) * (TURNS + 1) + 2 * PAIRS + 500)
-    assert trial.winner is not None and trial.winner.algorithm == best
+def test_learning_is_by_class_of_size_place_and_memory() -> None:
+    """Calls alike share one learner; plans share its outcome, and try nothing; it is kept until all is forgotten."""
+    chosen = policy(rank=0)
+    assert chosen.learner(wanted()) is None
+    chosen.learn(inf)
+    learner = chosen.learner(wanted())
+    assert learner is not None and chosen.learner(wanted()) is learner and chosen.learner(wanted(size=79)) is learner
+    others = [wanted(size=80), wanted(in_place=True), wanted(memory="cuda"), wanted(ALLGATHER)]
+    assert len({id(chosen.learner(other)) for other in others} | {id(learner)}) == 5
+    assert chosen.learner(wanted(size=0)) is None
+    best = "bruck"
     for held in (False, True):
-        assert chosen.select(wanted(held=held), "auto", {}) == trial.winner
-    assert chosen.trial(wanted()) is None
-    chosen.native_sizes.add((ALLTOALL, 8))
+        assert chosen.select(wanted(held=held), "auto", {}) == NATIVE_VARIANT  # as without
+    serve(learner, {best: 1.0}, 500)
+    assert learner.finding is not None and learner.finding.variant.algorithm == best
+    for held in (False, True):
+        assert chosen.select(wanted(held=held), "auto", {}) == learner.finding.variant
+    chosen.by_bytes[ALLTOALL, 8] = learner
     chosen.forget()
-    assert chosen.trial(wanted()) is not trial and not chosen.native_sizes
+    assert chosen.learner(wanted()) is not learner and not chosen.by_bytes
     assert chosen.select(wanted(), "auto", {}) == NATIVE_VARIANT
 
 
-def test_candidates_of_a_trial() -> None:
-    """native and the few that the model likes best, with all parameters."""
-    chosen = policy()
-    chosen.online = True
-    trial = chosen.trial(wanted())
-    assert trial is not None
-    seen = []
-    for _ in range(ONLINE + 1):
-        seen.append(trial.current)
-        trial.note(1.0)
-    assert seen[0] == NATIVE_VARIANT and len({each.key for each in seen}) == ONLINE + 1
-    assert all(each == full(ALLTOALL, each.algorithm, **each.params) for each in seen[1:])
+def test_classes_of_sizes() -> None:
+    """A fifth apart at most, the powers of two and what lies a quarter, half and three quarters between begin them."""
+    assert [size_class(size) for size in (0, 1, 2, 3, 5, 7, 8, 9, 10, 64, 79, 80, 95, 127)] == [
+        0, 1, 2, 3, 5, 7, 8, 8, 10, 64, 64, 80, 80, 112,
+    ]  # fmt: skip
+    assert all(
+        size_class(size_class(size)) == size_class(size) <= size < 1.25 * size_class(size) for size in range(1, 5000)
+    )
+
+
+def test_candidates() -> None:
+    """native and the few that the model likes best, of each algorithm not all, with all parameters; rank 0's word
+    counts."""
+    for share, most in ((inf, MANY), (0.05, FEW)):
+        chosen = policy()
+        chosen.learn(share)
+        native, *others = chosen._offered(wanted(), None)
+        assert native == NATIVE_VARIANT and len({each.key for each in others}) == len(others)
+        assert not others  # this is rank 3, alone
+        first = policy(rank=0)
+        first.learn(share)
+        native, *others = first._offered(wanted(), None)
+        assert 2 < len(others) <= most
+        assert all(each == full(ALLTOALL, each.algorithm, **each.params) for each in others)
+        assert max(Counter(each.algorithm for each in others).values()) <= OF_A_KIND
+
+
+def test_what_decides_where_nothing_is_learned() -> None:
+    """A table, or the model as asked for; unless all calls are to try (with a table)."""
+    table = Table((entry("alltoall", (1, Variant("pairwise"))),))
+    for given in (table, Table(by_model=True)):
+        chosen = policy(table=given)
+        chosen.learn()
+        assert chosen.learner(wanted()) is None
+        assert chosen.learner(wanted(ALLTOALLV, 0)) is not None
+    chosen = policy(table=table)
+    chosen.learn(inf)
+    assert chosen.learner(wanted()) is not None
+    assert policy(layout="1x1").learner(wanted()) is None
+
+
+def test_what_an_earlier_job_has_found() -> None:
+    """It serves from the first call on, plans too; and is lost where nothing is to be learned."""
+    chosen, found = policy(), full(ALLTOALL, "bruck")
+    chosen.known[wanted().key] = Finding(found, 1.0, 2.0, 300, "2026-11-22")
+    assert chosen.select(wanted(), "auto", {}) == NATIVE_VARIANT
+    chosen.learn()
+    for held in (False, True):
+        assert chosen.select(wanted(held=held), "auto", {}) == found
+    learner = chosen.learner(wanted())
+    assert learner is not None and learner.begin() == found and learner.is_fixed
+    assert chosen.select(wanted(size=8), "auto", {}) == NATIVE_VARIANT
 
 
 # Sizes that no rank knows
 
 
 def test_sizes_that_no_rank_knows() -> None:
-    """Calls by a policy of their own, one for each collective; plans are native, if nobody asks for good."""
+    """One learner for each collective; plans are native, if nobody asks for good."""
     chosen = policy(table=Table((entry("alltoallv", (1, Variant("pairwise"))),)))
-    uneven = chosen.uneven(ALLTOALLV)
-    assert uneven is chosen.uneven(ALLTOALLV) and isinstance(uneven, UnevenPolicy)
+    chosen.learn(inf)
+    uneven = chosen.learner(wanted(ALLTOALLV, 0))
+    assert uneven is not None and uneven is chosen.learner(wanted(ALLTOALLV, 0, in_place=False))
     assert chosen.select(wanted(ALLTOALLV, 0), "auto", {}) == NATIVE_VARIANT
     spread = Spread(8, 0, 8000, 1000)
-    uneven.begin(lambda: spread)
-    assert uneven.is_trying and uneven.current == NATIVE_VARIANT
-    uneven.note(1.0)
-    assert chosen.select(wanted(ALLTOALLV, 0), "auto", {}) == uneven.current != NATIVE_VARIANT
+    seen = set()
+    while uneven.finding is None:
+        variant = uneven.begin(lambda: spread)
+        seen.add(variant.algorithm)
+        uneven.note(1.0 if variant.is_native else 0.5)
+    assert seen == {NATIVE, "pairwise"} == {NATIVE, uneven.finding.variant.algorithm}
+    assert chosen.select(wanted(ALLTOALLV, 0), "auto", {}) == uneven.finding.variant
     assert chosen.select(wanted(ALLTOALLV, 0, held=True), "auto", {}) == NATIVE_VARIANT
     assert chosen.uneven_for_good(ALLTOALLV, Spread(64, 0, 64000, 1000)).algorithm == "pairwise"
     assert chosen.uneven_for_good(ALLTOALLV, Spread(64, 0, 64000, 9000)) == NATIVE_VARIANT
-    chosen.forget()
-    assert chosen.uneven(ALLTOALLV) is not uneven
 
 
 def test_few_blocks_are_native() -> None:
     """Where most are empty, or arguments are not for hiercoll, nothing is tried; calls are counted."""
     for spread in (Spread(), Spread(4, 4, 32, 8), Spread(8, 8, 64, 8, unfit=1)):
-        uneven = policy().uneven(ALLTOALLV)
-        assert uneven.begin(lambda spread=spread: spread) == NATIVE_VARIANT and uneven.is_native
-        for _ in range(FIRST_PERIOD - 1):
-            assert uneven.is_fixed
-            uneven.count()
-        assert not uneven.is_fixed
+        chosen = policy()
+        chosen.learn()
+        uneven = chosen.learner(wanted(ALLTOALLV, 0))
+        assert uneven is not None
+        for _ in range(1000):
+            assert uneven.begin(lambda spread=spread: spread) == NATIVE_VARIANT and uneven.is_fixed
+            uneven.count(1e-3)
+        assert uneven.tally[0] > FIRST

@@ -26,7 +26,6 @@ from hiercoll.tuning.search import (
     disturbed,
     variants,
 )
-from hiercoll.tuning.trials import FOR_GOOD, PAIRS, TURNS, Trial, UnevenPolicy, explore
 
 Cost = Callable[[int, Variant, str], float]
 LEAST = 1e-9
@@ -360,101 +359,6 @@ def test_choices_start_halfway() -> None:
     results = [result(size, winner) for size, winner in ((8, a), (64, a), (256, b), (1024, a))]
     assert [(choice.start, choice.variant) for choice in choices(results)] == [(1, a), (128, b), (512, a)]
     assert choices(results, held=True) == (Choice(1, b),)
-
-
-def run_trial(candidates: list[Variant], cost: Callable[[Variant], float]) -> tuple[Variant, list[Variant]]:
-    """The winner, and what was tried call by call."""
-    trial = Trial(candidates, list)
-    tried = []
-    while trial.winner is None:
-        tried.append(trial.current)
-        trial.note(cost(trial.current))
-        assert len(tried) < 10_000
-    assert trial.current == trial.winner
-    return trial.winner, tried
-
-
-RADICES = [Variant(NATIVE), Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 4})]
-
-
-def test_online_takes_the_fastest() -> None:
-    """In turns with native: a call of each first, then some of each that select, then pairs that decide."""
-    winner, tried = run_trial(RADICES, lambda variant: 1.0 + int(variant.params.get("radix", 9)))
-    assert winner == RADICES[1]
-    assert len(tried) == 3 + 3 * TURNS + 2 * PAIRS
-    assert tried[:3] == RADICES and all(tried[3 * turn : 3 * turn + 3].count(RADICES[0]) == 1 for turn in range(4))
-    pairs = tried[-2 * PAIRS :]
-    assert all({a.algorithm, b.algorithm} == {NATIVE, "bruck"} for a, b in zip(pairs[::2], pairs[1::2], strict=True))
-    assert {pairs[0].algorithm, pairs[2].algorithm} == {NATIVE, "bruck"}  # neither is always the first
-
-
-def test_online_keeps_native_where_nothing_is_faster() -> None:
-    winner, tried = run_trial(RADICES, lambda variant: 1.0 + (variant.algorithm != NATIVE))
-    assert winner == RADICES[0] and len(tried) == 3 + 3 * TURNS
-    assert run_trial([Variant(NATIVE)], lambda variant: 1.0)[0] == Variant(NATIVE)
-
-
-@pytest.mark.parametrize("count", [1, 2, 6])
-def test_online_equals_replace_native_seldom(count: int) -> None:
-    """In at most 5 % of trials; what is twice as fast always does."""
-    generator, runs = random.Random(count), 400
-    candidates = [Variant(NATIVE), *(Variant("bruck", {"radix": 2 + number}) for number in range(count))]
-    equal = sum(run_trial(candidates, lambda _: exp(generator.gauss(0, 0.2)))[0] != candidates[0] for _ in range(runs))
-    assert equal / runs <= 0.05
-
-    def twice(variant: Variant) -> float:
-        return exp(generator.gauss(0, 0.1)) * (0.5 if variant.params.get("radix") == 2 else 1)
-
-    assert all(run_trial(candidates, twice)[0] == candidates[1] for _ in range(40))
-
-
-@pytest.mark.parametrize("best", [1, 2, 3, 5, 8, 13, 32])
-def test_online_segments_up_by_factors_down_by_steps(best: int) -> None:
-    """Blink's way ends at, or next to, the best number of segments."""
-
-    def cost(variant: Variant) -> float:
-        return 100.0 if variant.algorithm == NATIVE else 1.0 + abs(int(variant.params["segments"]) - best)
-
-    winner, tried = run_trial([Variant(NATIVE), Variant("ring", {"segments": 1})], cost)
-    assert abs(int(winner.params["segments"]) - best) <= max(1, best // 2)
-    assert len(tried) <= 20 * 13 + 2 * PAIRS
-
-
-def test_online_explorer_needs_no_segments() -> None:
-    explorer = explore([Variant(NATIVE)])
-    assert next(explorer) == [Variant(NATIVE)]
-    assert explorer.send([1.0]) == [Variant(NATIVE)] * TURNS
-    with pytest.raises(StopIteration) as stop:
-        explorer.send([1.0] * TURNS)
-    assert stop.value.value == Variant(NATIVE)
-
-
-@pytest.mark.parametrize("faster", [True, False])
-def test_uneven_policy(faster: bool) -> None:
-    """Tries both where small blocks abound, keeps what is faster, and asks more and more seldom; in the
-    end no more, if that is native. Every call is counted once."""
-    other, many, few = Variant("aggregate", {}), Spread(16, 16, 160, 10), Spread(3, 3, 30, 10)
-
-    def candidates(spread: Spread) -> list[Variant]:
-        return [Variant(NATIVE), other] if spread == many else [Variant(NATIVE)]
-
-    policy = UnevenPolicy(candidates, list, lambda numbers: numbers)
-    periods = []
-    for _ in range(4):
-        assert not policy.is_fixed
-        tried = 0
-        while policy.begin(lambda: many) and policy.is_trying:
-            policy.note(1.0 if (policy.current is other) == faster else 2.0)
-            tried += 1
-        assert tried == 2 + 2 * PAIRS  # and one call more, which has been counted
-        assert (policy.current == other) == faster and policy.is_native == (not faster)
-        periods.append(policy.left[0] + 1)
-        for _ in range(min(policy.left[0], 1000)):
-            policy.count()
-    assert periods == [32, 64, 128, 256 if faster else FOR_GOOD] and policy.is_surely_native == (not faster)
-    policy = UnevenPolicy(candidates, list, lambda numbers: numbers)
-    assert policy.begin(lambda: few) == NATIVE_VARIANT  # the library's own, without a trial
-    assert policy.is_native and not policy.is_trying
 
 
 FOUR = parse_layout("2x2")

@@ -1,0 +1,379 @@
+"""What "auto" learns from a program's own calls: what serves them best, found out at a bounded cost.
+
+The calls of one kind (a collective, a class of sizes, a memory) begin as the MPI library's own, and are counted. After
+so many of them, at a number that is equal on all ranks, ranks agree on how long they took. As soon as a share of all
+that time pays for it, calls of the program try candidates: native and the candidates take turns, and the fastest is
+selected. That one and native then serve calls in pairs, and it replaces native if these, which did not select it, show
+it faster beyond chance. A winner that cuts blocks into segments has their number tuned as Blink does (Wang et al. 2020,
+section 4.2). From then on ranks look at their times every so many calls; where these have changed, and a few calls that
+begin together show it too, it all begins anew.
+
+Times are the collective's, not the program's: calls that are tried begin together, and of all other times the least of
+all ranks counts, that of the rank that waited the least.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple, TypeAlias
+
+from hiercoll.statistics import chance
+from hiercoll.tables import NATIVE_VARIANT, Variant
+from hiercoll.tuner import Spread
+
+FIRST = 16  # calls before ranks look at their times
+LONGEST = 240  # calls between two looks
+LONG_WAIT = 64  # calls from which on ranks look at their times while there is too little time to spend
+LONGEST_WAIT = 4096  # calls between two looks, while there is too little time to spend
+SHARE = 0.05  # of the time of calls, that finding out may cost
+FEW = 4  # candidates besides native; where that may cost what it does: MANY
+MANY = 6
+TURNS = 3  # calls of each candidate that select one, after a first that makes its plan
+HOPELESS = 1.5  # times the fastest from which on a candidate has one turn only
+PAIRS, MOST_PAIRS = 6, 13  # of calls that decide between two
+SURE, LIKELY = 0.02, 0.04  # how probable equals may look so different, after the first pairs and after all
+STEP_PAIRS = 6  # the same between two numbers of segments
+MOST_SEGMENTS = 64
+CHANGED = 1.3  # times longer or shorter from which on conditions have changed
+SLOWER = 1.05  # times native's time from which on what an earlier job has found is not believed
+LOOKS = 3  # calls that are timed to find out whether they have
+PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
+
+
+class Serve(NamedTuple):
+    """What is chosen serves so many calls; if ``look``, their seconds are wanted: of one call, of the rank that waited
+    the least."""
+
+    calls: int
+    look: bool = True
+
+
+class Try(NamedTuple):
+    """These serve the next calls; the seconds of each are wanted, those of the slowest rank."""
+
+    order: Sequence[Variant]
+
+
+Course: TypeAlias = "Generator[Serve | Try, list[float], None]"
+Own: TypeAlias = "Callable[[], Spread] | None"
+Answer: TypeAlias = "Generator[Serve | Try, list[float], bool]"
+
+
+@dataclass
+class Budget:
+    """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
+    besides; calls that it made shorter are credited. ``meeting``: that it takes ranks to meet; ``plan``: that a plan
+    takes to make. Equal on all ranks."""
+
+    share: float = SHARE
+    calls: float = 0.0
+    cost: float = 0.0
+    meeting: float = 0.0
+    plan: float = PLAN_SECONDS
+
+    def lacks(self, seconds: float) -> float:
+        """Seconds of calls that are missing before so much may be spent."""
+        return max(0.0, (self.cost + seconds) / self.share - self.calls)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known to serve calls best: the seconds of a call, and of one by native, from so many ``calls``, on a day
+    (ISO 8601; "" for today)."""
+
+    variant: Variant
+    seconds: float
+    native: float
+    calls: int
+    date: str = ""
+
+
+@dataclass
+class Learner:
+    """What serves calls of one kind on a communicator.
+
+    ``candidates`` tells what may serve them, the first of them native, if need be by the blocks that this rank sends
+    now; ``agree`` gives the largest of all ranks' values,
+    each of several. Both are collective: all ranks make the same calls in the same order, and ask `begin` before, and
+    tell `note` after each. But for those that `is_fixed` allows: `count` is enough, or the compiled engine's count.
+    ``known`` is what an earlier job has found; ``rarely``: ranks that need not wait for each other do so ever more
+    rarely; ``asking``: seconds that asking for candidates takes, about.
+    """
+
+    candidates: Callable[[Own], Sequence[Variant]]
+    agree: Callable[[Sequence[float]], list[float]]
+    budget: Budget
+    settled: Callable[[Finding], None] = lambda finding: None
+    known: Finding | None = None
+    rarely: bool = False
+    asking: Callable[[], float] = lambda: 0.0
+    current: Variant = NATIVE_VARIANT
+    finding: Finding | None = None
+    # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took.
+    tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))
+
+    def __post_init__(self) -> None:
+        self._own: Own = None
+        self._aside = 0.0  # seconds besides calls that have not been agreed on
+        self._calls = 0  # that have been served
+        self._step: Serve | Try = Serve(0, look=False)
+        self._times: list[float] = []
+        self._meetings: list[float] = []
+        self._typical = inf  # seconds of a call without a question
+        self._offered: Sequence[Variant] = (NATIVE_VARIANT,)  # the candidates that were last asked for
+        self._course = self._learn()
+        if self.known is not None:
+            self.finding, self.current = self.known, self.known.variant
+
+    # ---- what calls ask
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ``current`` serves the next call without a question."""
+        return bool(self.tally[0] > 0)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether the call that `begin` was asked for is to begin together on all ranks."""
+        return isinstance(self._step, Try)
+
+    def count(self, seconds: float = 0.0) -> None:
+        """A call for which `is_fixed` holds has taken so long."""
+        self.tally[0] -= 1
+        self.tally[1] += int(seconds * 1e9)
+
+    def begin(self, own: Own = None) -> Variant:
+        """What serves the next call; ``own`` tells the blocks that this rank sends, where nobody else knows. Collective
+        where it is time for an agreement."""
+        self._own = own
+        while isinstance(self._step, Serve) and not self.is_fixed:
+            self._look(self._step)
+        return self.current
+
+    def note(self, seconds: float, waited: float = 0.0) -> None:
+        """The call that `begin` was asked for has taken so long, and ranks so long to meet before; infinitely long if
+        native had to serve it instead. Collective."""
+        if isinstance(self._step, Serve) and seconds < inf:
+            self.count(seconds)
+            return
+        if isinstance(self._step, Serve):
+            self.count()
+            self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._calls), NATIVE_VARIANT
+            return
+        self._times.append(seconds)
+        self._meetings.append(waited)
+        if len(self._times) == len(self._step.order):
+            self._learn_from(self._step)
+        else:
+            self.current = self._step.order[len(self._times)]
+
+    # ---- steps
+
+    def _take(self, step: Serve | Try) -> None:
+        self._step = step
+        if isinstance(step, Serve):
+            self.current = NATIVE_VARIANT if self.finding is None else self.finding.variant
+            self.tally = array("q", [step.calls, 0])  # a new one: who counts on the old one is done
+        else:
+            self.current = step.order[0]
+            self.tally = array("q", [0, 0])
+            self._times, self._meetings = [], []
+
+    def _look(self, step: Serve) -> None:
+        """Agree on how long calls took; at first, begin."""
+        if not step.calls:
+            self._take(next(self._course))
+            return
+        self._calls += step.calls
+        if step.look:
+            least, aside = self.agree([-self.tally[1] * 1e-9, self._aside])
+            self._typical = -least / step.calls
+            self._spend(self.budget.meeting + aside)
+        self.budget.calls += step.calls * self._typical
+        self._take(self._course.send([self._typical]))
+
+    def _learn_from(self, step: Try) -> None:
+        """Agree on how long calls took that were tried."""
+        *agreed, aside = self.agree([*self._times, *(-waited for waited in self._meetings), self._aside])
+        times, waits = agreed[: len(self._times)], [max(0.0, -least) for least in agreed[len(self._times) :]]
+        self._calls += len(times)
+        self.budget.meeting = median(waits)
+        dearer = sum(time - self._typical for time in times if time < inf) if self._typical < inf else 0.0
+        self._spend(dearer + sum(waits) + self.budget.meeting + aside)
+        self.budget.calls += len(times) * self._typical if self._typical < inf else sum(times)
+        self._take(self._course.send(times))
+
+    def _spend(self, seconds: float) -> None:
+        self.budget.cost += seconds
+        self._aside = 0.0
+
+    # ---- the course of things
+
+    def _learn(self) -> Course:
+        if self.known is not None:
+            yield Serve(4 * FIRST)
+            if not (yield from self._still_best()):
+                self.finding = None
+        elif self.budget.share < inf:
+            yield Serve(FIRST)
+        if self.finding is None:
+            yield from self._choose()
+        while True:
+            yield from self._until_changed()
+            yield from self._choose()
+
+    def _still_best(self) -> Answer:
+        """Whether what an earlier job has found is not slower than native here, and now."""
+        assert self.finding is not None
+        found = self.finding
+        self._offered = yield from self._ask()
+        if found.variant.is_native:
+            return True
+        yield from self._warm([found.variant])
+        pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS)
+        return bool(_ratio(pairs) >= 1.0 / SLOWER)
+
+    def _choose(self) -> Course:
+        """Find what is fastest."""
+        candidates = self._offered = yield from self._ask()
+        native = candidates[0]
+        times: dict[tuple[object, ...], list[float]] = {each.key: [] for each in candidates}
+        if len(candidates) > 1:
+            yield from self._warm(candidates[1:])
+            yield from self._turn(candidates, times)
+            limit = HOPELESS * min(each[0] for each in times.values())
+            alive = [each for each in candidates if each == native or times[each.key][0] <= limit]
+            for turn in range(1, TURNS) if len(alive) > 1 else ():
+                yield from self._turn([*alive[turn % len(alive) :], *alive[: turn % len(alive)]], times)
+            best = min(alive, key=lambda each: median(times[each.key]))
+            if best != native and (yield from self._is_faster(best, native, MOST_PAIRS, median(times[best.key]))):
+                yield from self._segments(best)
+                return
+        self._settle(native, median(times[native.key]) if times[native.key] else self._typical)
+
+    def _until_changed(self) -> Course:
+        """What has been found serves calls as long as conditions are those in which it was."""
+        assert self.finding is not None
+        before, calls = 0.0, FIRST
+        while True:
+            calls = 2 * calls if self.rarely else min(2 * calls, LONGEST)
+            (seconds,) = yield Serve(calls)
+            if _keys(self.candidates(self._own)) != _keys(self._offered):
+                return
+            if before and not _alike(seconds, before):
+                yield from self._afford(LOOKS * self.budget.meeting)
+                times = yield Try([self.current] * LOOKS)
+                if not _alike(median(times), self.finding.seconds):
+                    return
+            before = seconds
+
+    def _settle(self, variant: Variant, native: float, seconds: float | None = None) -> None:
+        self.finding = Finding(variant, native if seconds is None else seconds, native, self._calls)
+        self.settled(self.finding)
+
+    # ---- trials
+
+    def _ask(self) -> Generator[Serve | Try, list[float], Sequence[Variant]]:
+        """The candidates."""
+        yield from self._afford(self.asking())
+        begin = perf_counter()
+        offered = self.candidates(self._own)
+        self._aside = perf_counter() - begin
+        return offered
+
+    def _afford(self, seconds: float) -> Course:
+        """Wait until there are so many seconds to spend."""
+        while (lacking := self.budget.lacks(seconds)) > 0.0:
+            most = max(FIRST, self._calls) if self.rarely else min(max(FIRST, self._calls), LONGEST_WAIT)
+            calls = ceil(min(lacking / self._typical, most)) if self._typical else most
+            yield Serve(calls, look=calls > LONG_WAIT)
+
+    def _extra(self, calls: int, expected: Iterable[float] = ()) -> float:
+        """Seconds that so many calls which begin together cost about; ``expected``: seconds of some of them."""
+        meeting = self.budget.meeting or min(self._typical, PLAN_SECONDS)
+        dearer = sum(seconds - self._typical for seconds in expected if seconds < inf > self._typical)
+        return (calls + 1) * meeting + dearer
+
+    def _warm(self, variants: Iterable[Variant]) -> Course:
+        """A call of each, which makes its plan; its time says nothing."""
+        for each in variants:
+            yield from self._afford(self.budget.plan + self._extra(1))
+            (seconds,) = yield Try([each])
+            if seconds < inf:
+                self.budget.plan = max(self.budget.plan, seconds - self._typical)
+
+    def _turn(self, variants: Sequence[Variant], times: dict[tuple[object, ...], list[float]]) -> Course:
+        """A call of each."""
+        expected = [min(times[each.key], default=self._typical) for each in variants]
+        yield from self._afford(self._extra(len(variants), expected))
+        for each, seconds in zip(variants, (yield Try(variants)), strict=True):
+            times[each.key].append(seconds)
+
+    def _pairs(
+        self, new: Variant, old: Variant, pairs: int, expected: float = inf
+    ) -> Generator[Serve | Try, list[float], list[tuple[float, float]]]:
+        """Seconds of both in calls in pairs, each the first in every other pair; ``expected``: those of ``new``."""
+        yield from self._afford(self._extra(2 * pairs, [expected] * pairs))
+        times = yield Try([each for pair in range(pairs) for each in ((old, new) if pair % 2 else (new, old))])
+        both = zip(times[::2], times[1::2], strict=True)
+        return [(b, a) if pair % 2 else (a, b) for pair, (a, b) in enumerate(both)]
+
+    def _is_faster(self, new: Variant, old: Variant, most: int, expected: float = inf) -> Answer:
+        """Whether calls in pairs show ``new`` faster; if so, it is what is found, so far."""
+        pairs = yield from self._pairs(new, old, PAIRS, expected)
+        if most > PAIRS and chance(_ratios(pairs)) > SURE and _ratio(pairs) > 1.0:
+            pairs += yield from self._pairs(new, old, most - PAIRS, expected)
+        if any(seconds == inf for pair in pairs for seconds in pair):
+            return False
+        is_faster = _ratio(pairs) > 1.0 and chance(_ratios(pairs)) <= (SURE if len(pairs) == PAIRS else LIKELY)
+        if is_faster:
+            seconds, other = (median(each) for each in zip(*pairs, strict=True))
+            native = other if old.is_native or self.finding is None else self.finding.native
+            self.finding = Finding(new, seconds, native, self._calls)
+        return is_faster
+
+    def _segments(self, best: Variant) -> Course:
+        """The best number of segments of what has been found, if it has any: increased by factors while that helps,
+        then decreased by steps."""
+        if "segments" in best.params:
+            while 2 * (step := int(best.params["segments"])) <= MOST_SEGMENTS:
+                if not (yield from self._step_to(more := _segmented(best, 2 * step), best)):
+                    break
+                best = more
+            for segments in range(2 * step - 1, step, -max(1, step // 4)):
+                if not (yield from self._step_to(fewer := _segmented(best, segments), best)):
+                    break
+                best = fewer
+        assert self.finding is not None
+        self._settle(best, self.finding.native, self.finding.seconds)
+
+    def _step_to(self, new: Variant, best: Variant) -> Answer:
+        yield from self._warm([new])
+        return (yield from self._is_faster(new, best, STEP_PAIRS))
+
+
+def _keys(variants: Iterable[Variant]) -> set[tuple[object, ...]]:
+    return {each.key for each in variants}
+
+
+def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """By how much the first of each pair is faster, for statistics: nothing can be infinitely fast."""
+    tiny = 1e-12
+    return [max(min(old, 1e9), tiny) / max(min(new, 1e9), tiny) for new, old in pairs]
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return float(median(_ratios(pairs)))
+
+
+def _alike(seconds: float, before: float) -> bool:
+    return before / CHANGED < seconds < before * CHANGED
+
+
+def _segmented(variant: Variant, segments: int) -> Variant:
+    return Variant(variant.algorithm, {**variant.params, "segments": segments}, variant.transport)

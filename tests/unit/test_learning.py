@@ -1,0 +1,270 @@
+"""Learning from a program's own calls: finds what is fastest, within its budget, whatever the program does between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, inf
+
+import pytest
+
+from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
+from hiercoll.tuner import Spread
+from hiercoll.tuning.learning import (
+    CHANGED,
+    FIRST,
+    LONGEST,
+    PAIRS,
+    SHARE,
+    TURNS,
+    Budget,
+    Finding,
+    Learner,
+)
+
+RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 4})]
+BRUCK = RADICES[1]
+Cost = Callable[[Variant, int], float]
+
+
+@dataclass
+class Job:
+    """Ranks that make calls of one kind; a call takes what ``cost`` says of its variant and number."""
+
+    cost: Cost
+    candidates: Sequence[Variant] = tuple(RADICES)
+    ranks: int = 2
+    share: float = SHARE
+    meeting: float = 1e-5
+    plan: float = 1e-4
+    late: Callable[[int, int], float] = lambda rank, call: 0.0  # seconds by which a rank comes late to a call
+    known: Finding | None = None
+    rarely: bool = False
+    tried: list[Variant] = field(default_factory=list)
+    seconds: float = 0.0  # of all calls, trials and agreements included, without what ranks wait for late ones
+    native: float = 0.0  # that they would take by native
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self._words: list[list[float]] = []
+        self._made: set[tuple[object, ...]] = {NATIVE_VARIANT.key}
+        self.findings: list[Finding] = []
+        self.learners = [
+            Learner(
+                lambda own: self.candidates, self._agree, Budget(self.share),
+                self.findings.append if rank == 0 else lambda finding: None, self.known, self.rarely,
+            )
+            for rank in range(self.ranks)
+        ]  # fmt: skip
+
+    def _agree(self, values: Sequence[float]) -> list[float]:
+        """All ranks say the same number of values at the same time; here they are asked one after the other, so the
+        first rank's agreement must see what the others are about to say: they are driven alike."""
+        self.seconds += self.meeting / self.ranks
+        return list(values)
+
+    def run(self, calls: int) -> Job:
+        """Make so many calls."""
+        for _ in range(calls):
+            chosen = [learner.begin() for learner in self.learners]
+            assert len({each.key for each in chosen}) == 1
+            (variant, trying) = chosen[0], self.learners[0].is_trying
+            took = self.cost(variant, self.calls) + (0.0 if variant.key in self._made else self.plan)
+            self._made.add(variant.key)
+            if trying:
+                self.tried.append(variant)
+                self.seconds += self.meeting
+            self.seconds += took
+            self.native += self.cost(NATIVE_VARIANT, self.calls)
+            for learner in self.learners:
+                learner.note(took, self.meeting if trying else 0.0)
+            self.calls += 1
+        return self
+
+    @property
+    def finding(self) -> Finding | None:
+        return self.learners[0].finding
+
+
+def steady(**seconds: float) -> Cost:
+    """By algorithm."""
+    return lambda variant, call: seconds[variant.algorithm]
+
+
+def noisy(cost: Cost, sigma: float, seed: int = 0) -> Cost:
+    generator = random.Random(seed)
+    return lambda variant, call: cost(variant, call) * exp(generator.gauss(0, sigma))
+
+
+def by_radix(variant: Variant, call: int) -> float:
+    return 1e-3 * (1.0 + 0.1 * int(variant.params.get("radix", 9)))
+
+
+def test_takes_the_fastest() -> None:
+    """In turns with native: a call of each first, then some of each that select, then pairs that decide."""
+    job = Job(by_radix, share=inf).run(100)
+    assert job.finding is not None and job.finding.variant == BRUCK == job.learners[0].current
+    assert len(job.tried) == 2 + 3 * TURNS + 2 * PAIRS
+    assert job.tried[:2] == RADICES[1:]
+    assert all(job.tried[2 + 3 * turn : 5 + 3 * turn].count(NATIVE_VARIANT) == 1 for turn in range(TURNS))
+    pairs = job.tried[-2 * PAIRS :]
+    assert all({a.algorithm, b.algorithm} == {NATIVE, "bruck"} for a, b in zip(pairs[::2], pairs[1::2], strict=True))
+    assert {pairs[0].algorithm, pairs[2].algorithm} == {NATIVE, "bruck"}  # neither is always the first
+    assert job.finding.seconds == pytest.approx(1.2e-3) and job.finding.native == pytest.approx(1.9e-3)
+    assert job.findings == [job.finding]
+
+
+def test_keeps_native_where_nothing_is_faster() -> None:
+    """And drops what is hopeless after one turn."""
+    job = Job(lambda variant, call: 1e-3 * (1.0 + (variant.algorithm != NATIVE)), share=inf).run(100)
+    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT and len(job.tried) == 2 + 3
+    alone = Job(steady(native=1e-3), [NATIVE_VARIANT]).run(100)
+    assert alone.finding is not None and alone.finding.variant == NATIVE_VARIANT and not alone.tried
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_equals_replace_native_seldom(count: int) -> None:
+    """In about 5 % of trials; what is twice as fast always does."""
+    candidates = [NATIVE_VARIANT, *(Variant("bruck", {"radix": 2 + number}) for number in range(count))]
+    runs, replaced = 400, 0
+    for seed in range(runs):
+        job = Job(noisy(lambda variant, call: 1e-3, 0.2, seed), candidates, ranks=1, share=inf).run(60)
+        replaced += job.finding is not None and not job.finding.variant.is_native
+    assert replaced / runs <= 0.065
+
+    def twice(variant: Variant, call: int) -> float:
+        return 1e-3 * (0.5 if variant.params.get("radix") == 2 else 1)
+
+    jobs = [Job(noisy(twice, 0.1, seed), candidates, share=inf, ranks=1).run(90) for seed in range(40)]
+    assert all(job.finding is not None and job.finding.variant == candidates[1] for job in jobs)
+
+
+@pytest.mark.parametrize("best", [1, 2, 3, 5, 8, 13, 32])
+def test_segments_up_by_factors_down_by_steps(best: int) -> None:
+    """Blink's way ends at, or next to, the best number of segments."""
+
+    def cost(variant: Variant, call: int) -> float:
+        return 1.0 if variant.algorithm == NATIVE else 0.01 + 0.01 * abs(int(variant.params["segments"]) - best)
+
+    job = Job(cost, [NATIVE_VARIANT, Variant("ring", {"segments": 1})], share=inf).run(400)
+    assert abs(int(job.learners[0].current.params["segments"]) - best) <= max(1, best // 2)
+    assert len(job.findings) == 1 and job.findings[0].native == 1.0
+
+
+@pytest.mark.parametrize("native", [2e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("better", [True, False])
+def test_cost_is_bounded(native: float, better: bool) -> None:
+    """Trials, agreements and plans take at most the share, at any time but for the plan that is being made; and where
+    there is something to be gained, it is found in time."""
+    cost = steady(native=native, bruck=native * (0.6 if better else 1.3))
+    job = Job(cost, meeting=min(native, 3e-4), plan=5 * native)
+    for calls in range(100, 2000, 100):
+        job.run(100)
+        assert job.seconds <= (1 + SHARE) * job.native + job.plan + job.meeting, calls
+    if better and native > 1e-3:
+        assert job.finding is not None and job.finding.variant == BRUCK
+        assert job.findings[0].calls <= 300
+    if not better:
+        assert job.learners[0].begin().is_native or job.learners[0].is_trying
+
+
+def test_conditions_change() -> None:
+    """What was best is no longer: within 500 calls the choice follows. Where the program alone is slower, but not calls
+    that begin together, nothing is tried anew."""
+
+    def cost(variant: Variant, call: int) -> float:
+        return 1e-2 * (1.0 if variant.is_native else 0.5 if call < 800 else 4.0)
+
+    job = Job(cost, [NATIVE_VARIANT, BRUCK]).run(800)
+    assert job.learners[0].current == BRUCK
+    job.run(500)
+    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT and len(job.findings) == 2
+    job = Job(steady(native=1e-2, bruck=5e-3), [NATIVE_VARIANT, BRUCK]).run(800)
+    before = len(job.tried)
+    for learner in job.learners:  # calls that the program makes late, but together
+        learner._typical *= 2
+    job.run(400)
+    assert len(job.tried) == before
+
+
+def test_looks_become_rare() -> None:
+    """Ranks look at their times every so many calls; where they need not wait for each other, ever more seldom."""
+    agreements, served = [0], [0]
+
+    def agree(values: Sequence[float]) -> list[float]:
+        agreements.append(served[0])
+        return list(values)
+
+    for rarely in (False, True):
+        agreements.clear()
+        learner = Learner(lambda own: [NATIVE_VARIANT], agree, Budget(), rarely=rarely)
+        for served[0] in range(20000):
+            learner.begin()
+            learner.note(1e-3)
+        gaps = [b - a for a, b in pairwise(agreements)]
+        assert gaps[:2] == [2 * FIRST, 4 * FIRST]
+        assert max(gaps) == LONGEST if not rarely else all(b == 2 * a for a, b in pairwise(gaps))
+
+
+@pytest.mark.parametrize(("faster", "kept"), [(True, True), (False, False)])
+def test_what_an_earlier_job_has_found(faster: bool, kept: bool) -> None:
+    """It serves from the first call on, and is compared with native after some."""
+    known = Finding(BRUCK, 5e-3, 1e-2, 300, "2026-11-22")
+    job = Job(steady(native=1e-2, bruck=5e-3 if faster else 2e-2), [NATIVE_VARIANT, BRUCK], known=known)
+    assert job.learners[0].begin() == BRUCK and job.finding == known
+    job.run(500)
+    assert (job.learners[0].current == BRUCK) == kept
+    assert job.findings == [] if kept else job.findings[0].variant == NATIVE_VARIANT
+
+
+def test_what_cannot_run_is_not_taken() -> None:
+    """Nor served by again, where an earlier job has found it."""
+
+    def cost(variant: Variant, call: int) -> float:
+        return 1e-3 if variant.is_native else inf
+
+    job = Job(cost, share=inf)
+    job.native = 0.0
+    job.run(100)
+    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
+    known = Job(cost, known=Finding(BRUCK, 1e-3, 2e-3, 9))
+    known.run(3)
+    assert known.learners[0].current == NATIVE_VARIANT
+
+
+def test_candidates_by_the_blocks_of_a_call() -> None:
+    """They are asked for anew at each look; others than before begin a new trial."""
+    spreads, asked = [Spread(3, 3, 30, 10)], []
+
+    def candidates(own: Callable[[], Spread] | None) -> list[Variant]:
+        assert own is not None
+        asked.append(own())
+        return [NATIVE_VARIANT, BRUCK] if own().filled > 9 else [NATIVE_VARIANT]
+
+    learner = Learner(candidates, list, Budget(inf))
+    calls = 0
+    for calls in range(3000):
+        variant = learner.begin(lambda: spreads[0])
+        learner.note(1.0 if variant.is_native else 0.5)
+        if calls == 1000:
+            assert learner.finding is not None and learner.finding.variant.is_native
+            spreads[0] = Spread(16, 16, 160, 10)
+        if learner.current == BRUCK and not learner.is_trying:
+            break
+    assert 1000 < calls < 1000 + LONGEST + 60 and len(set(asked)) == 2
+
+
+def test_changes_are_seen_from_both_sides() -> None:
+    """A little more is noise."""
+    for factor, anew in ((1.1, False), (1.5, True), (0.9, False), (0.5, True)):
+        assert (not 1 / CHANGED < factor < CHANGED) == anew
+
+        def cost(variant: Variant, call: int, factor: float = factor) -> float:
+            return 1e-2 * (factor if call > 1000 else 1.0) * (1.0 if variant.is_native else 0.8)
+
+        job = Job(cost, [NATIVE_VARIANT, BRUCK]).run(1000)
+        before = len(job.findings)
+        job.run(700)
+        assert (len(job.findings) > before) == anew
