@@ -2,11 +2,11 @@
 
 The calls of one kind (a collective, a class of sizes, a memory) begin as the MPI library's own, and are counted. After
 so many of them, at a number that is equal on all ranks, ranks agree on how long they took. As soon as a share of all
-that time pays for it, calls of the program try candidates: native and the candidates take turns, and the fastest is
-selected. That one and native then serve calls in pairs, and it replaces native if these, which did not select it, show
-it faster beyond chance. A winner that cuts blocks into segments has their number tuned as Blink does (Wang et al. 2020,
-section 4.2). From then on ranks look at their times every so many calls; where these have changed, and a few calls that
-begin together show it too, it all begins anew.
+that time pays for it, calls of the program try candidates, one after the other: a candidate and the best so far, at
+first native, serve calls in pairs, and it replaces that one if these show it faster beyond chance. A winner that cuts
+blocks into segments has their number tuned as Blink does (Wang et al. 2020, section 4.2). From then on ranks look at
+their times every so many calls; where these have changed, and a few calls that begin together show it too, it all
+begins anew.
 
 Times are the collective's, not the program's: calls that are tried begin together, and of all other times the least of
 all ranks counts, that of the rank that waited the least.
@@ -33,15 +33,14 @@ LONGEST_WAIT = 4096  # calls between two looks, while there is too little time t
 SHARE = 0.05  # of the time of calls, that finding out may cost
 FEW = 4  # candidates besides native; where that may cost what it does: MANY
 MANY = 6
-TURNS = 3  # calls of each candidate that select one, after a first that makes its plan
-HOPELESS = 1.5  # times the fastest from which on a candidate has one turn only
-PAIRS, MOST_PAIRS = 6, 13  # of calls that decide between two
-SURE, LIKELY = 0.02, 0.04  # how probable equals may look so different, after the first pairs and after all
-STEP_PAIRS = 6  # the same between two numbers of segments
+LOOKS = 2  # pairs of calls that a candidate has at first
+HOPELESS = 1.2  # times the best from which on it has no more
+PAIRS, MORE_PAIRS = 8, 5  # of calls that decide between two; the second if the first do not
+LEVEL = 0.05  # how probable it is at most that chance alone makes any of several equals look faster
 MOST_SEGMENTS = 64
 CHANGED = 1.3  # times longer or shorter from which on conditions have changed
 SLOWER = 1.05  # times native's time from which on what an earlier job has found is not believed
-LOOKS = 3  # calls that are timed to find out whether they have
+PROBES = 3  # calls that are timed to find out whether they have
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 
 
@@ -75,6 +74,7 @@ class Budget:
     cost: float = 0.0
     meeting: float = 0.0
     plan: float = PLAN_SECONDS
+    plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
 
     def lacks(self, seconds: float) -> float:
         """Seconds of calls that are missing before so much may be spent."""
@@ -119,6 +119,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self._own: Own = None
+        self._level = LEVEL
         self._aside = 0.0  # seconds besides calls that have not been agreed on
         self._calls = 0  # that have been served
         self._step: Serve | Try = Serve(0, look=False)
@@ -234,27 +235,28 @@ class Learner:
         self._offered = yield from self._ask()
         if found.variant.is_native:
             return True
-        yield from self._warm([found.variant])
+        yield from self._warm(found.variant)
         pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS)
         return bool(_ratio(pairs) >= 1.0 / SLOWER)
 
     def _choose(self) -> Course:
-        """Find what is fastest."""
-        candidates = self._offered = yield from self._ask()
-        native = candidates[0]
-        times: dict[tuple[object, ...], list[float]] = {each.key: [] for each in candidates}
-        if len(candidates) > 1:
-            yield from self._warm(candidates[1:])
-            yield from self._turn(candidates, times)
-            limit = HOPELESS * min(each[0] for each in times.values())
-            alive = [each for each in candidates if each == native or times[each.key][0] <= limit]
-            for turn in range(1, TURNS) if len(alive) > 1 else ():
-                yield from self._turn([*alive[turn % len(alive) :], *alive[: turn % len(alive)]], times)
-            best = min(alive, key=lambda each: median(times[each.key]))
-            if best != native and (yield from self._is_faster(best, native, MOST_PAIRS, median(times[best.key]))):
-                yield from self._segments(best)
-                return
-        self._settle(native, median(times[native.key]) if times[native.key] else self._typical)
+        """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
+        early one pays for those after it."""
+        self._offered = yield from self._ask()
+        best, *others = self._offered
+        self._level = LEVEL / max(1, len(others))
+        native = self._typical
+        for new in others:
+            yield from self._warm(new)
+            look = yield from self._pairs(new, best, LOOKS)
+            if best.is_native:
+                native = median(seconds for _, seconds in look)
+            if _ratio(look) > 1.0 / HOPELESS and (yield from self._is_faster(new, best, _seconds(look), native)):
+                best = new
+        if best == self._offered[0]:
+            self._settle(best, native)
+        else:
+            yield from self._segments(best)
 
     def _until_changed(self) -> Course:
         """What has been found serves calls as long as conditions are those in which it was."""
@@ -266,8 +268,8 @@ class Learner:
             if _keys(self.candidates(self._own)) != _keys(self._offered):
                 return
             if before and not _alike(seconds, before):
-                yield from self._afford(LOOKS * self.budget.meeting)
-                times = yield Try([self.current] * LOOKS)
+                yield from self._afford(PROBES * self.budget.meeting)
+                times = yield Try([self.current] * PROBES)
                 if not _alike(median(times), self.finding.seconds):
                     return
             before = seconds
@@ -299,20 +301,13 @@ class Learner:
         dearer = sum(seconds - self._typical for seconds in expected if seconds < inf > self._typical)
         return (calls + 1) * meeting + dearer
 
-    def _warm(self, variants: Iterable[Variant]) -> Course:
-        """A call of each, which makes its plan; its time says nothing."""
-        for each in variants:
-            yield from self._afford(self.budget.plan + self._extra(1))
-            (seconds,) = yield Try([each])
-            if seconds < inf:
-                self.budget.plan = max(self.budget.plan, seconds - self._typical)
-
-    def _turn(self, variants: Sequence[Variant], times: dict[tuple[object, ...], list[float]]) -> Course:
-        """A call of each."""
-        expected = [min(times[each.key], default=self._typical) for each in variants]
-        yield from self._afford(self._extra(len(variants), expected))
-        for each, seconds in zip(variants, (yield Try(variants)), strict=True):
-            times[each.key].append(seconds)
+    def _warm(self, variant: Variant) -> Course:
+        """A call, which makes its plan; its time says nothing."""
+        kind = (variant.algorithm, variant.params.get("memory"))
+        yield from self._afford(self.budget.plans.get(kind, self.budget.plan) + self._extra(1))
+        (seconds,) = yield Try([variant])
+        if seconds < inf > self._typical:
+            self.budget.plan = self.budget.plans[kind] = max(seconds - self._typical, 0.0)
 
     def _pairs(
         self, new: Variant, old: Variant, pairs: int, expected: float = inf
@@ -323,19 +318,17 @@ class Learner:
         both = zip(times[::2], times[1::2], strict=True)
         return [(b, a) if pair % 2 else (a, b) for pair, (a, b) in enumerate(both)]
 
-    def _is_faster(self, new: Variant, old: Variant, most: int, expected: float = inf) -> Answer:
-        """Whether calls in pairs show ``new`` faster; if so, it is what is found, so far."""
+    def _is_faster(self, new: Variant, old: Variant, expected: float, native: float) -> Answer:
+        """Whether calls in pairs show ``new`` faster; if so, it is what is found, so far. ``expected``: its seconds;
+        ``native``: native's, if it is not the other."""
         pairs = yield from self._pairs(new, old, PAIRS, expected)
-        if most > PAIRS and chance(_ratios(pairs)) > SURE and _ratio(pairs) > 1.0:
-            pairs += yield from self._pairs(new, old, most - PAIRS, expected)
-        if any(seconds == inf for pair in pairs for seconds in pair):
-            return False
-        is_faster = _ratio(pairs) > 1.0 and chance(_ratios(pairs)) <= (SURE if len(pairs) == PAIRS else LIKELY)
-        if is_faster:
-            seconds, other = (median(each) for each in zip(*pairs, strict=True))
-            native = other if old.is_native or self.finding is None else self.finding.native
-            self.finding = Finding(new, seconds, native, self._calls)
-        return is_faster
+        if chance(_ratios(pairs)) > self._level / 2 and _ratio(pairs) > 1.0:
+            pairs += yield from self._pairs(new, old, MORE_PAIRS, expected)
+        is_faster = _ratio(pairs) > 1.0 and chance(_ratios(pairs)) <= self._level / (2 if len(pairs) == PAIRS else 1)
+        if is_faster and _seconds(pairs) < inf:
+            other = float(median(seconds for _, seconds in pairs))
+            self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._calls)
+        return is_faster and _seconds(pairs) < inf
 
     def _segments(self, best: Variant) -> Course:
         """The best number of segments of what has been found, if it has any: increased by factors while that helps,
@@ -353,8 +346,9 @@ class Learner:
         self._settle(best, self.finding.native, self.finding.seconds)
 
     def _step_to(self, new: Variant, best: Variant) -> Answer:
-        yield from self._warm([new])
-        return (yield from self._is_faster(new, best, STEP_PAIRS))
+        assert self.finding is not None
+        yield from self._warm(new)
+        return (yield from self._is_faster(new, best, self.finding.seconds, self.finding.native))
 
 
 def _keys(variants: Iterable[Variant]) -> set[tuple[object, ...]]:
@@ -369,6 +363,11 @@ def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return float(median(_ratios(pairs)))
+
+
+def _seconds(pairs: Sequence[tuple[float, float]]) -> float:
+    """Of the first of each pair."""
+    return float(median(seconds for seconds, _ in pairs))
 
 
 def _alike(seconds: float, before: float) -> bool:

@@ -16,15 +16,15 @@ from hiercoll.tuning.learning import (
     CHANGED,
     FIRST,
     LONGEST,
+    LOOKS,
     PAIRS,
     SHARE,
-    TURNS,
     Budget,
     Finding,
     Learner,
 )
 
-RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 4})]
+RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
 BRUCK = RADICES[1]
 Cost = Callable[[Variant, int], float]
 
@@ -103,23 +103,31 @@ def by_radix(variant: Variant, call: int) -> float:
 
 
 def test_takes_the_fastest() -> None:
-    """In turns with native: a call of each first, then some of each that select, then pairs that decide."""
+    """One candidate after the other: a call that makes its plan, some pairs, and those that decide."""
     job = Job(by_radix, share=inf).run(100)
     assert job.finding is not None and job.finding.variant == BRUCK == job.learners[0].current
-    assert len(job.tried) == 2 + 3 * TURNS + 2 * PAIRS
-    assert job.tried[:2] == RADICES[1:]
-    assert all(job.tried[2 + 3 * turn : 5 + 3 * turn].count(NATIVE_VARIANT) == 1 for turn in range(TURNS))
-    pairs = job.tried[-2 * PAIRS :]
+    first, second = 1 + 2 * LOOKS + 2 * PAIRS, 1 + 2 * LOOKS  # the second is slower than the first at first sight
+    assert len(job.tried) == first + second
+    assert job.tried[0] == BRUCK and job.tried[first] == RADICES[2]
+    pairs = job.tried[1:first]
     assert all({a.algorithm, b.algorithm} == {NATIVE, "bruck"} for a, b in zip(pairs[::2], pairs[1::2], strict=True))
     assert {pairs[0].algorithm, pairs[2].algorithm} == {NATIVE, "bruck"}  # neither is always the first
     assert job.finding.seconds == pytest.approx(1.2e-3) and job.finding.native == pytest.approx(1.9e-3)
     assert job.findings == [job.finding]
 
 
+def test_a_better_one_replaces_the_first() -> None:
+    """What it gains is against native."""
+    job = Job(by_radix, [NATIVE_VARIANT, RADICES[2], Variant("bruck", {"radix": 0})], share=inf).run(200)
+    assert job.finding is not None and job.finding.variant.params == {"radix": 0}
+    assert job.finding.seconds == pytest.approx(1e-3) and job.finding.native == pytest.approx(1.9e-3)
+
+
 def test_keeps_native_where_nothing_is_faster() -> None:
-    """And drops what is hopeless after one turn."""
+    """What is hopeless has a few calls."""
     job = Job(lambda variant, call: 1e-3 * (1.0 + (variant.algorithm != NATIVE)), share=inf).run(100)
-    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT and len(job.tried) == 2 + 3
+    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
+    assert len(job.tried) == 2 * (1 + 2 * LOOKS)
     alone = Job(steady(native=1e-3), [NATIVE_VARIANT]).run(100)
     assert alone.finding is not None and alone.finding.variant == NATIVE_VARIANT and not alone.tried
 
@@ -130,14 +138,14 @@ def test_equals_replace_native_seldom(count: int) -> None:
     candidates = [NATIVE_VARIANT, *(Variant("bruck", {"radix": 2 + number}) for number in range(count))]
     runs, replaced = 400, 0
     for seed in range(runs):
-        job = Job(noisy(lambda variant, call: 1e-3, 0.2, seed), candidates, ranks=1, share=inf).run(60)
+        job = Job(noisy(lambda variant, call: 1e-3, 0.2, seed), candidates, ranks=1, share=inf).run(200)
         replaced += job.finding is not None and not job.finding.variant.is_native
     assert replaced / runs <= 0.065
 
     def twice(variant: Variant, call: int) -> float:
         return 1e-3 * (0.5 if variant.params.get("radix") == 2 else 1)
 
-    jobs = [Job(noisy(twice, 0.1, seed), candidates, share=inf, ranks=1).run(90) for seed in range(40)]
+    jobs = [Job(noisy(twice, 0.1, seed), candidates, share=inf, ranks=1).run(300) for seed in range(40)]
     assert all(job.finding is not None and job.finding.variant == candidates[1] for job in jobs)
 
 
