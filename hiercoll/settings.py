@@ -42,6 +42,11 @@ def checks_calls() -> bool:
     return _is_set("CHECK")
 
 
+def is_special() -> bool:
+    """Whether calls need more than the MPI library from the first one on, as far as the environment says."""
+    return bool(forced) or any(map(_is_set, ("DISABLE", "CHECK", "TIMEOUT", "TABLE", "NODES")))
+
+
 def learns() -> bool:
     """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not."""
     return _text("LEARN") != "0"

@@ -31,6 +31,7 @@ from hiercoll.calls.serving import (
     repeat,
     run_known,
     serve,
+    serve_first,
     serve_unknown_sizes,
     sizes_are_unknown,
 )
@@ -38,7 +39,7 @@ from hiercoll.collectives import Collective, called
 from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import by_handle, get_session, known_session
+from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
@@ -201,7 +202,7 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
             learner = known.policy.by_bytes.get((collective, recv.nbytes))
             if learner is not None and learner.is_fixed and learner.current.is_native and known.broken is None:
                 _count_native(learner, native, self, *given)
-                remember_native(known, collective, Arguments(send, recv, root), learner)
+                remember_native(known, collective, Arguments(send, recv, root), learner.tally)
                 return NATIVE
             # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
             watched = not known.unwatched
@@ -222,7 +223,7 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
             learner = learner_of_unknown(known, collective, arguments)
             if learner is not None and learner.is_fixed and learner.current.is_native and not is_on_device(recv):
                 _count_native(learner, native, self, *given)
-                remember_native(known, collective, arguments, learner)
+                remember_native(known, collective, arguments, learner.tally)
                 return NATIVE
             if (ran := repeat(known, self, collective, arguments)) is not None:
                 return ran
@@ -244,6 +245,9 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     """Serve a blocking call, or leave it to MPI: where hiercoll does not serve the communicator, where mpi4py, or the
     MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
     on_device = is_on_device(given.recv)
+    if not on_device and comm != MPI.COMM_NULL and (first := first_calls(comm)) is not None:
+        serve_first(first, collective, given, native)
+        return NATIVE
     session = _session(comm, on_device)
     if session is None:
         native()

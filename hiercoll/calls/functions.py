@@ -18,21 +18,25 @@ from hiercoll.calls.serving import (
     begin,
     call_known,
     hold,
+    is_on_device,
     learner_of_unknown,
     new_result,
     remember_native,
     repeat,
     serve,
+    serve_first,
     serve_unknown_sizes,
     sizes_are_unknown,
 )
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferTypeError, ParameterError
-from hiercoll.runtime import compiled, progress
-from hiercoll.runtime.lifetime import by_handle, get_session, get_topology
+from hiercoll.runtime import compiled, native, progress
+from hiercoll.runtime.beginning import Beginning
+from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session, mpi_library
+from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -382,15 +386,52 @@ def configure(
 
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
+    if (first := _first(comm, given)) is not None:
+        return _early_call(first, collective, given)
     session = get_session(comm)
     request = make_request(session, collective, given, strict=True)
     serve(session, request, given)
     return request.result
 
 
+def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
+    """What counts this call, if hiercoll is not set up on the communicator and this is no reason for it."""
+    asks = (
+        not isinstance(given.algorithm, str)
+        or given.algorithm != AUTO
+        or given.transport != AUTO
+        or given.params
+        or given.stream is not None
+    )
+    if asks or given.limit != LIMIT or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        return None
+    if is_on_device(given.recv) or is_on_device(given.send) or not MPI.Is_initialized() or MPI.Is_finalized():
+        return None
+    return first_calls(comm)
+
+
+def _early_call(first: Beginning, collective: Collective, given: Arguments) -> Any:
+    """A call by the MPI library's own, with all checks."""
+    request = make_request(first, collective, given, strict=True)
+    for copy in request.before:
+        copy.start()
+    if given.recv is None:
+        given = given._replace(recv=request.result)
+    serve_first(first, collective, given, partial(native.call, first.user, request, first.rank))
+    for copy in request.after:
+        copy.start()
+    return request.result
+
+
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with blocks of any sizes."""
     session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    if session is None and (first := _first(comm, given)) is not None:
+        if _sound(first, given):
+            serve_first(first, collective, given, partial(_native, first, collective, given))
+        else:
+            _early_call(first, collective, given)
+        return given.recv[0] if isinstance(given.recv, list | tuple) else given.recv
     if session is None or not session.unwatched:
         session = get_session(comm)
     learner = learner_of_unknown(session, collective, given)
@@ -400,12 +441,12 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
         begin = perf_counter()
         _native(session, collective, given)
         learner.count(perf_counter() - begin)
-        remember_native(session, collective, given, learner)
+        remember_native(session, collective, given, learner.tally)
     elif repeat(session, comm, collective, given) is not None:
         pass
     elif learner is not None:
-        native = partial(_checked_native, session, collective, given)
-        serve_unknown_sizes(session, collective, given, learner, native, strict=True)
+        own = partial(_checked_native, session, collective, given)
+        serve_unknown_sizes(session, collective, given, learner, own, strict=True)
     else:
         request = make_request(session, collective, given, strict=True)
         serve(session, request, given)
@@ -425,7 +466,7 @@ def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Bac
     return begin(session, make_request(session, collective, given, Mode.BACKGROUND, strict=True), given)
 
 
-def _native(session: Session, collective: Collective, given: Arguments) -> None:
+def _native(session: Session | Beginning, collective: Collective, given: Arguments) -> None:
     """The MPI library's own, without a look at the arguments. Raises as the function does."""
     try:
         getattr(session.user, collective.native)(given.send, given.recv)
@@ -434,19 +475,19 @@ def _native(session: Session, collective: Collective, given: Arguments) -> None:
         raise BufferTypeError("sendbuf, recvbuf", "what mpi4py takes", str(error), session.rank) from None
 
 
-def _checked_native(session: Session, collective: Collective, given: Arguments) -> None:
+def _checked_native(session: Session | Beginning, collective: Collective, given: Arguments) -> None:
     """`_native`, after a look at the arguments; what else serves a call has its own."""
     if not _sound(session, given):
         _check(session, collective, given)
     _native(session, collective, given)
 
 
-def _check(session: Session, collective: Collective, given: Arguments) -> None:
+def _check(session: Session | Beginning, collective: Collective, given: Arguments) -> None:
     """Raises what is wrong with the arguments, if anything is."""
     make_request(session, collective, given._replace(algorithm=NATIVE), strict=True)
 
 
-def _sound(session: Session, given: Arguments) -> bool:
+def _sound(session: Session | Beginning, given: Arguments) -> bool:
     """Whether both buffers are of the common kind, an array and one count per rank, hold their blocks,
     and this rank receives from itself what it sends: the checks of `make_request`, at less cost."""
     sent, received = _counts(session, given.send), _counts(session, given.recv)
@@ -454,7 +495,7 @@ def _sound(session: Session, given: Arguments) -> bool:
     return bool(sent and received and sent[own] * given.send[0].itemsize == received[own] * given.recv[0].itemsize)
 
 
-def _counts(session: Session, spec: Any) -> list[int] | None:
+def _counts(session: Session | Beginning, spec: Any) -> list[int] | None:
     """The counts of a buffer of the common kind, if it holds them. In Python: of few numbers NumPy takes
     longer for one question."""
     if type(spec) is not list or len(spec) != 2:

@@ -22,6 +22,7 @@ from hiercoll.cuda import is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS
 from hiercoll.errors import ConstraintError
 from hiercoll.runtime import compiled, progress
+from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
@@ -295,20 +296,33 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         session.remember(alias, plan, learner)
 
 
-def remember_native(session: Session, collective: Collective, given: Arguments, learner: Learner) -> None:
-    """Let mpi4py's own method serve such calls by "auto", as long as the learner does not ask again and nobody looks
-    on."""
+def serve_first(first: Beginning, collective: Collective, given: Arguments, native: Callable[[], object]) -> None:
+    """Leave a call to the MPI library, ``native``, on a communicator on which hiercoll is not set up."""
+    if progress.active:
+        progress.before_blocking()
+    begin = perf_counter()
+    native()
+    first.count(perf_counter() - begin)
+    remember_native(first, collective, given, first.tally)
+
+
+def remember_native(session: Session | Beginning, collective: Collective, given: Arguments, tally: array[int]) -> None:
+    """Let mpi4py's own method serve such calls by "auto", as many as are left, as long as nobody looks on."""
     if collective.is_even:
         arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
     if session.unwatched and all(map(_suits_mpi4py, arrays)):
-        _remember_call(session, getattr(type(session.user), collective.native), collective, given, learner.tally)
+        _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
 
 
 def _remember_call(
-    session: Session, target: Any, collective: Collective, given: Arguments, counter: array[int] | None = None
+    session: Session | Beginning,
+    target: Any,
+    collective: Collective,
+    given: Arguments,
+    counter: array[int] | None = None,
 ) -> None:
     """Let the compiled engine find what serves such calls."""
     send = None if collective.one_buffer else given.send

@@ -11,7 +11,7 @@ import atexit
 import sys
 import threading
 from functools import cache
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple, cast
 
 from mpi4py import MPI
@@ -19,6 +19,7 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import compiled, progress
+from hiercoll.runtime.beginning import Beginning, begin
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import SET_UP, Session
 from hiercoll.topology import Topology
@@ -31,6 +32,8 @@ _live: dict[str, Session] = {}  # by a name that is the same on all ranks
 # For speed: sessions by handle. A handle is not used again before `_deleted` has run. Empty
 # where threads must be checked on each call.
 by_handle: dict[int, Session] = {}
+_beginnings: dict[int, Beginning] = {}  # likewise, of communicators that have none yet
+_set_up = 1e-3  # seconds that the last set-up took
 
 
 @cache
@@ -57,11 +60,13 @@ def _main_thread() -> int | None:
     return threading.get_ident() if MPI.Is_thread_main() else threading.main_thread().ident
 
 
-def _deleted(comm: MPI.Comm, keyval: int, session: Session) -> None:
-    """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
+def _deleted(comm: MPI.Comm, keyval: int, session: Session | Beginning) -> None:
+    """The user's communicator is being freed, possibly on one rank in an exception's `finally`; or a session takes the
+    place of its beginning."""
     by_handle.pop(comm.handle, None)
+    _beginnings.pop(comm.handle, None)
     compiled.register(comm.handle, None)
-    if _live.pop(session.name, None):
+    if isinstance(session, Session) and _live.pop(session.name, None) is not None:
         agreed = session.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
         if agreed:
             session.free()
@@ -74,9 +79,10 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
-    for handle in by_handle:
+    for handle in (*by_handle, *_beginnings):
         compiled.register(handle, None)
     by_handle.clear()
+    _beginnings.clear()
     states = [_live.pop(name) for name in sorted(_live)]
     votes = [session.vote(sound) for session in states]
     deadline = monotonic() + PATIENCE
@@ -95,6 +101,27 @@ class Unmade(NamedTuple):
     broken: str = SET_UP
 
 
+def first_calls(comm: MPI.Intracomm) -> Beginning | None:
+    """What counts the calls on a communicator on which hiercoll is not set up; None where a session is to serve.
+    Collective, as a blocking call is."""
+    global _set_up
+    handle = comm.handle
+    if handle in by_handle:
+        return None
+    found = _beginnings.get(handle)
+    if found is None:
+        if _main_thread() is not None or comm.Get_attr(_keyval()) is not None:
+            return None
+        found = begin(comm)
+        if found is None:
+            get_session(comm)
+            return None
+        comm.Set_attr(_keyval(), found)
+        _beginnings[handle] = found
+        compiled.register(handle, found.routes)
+    return found if found.tally[0] > 0 or found.goes_on(_set_up) else None
+
+
 def get_session(comm: MPI.Intracomm) -> Session:
     """The session of ``comm``; collective at the first call for a communicator.
 
@@ -105,22 +132,27 @@ def get_session(comm: MPI.Intracomm) -> Session:
     """
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
+    global _set_up
     session: Any
     try:
         session = comm.Get_attr(_keyval())
     except (AttributeError, MPI.Exception):
         session = None
-    if session is None:
+    if session is None or isinstance(session, Beginning):
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
             raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
+        before, since = session, perf_counter()
         try:
             session = Session(comm, forced_variants(settings.forced))
+            if before is not None:
+                session.policy.pay(before.seconds, before.set_up)
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))
             raise
         comm.Set_attr(_keyval(), session)
+        _set_up = perf_counter() - since
         _live[session.name] = session
         if _main_thread() is None:
             by_handle[comm.handle] = session
@@ -136,7 +168,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
 
 def known_session(comm: MPI.Intracomm) -> Session | None:
     """The session of ``comm`` if a call has made one. Local. Raises as `get_session`."""
-    return None if comm.Get_attr(_keyval()) is None else get_session(comm)
+    return None if isinstance(comm.Get_attr(_keyval()), Beginning | None) else get_session(comm)
 
 
 def _check_thread() -> None:

@@ -47,6 +47,7 @@ from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted
 
 if TYPE_CHECKING:
+    from hiercoll.runtime.beginning import Beginning
     from hiercoll.runtime.session import Session
 
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
@@ -273,7 +274,7 @@ def spelled(collective: Collective, algorithm: Any, params: dict[str, Any]) -> s
 
 
 def make_request(
-    session: Session, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
+    session: Session | Beginning, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
 ) -> Request:
     """The request that a program's arguments make, if they are sound; ``strict`` as for functions, which take no
     buffers that overlap, differ in the type of elements, or hold less than their counts need.
@@ -288,7 +289,9 @@ def make_request(
 # ---- equal blocks
 
 
-def _equal_blocks(session: Session, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
+def _equal_blocks(
+    session: Session | Beginning, collective: Collective, given: Arguments, mode: Mode, strict: bool
+) -> Request:
     rank = session.rank
     root = _root(session, given.root, strict) if collective.root else 0
     is_read, is_written = _use(collective, session.size, rank, root)
@@ -319,7 +322,7 @@ def _use(collective: Collective, size: int, rank: int, root: int) -> tuple[bool,
 
 
 def _equal_data(
-    session: Session, collective: Collective, given: Arguments, strict: bool, is_written: bool
+    session: Session | Beginning, collective: Collective, given: Arguments, strict: bool, is_written: bool
 ) -> tuple[Data | None, Data]:
     """What is sent, None in place, and where it is received."""
     size, sent = session.size, None
@@ -339,7 +342,7 @@ def _equal_data(
     return sent, received
 
 
-def _root(session: Session, root: Any, strict: bool) -> int:
+def _root(session: Session | Beginning, root: Any, strict: bool) -> int:
     """The root as a number; True is none for functions (``strict``), but one for mpi4py. Raises ParameterError."""
     is_number = isinstance(root, int | np.integer) and not (strict and isinstance(root, bool))
     if not is_number or not 0 <= root < session.size:
@@ -347,7 +350,9 @@ def _root(session: Session, root: Any, strict: bool) -> int:
     return int(root)
 
 
-def _equal(session: Session, spec: Any, argument: str, blocks: int, strict: bool, *, writable: bool = True) -> Data:
+def _equal(
+    session: Session | Beginning, spec: Any, argument: str, blocks: int, strict: bool, *, writable: bool = True
+) -> Data:
     """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type."""
     if strict and not isinstance(spec, list | tuple):
         return _array(session, spec, argument, blocks, writable)
@@ -364,7 +369,7 @@ def _equal(session: Session, spec: Any, argument: str, blocks: int, strict: bool
     return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
 
 
-def _array(session: Session, array: Any, argument: str, blocks: int, writable: bool) -> Data:
+def _array(session: Session | Beginning, array: Any, argument: str, blocks: int, writable: bool) -> Data:
     """All of an array, on the host or on a device, in equal blocks."""
     if type(array) is np.ndarray and array.dtype.kind in NUMBERS and array.nbytes:  # the usual ones, at less cost
         flags, dtype, items = array.flags, array.dtype, array.size
@@ -384,14 +389,14 @@ def _array(session: Session, array: Any, argument: str, blocks: int, writable: b
     return Data(address, blocks, nbytes // blocks, dtype, owner, place=place)
 
 
-def _device(session: Session, array: Any, argument: str, writable: bool) -> str:
+def _device(session: Session | Beginning, array: Any, argument: str, writable: bool) -> str:
     """Where an array lies. Raises DeviceError, and BufferTypeError for one of a device that cannot be used."""
     if is_device_array(array):
         device_array(array, argument, session.rank, writable=writable)
     return place_of(session, array)
 
 
-def place_of(session: Session, array: Any) -> str:
+def place_of(session: Session | Beginning, array: Any) -> str:
     """Where an array lies: "host", which goes for empty arrays too, or the name of a device. Raises DeviceError."""
     if not is_device_array(array):
         return "host"
@@ -399,7 +404,7 @@ def place_of(session: Session, array: Any) -> str:
     return session.memories.place(device_at(found.address)) if found.nbytes else "host"
 
 
-def _check_pair(session: Session, sent: Data, received: Data, strict: bool) -> None:
+def _check_pair(session: Session | Beginning, sent: Data, received: Data, strict: bool) -> None:
     """Sizes of a send and a receive buffer and, ``strict``, their places, types and overlap."""
     rank = session.rank
     if sent.block != received.block:
@@ -448,7 +453,7 @@ def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
     return Data(MPI.Get_address(new), blocks, sent.block, sent.type, view)
 
 
-def _transport(session: Session, given: Any, place: str, mode: Mode, uneven: bool = False) -> Transport:
+def _transport(session: Session | Beginning, given: Any, place: str, mode: Mode, uneven: bool = False) -> Transport:
     """How messages of device memory travel. Collective at the first use of "peer" on a communicator. Raises
     ParameterError, or ConstraintError for direct messages that MPI may not be given, and for "peer" where ranks do not
     know where the others' blocks lie (``uneven``), or may not wait for each other."""
@@ -480,7 +485,9 @@ def _transport(session: Session, given: Any, place: str, mode: Mode, uneven: boo
     return Transport(near, parts or segments, packed=not (parts or segments), shared=shared)
 
 
-def _producers(session: Session, given: Arguments, sent: Data | None, received: Data, memory: str) -> Producers:
+def _producers(
+    session: Session | Beginning, given: Arguments, sent: Data | None, received: Data, memory: str
+) -> Producers:
     """What produces the data of a call, on a device. Raises ParameterError."""
     if given.stream is not None:
         try:
@@ -497,7 +504,9 @@ def _producers(session: Session, given: Arguments, sent: Data | None, received: 
 # ---- blocks of any sizes
 
 
-def _uneven_blocks(session: Session, collective: Collective, given: Arguments, mode: Mode, strict: bool) -> Request:
+def _uneven_blocks(
+    session: Session | Beginning, collective: Collective, given: Arguments, mode: Mode, strict: bool
+) -> Request:
     rank, size, limit = session.rank, session.size, given.limit
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), rank)
@@ -535,7 +544,7 @@ def _uneven_blocks(session: Session, collective: Collective, given: Arguments, m
     )  # fmt: skip
 
 
-def _uneven(session: Session, message: Message, blocks: int, argument: str, *, writable: bool) -> Data:
+def _uneven(session: Session | Beginning, message: Message, blocks: int, argument: str, *, writable: bool) -> Data:
     """Blocks of the sizes that a message gives: where they lie, or in a copy where elements are not just bytes in
     order. Raises BufferSizeError if they do not fit the buffer, BufferTypeError for such elements on a device."""
     place = "host"
@@ -568,7 +577,7 @@ def spread_of(sizes: Bytes) -> Spread:
     return Spread(int(np.count_nonzero(sizes)), int(small), int(sizes.sum()), int(sizes.max()))
 
 
-def own_spread(session: Session, collective: Collective, given: Arguments) -> Spread:
+def own_spread(session: Session | Beginning, collective: Collective, given: Arguments) -> Spread:
     """The blocks that this rank sends. Whatever its arguments, every rank takes part in a survey."""
     try:
         request = make_request(session, collective, given._replace(algorithm=NATIVE), strict=False)
@@ -581,7 +590,13 @@ def own_spread(session: Session, collective: Collective, given: Arguments) -> Sp
 
 
 def _read(
-    session: Session, reader: Callable[..., Message], spec: Any, argument: str, blocks: int, *, writable: bool
+    session: Session | Beginning,
+    reader: Callable[..., Message],
+    spec: Any,
+    argument: str,
+    blocks: int,
+    *,
+    writable: bool,
 ) -> Message:
     """The message. Raises BufferTypeError."""
     try:
@@ -592,7 +607,7 @@ def _read(
         raise BufferTypeError(argument, expected, str(error), session.rank) from None
 
 
-def _copied(session: Session, message: Message, blocks: int, block: int | None = None) -> Data:
+def _copied(session: Session | Beginning, message: Message, blocks: int, block: int | None = None) -> Data:
     """Where the blocks of a message are copied to, of whatever elements they consist, one after the other; of
     ``block`` bytes each if given. Raises BufferSizeError."""
     sizes = each_block(message, blocks)[0] * message.element.size

@@ -84,6 +84,11 @@ class Policy:
         self.share = share
         self.forget()
 
+    def pay(self, calls: float, seconds: float) -> None:
+        """Calls have taken so long, and a set-up for them; equal on all ranks."""
+        self._budget.calls += calls
+        self._budget.cost += seconds
+
     def hurry(self) -> None:
         """What learns from now on need not wait until calls have taken so long that they pay for it."""
         self._budget.share = inf
