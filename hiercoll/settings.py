@@ -42,6 +42,11 @@ def checks_calls() -> bool:
     return _is_set("CHECK")
 
 
+def learns() -> bool:
+    """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not."""
+    return _text("LEARN") != "0"
+
+
 def wants_thread() -> bool:
     """``HIERCOLL_PROGRESS=thread``: calls in the background go on in a thread."""
     return _text("PROGRESS") == "thread"
@@ -92,3 +97,15 @@ def own_table() -> Path:
     """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "hiercoll" / "table.json"
+
+
+def learned_folder() -> Path | None:
+    """``HIERCOLL_LEARNED``: where jobs keep what they have learned, ``hiercoll/learned`` in the cache folder where it is
+    not set; None where there is no such folder either, since the user has no home."""
+    if text := _text("LEARNED"):
+        return Path(text)
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return base / "hiercoll" / "learned"
