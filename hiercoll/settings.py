@@ -100,8 +100,8 @@ def own_table() -> Path:
 
 
 def learned_folder() -> Path | None:
-    """``HIERCOLL_LEARNED``: where jobs keep what they have learned, ``hiercoll/learned`` in the cache folder where it is
-    not set; None where there is no such folder either, since the user has no home."""
+    """``HIERCOLL_LEARNED``: where jobs keep what they have learned; where it is not set, ``hiercoll/learned`` in the
+    cache folder, or None for a user who has no home."""
     if text := _text("LEARNED"):
         return Path(text)
     try:
