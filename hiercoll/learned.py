@@ -103,6 +103,12 @@ class Lesson:
         """What it is about."""
         return (self.collective, self.size, self.in_place)
 
+    def record(self) -> dict[str, Any]:
+        """As JSON data."""
+        about: dict[str, Any] = {"collective": self.collective, "size": self.size, "in_place": self.in_place}
+        times = {"seconds": self.seconds, "native": self.native, "calls": self.calls, "date": self.date}
+        return {**about, **self.variant.record(), **times}
+
 
 def setting_of(mpi: str, topology: Topology, memory: str, fabric: str) -> Setting:
     """The setting of a communicator: ``mpi`` as in tables ("MPICH 5.0.2"), ``fabric`` as of rank 0's host.
@@ -334,7 +340,7 @@ class JobFile:
     def keep(self, lesson: Lesson) -> None:
         """Write the lesson, instead of what this job has learned about the same before. Never raises."""
         try:
-            sound = _lesson(Reader("what was learned"), _record(lesson), "lesson")
+            sound = _lesson(Reader("what was learned"), lesson.record(), "lesson")
             if sound is None:
                 raise TableError("what was learned", "lesson", "an algorithm for calls", repr(lesson.variant.key))
             with self._lock:
@@ -378,19 +384,12 @@ def forget(folder: Path | None = None) -> int:
     return count
 
 
-def _record(lesson: Lesson) -> dict[str, Any]:
-    """As JSON data."""
-    about: dict[str, Any] = {"collective": lesson.collective, "size": lesson.size, "in_place": lesson.in_place}
-    times = {"seconds": lesson.seconds, "native": lesson.native, "calls": lesson.calls, "date": lesson.date}
-    return {**about, **lesson.variant.record(), **times}
-
-
 def _dumped(setting: Setting, lessons: Iterable[Lesson]) -> str:
     """A file's text, a lesson on a line; without the oldest where all would be too much for a file."""
     begin = json.dumps({"format": FORMAT, "version": VERSION, "setting": asdict(setting)})[:-1] + ', "lessons": [\n'
     lines, room = [], MOST_BYTES - len(begin) - len("\n]}\n")
     for lesson in sorted(lessons, key=lambda lesson: (lesson.date, lesson.calls), reverse=True):
-        line = json.dumps(_record(lesson), allow_nan=False)
+        line = json.dumps(lesson.record(), allow_nan=False)
         room -= len(line) + len(",\n")
         if room < 0:
             break
