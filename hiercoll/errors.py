@@ -97,6 +97,10 @@ class TableWarning(UserWarning):
     """The tuning table that the environment names cannot be used."""
 
 
+class LearnedWarning(UserWarning):
+    """What earlier jobs have learned cannot be read, or what this one learns cannot be kept; the program goes on."""
+
+
 class NativeWarning(UserWarning):
     """A form of the MPI library's own collective delivers wrong data; it is left out of what is compared."""
 

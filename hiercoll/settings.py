@@ -102,3 +102,15 @@ def own_table() -> Path:
     """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "hiercoll" / "table.json"
+
+
+def learned_folder() -> Path | None:
+    """``HIERCOLL_LEARNED``: where jobs keep what they have learned; where it is not set, ``hiercoll/learned`` in the
+    cache folder, or None for a user who has no home."""
+    if text := _text("LEARNED"):
+        return Path(text)
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return base / "hiercoll" / "learned"

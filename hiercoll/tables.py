@@ -267,10 +267,10 @@ def load(path: str | Path) -> Table:
 def parse(text: str, source: str = "table") -> Table:
     """The table that a JSON text holds. Raises TableError."""
     try:
-        data = json.loads(text, parse_constant=_no_constant)
+        data = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         raise TableError(source, "file", "JSON", str(error)) from None
-    reader = _Reader(source)
+    reader = Reader(source)
     top = reader.mapping(data, "")
     if top.get("format") != FORMAT:
         raise TableError(source, "format", repr(FORMAT), repr(top.get("format")))
@@ -284,14 +284,15 @@ def parse(text: str, source: str = "table") -> Table:
     return Table(tuple(entries), source)
 
 
-def _no_constant(name: str) -> float:
+def no_constant(name: str) -> float:
+    """For `json.loads`: refuses NaN and infinities, which JSON does not have."""
     raise ValueError(f"{name} is not a number")
 
 
 Read: TypeAlias = Callable[[Any], bool]
 
 
-class _Reader:
+class Reader:
     """Takes values out of parsed JSON, with errors that name file and field."""
 
     def __init__(self, source: str) -> None:
@@ -341,7 +342,7 @@ def _seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf and isfinite(value)
 
 
-def _entry(reader: _Reader, value: Any, at: str) -> Entry:
+def _entry(reader: Reader, value: Any, at: str) -> Entry:
     data = reader.mapping(value, at)
     collective = reader.one_of(data, "collective", at, tuned())
     nodes = [(where, size) for where, size in reader.items(data, "nodes", at)]
@@ -372,13 +373,15 @@ def _entry(reader: _Reader, value: Any, at: str) -> Entry:
     )
 
 
-def _link(reader: _Reader, data: dict[str, Any], name: str, at: str) -> Link:
+def _link(reader: Reader, data: dict[str, Any], name: str, at: str) -> Link:
     link = reader.mapping(reader.get(data, name, at, "an object", lambda value: True), f"{at}.{name}")
     return Link(reader.seconds(link, "alpha", f"{at}.{name}"), reader.seconds(link, "beta", f"{at}.{name}"))
 
 
-def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) -> Variant:
-    name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[collective]))
+def read_variant(reader: Reader, data: dict[str, Any], at: str, collective: str) -> Variant:
+    """The variant that parsed JSON names, with all its parameters. Raises TableError."""
+    family = COLLECTIVES[collective].family
+    name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[family]))
     given = reader.mapping(data.get("params", {}), f"{at}.params")
     transport = data.get("transport", AUTO)
     if not COLLECTIVES[collective].is_even and transport != AUTO:
@@ -392,12 +395,12 @@ def _variant(reader: _Reader, data: dict[str, Any], at: str, collective: str) ->
             raise reader.wrong(f"{at}.params", f"none for native, or form: {' or '.join(NATIVE_FORMS)}", given)
         return Variant(NATIVE, given, transport)
     try:
-        return Variant(name, get_algorithm(collective, name).resolve(given), transport)
+        return Variant(name, get_algorithm(family, name).resolve(given), transport)
     except ArgumentError as error:
         raise reader.wrong(f"{at}.params", f"{error.argument}: {error.expected}", given) from None
 
 
-def _choices(reader: _Reader, data: dict[str, Any], name: str, at: str, collective: str) -> tuple[Choice, ...]:
+def _choices(reader: Reader, data: dict[str, Any], name: str, at: str, collective: str) -> tuple[Choice, ...]:
     choices = [_choice(reader, each, where, collective) for where, each in reader.items(data, name, at)]
     starts = [choice.start for choice in choices]
     if not starts or starts != sorted(set(starts)):
@@ -405,12 +408,12 @@ def _choices(reader: _Reader, data: dict[str, Any], name: str, at: str, collecti
     return tuple(choices)
 
 
-def _choice(reader: _Reader, value: Any, at: str, collective: str) -> Choice:
+def _choice(reader: Reader, value: Any, at: str, collective: str) -> Choice:
     data = reader.mapping(value, at)
-    return Choice(reader.whole(data, "from", at, 0), _variant(reader, data, at, collective))
+    return Choice(reader.whole(data, "from", at, 0), read_variant(reader, data, at, collective))
 
 
-def _figure(reader: _Reader, value: Any, at: str, collective: str) -> Figure:
+def _figure(reader: Reader, value: Any, at: str, collective: str) -> Figure:
     data = reader.mapping(value, at)
     median, q1, q3 = (reader.seconds(data, name, at) for name in ("median", "q1", "q3"))
     size, samples = reader.whole(data, "size", at, 1), reader.whole(data, "samples", at, 1)
@@ -418,7 +421,7 @@ def _figure(reader: _Reader, value: Any, at: str, collective: str) -> Figure:
     ranked = data.get("ranked", timing != OLD)
     if not isinstance(ranked, bool):
         raise reader.wrong(f"{at}.ranked", "true or false", ranked)
-    return Figure(size, _variant(reader, data, at, collective), median, q1, q3, samples, timing, ranked)
+    return Figure(size, read_variant(reader, data, at, collective), median, q1, q3, samples, timing, ranked)
 
 
 def dump(table: Table) -> str:

@@ -217,7 +217,7 @@ def uneven_choices(
 _NO_TABLE = Table()
 
 
-def _able(collective: str, topology: Topology, block: int, inplace: bool, variant: Variant) -> bool:
+def is_able(collective: str, topology: Topology, inplace: bool, variant: Variant) -> bool:
     """Whether the variant can run so."""
     if variant.algorithm == NATIVE:
         return True
@@ -227,10 +227,10 @@ def _able(collective: str, topology: Topology, block: int, inplace: bool, varian
 
 def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool) -> Decision:
     """By an entry for this very layout."""
-    figures = [f for f in entry.measured(block) if _able(entry.collective, topology, block, inplace, f.variant)]
+    figures = [f for f in entry.measured(block) if is_able(entry.collective, topology, inplace, f.variant)]
     ranking = tuple(Candidate(figure.variant, figure.median) for figure in figures)
     variant, why = entry.choice(block, held=held), f"{source}: measured for {entry.layout} with {entry.mpi}"
-    if not _able(entry.collective, topology, block, inplace, variant):
+    if not is_able(entry.collective, topology, inplace, variant):
         variant, why = Variant(NATIVE), f"{why}; the choice there cannot work in place"
     return Decision(variant, why, ranking)
 

@@ -28,7 +28,7 @@ import hiercoll
 from hiercoll.cli.common import SizesType
 from hiercoll.collectives import COLLECTIVES
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.session import mpi_library
+from hiercoll.runtime.native import mpi_library
 from hiercoll.tuning.policy import Wanted
 
 WORLD = MPI.COMM_WORLD

@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.runtime.session import mpi_library
+from hiercoll.runtime.native import mpi_library
 from hiercoll.statistics import quartiles
 from hiercoll.tables import COLD, ROW, SINGLE, Choice, Entry, Table, Variant
 from hiercoll.tools.bench import provenance

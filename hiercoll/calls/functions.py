@@ -33,9 +33,10 @@ from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.runtime import compiled, native, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
+from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
-from hiercoll.runtime.session import Session, mpi_library
+from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table
 

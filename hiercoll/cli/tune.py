@@ -28,8 +28,10 @@ from hiercoll.cli.common import (
     wide_console,
     world,
 )
+from hiercoll.cli.learned import append_lines, learned_folder, print_learned, read_learned
 from hiercoll.collectives import tuned
 from hiercoll.errors import ArgumentError, TableError
+from hiercoll.learned import forget, table_of
 from hiercoll.model.cost import Links
 from hiercoll.model.machine import get_machine
 from hiercoll.tables import (
@@ -277,17 +279,56 @@ def _rows(entry: Entry, start: int, end: int | None, variant: Variant, timing: s
 
 @main.group()
 def table() -> None:
-    """Look at tuning tables, check, merge and compare them."""
+    """Look at tuning tables and at what jobs have learned; check, merge and compare tables."""
 
 
 TABLE_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
 @table.command("show")
-@click.argument("file", type=TABLE_FILE)
-def table_show(file: Path) -> None:
-    """What a table chooses, and what was measured."""
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--learned", is_flag=True, help="What jobs have learned; FILE: its folder. Default: the user's own.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --learned: append it here (JSON Lines).",
+)
+def table_show(file: Path | None, learned: bool, json_file: Path | None) -> None:
+    """What a table chooses, and what was measured; or what "auto" has learned in programs' own calls."""
+    if learned:
+        _show_learned(learned_folder(file), json_file)
+        return
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE' (or --learned).")
+    if json_file is not None:
+        raise click.UsageError("--json needs --learned: a table is JSON already.")
     _print_summary(load(file).entries)
+
+
+def _show_learned(folder: Path, json_file: Path | None) -> None:
+    known = read_learned(folder)
+    if not known:
+        click.echo(f"{folder}: nothing learned yet")
+    elif json_file is not None:
+        append_lines(known, json_file)
+    else:
+        print_learned(known)
+
+
+@table.command("forget")
+@click.argument("folder", type=FOLDER, required=False)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def table_forget(folder: Path | None, yes: bool) -> None:
+    """Delete what jobs have learned, in FOLDER or the user's own; "auto" begins anew."""
+    place = learned_folder(folder)
+    if not yes:
+        click.confirm(f"Delete what jobs have learned in {place}?", abort=True)
+    count = forget(place)
+    click.echo(f"{place}: {count} files deleted" if count else f"{place}: nothing learned yet")
 
 
 @table.command("check")
@@ -308,15 +349,31 @@ def table_check(files: tuple[Path, ...]) -> None:
 
 
 @table.command("merge")
-@click.argument("files", type=TABLE_FILE, nargs=-1, required=True)
+@click.argument("files", type=TABLE_FILE, nargs=-1)
+@click.option("--learned", is_flag=True, help="And what jobs have learned, for settings that the tables lack.")
 @click.option("--output", "-o", type=TABLE_FILE, required=True, help="The table to write.")
-def table_merge(files: tuple[Path, ...], output: Path) -> None:
-    """One table with the entries of all; of two for the same setting, the later one."""
+def table_merge(files: tuple[Path, ...], learned: bool, output: Path) -> None:
+    """One table with the entries of all; of two for the same setting, the later one. With --learned, what jobs have
+    learned becomes a table."""
+    if not files and not learned:
+        raise click.UsageError("Missing argument 'FILES...' (or --learned).")
     merged = Table()
     for file in files:
         merged = merged.merged(load(file))
+    if learned:
+        merged = _with_learned(merged)
     output.write_text(dump(merged), encoding="utf-8")
     click.echo(f"{output}: {len(merged.entries)} entries")
+
+
+def _with_learned(table: Table) -> Table:
+    """The table's entries, which were measured size by size, and those learned for other settings."""
+    folder = learned_folder(None)
+    learned = table_of(read_learned(folder))
+    if not learned.entries:
+        raise TableError(folder, "files", "something that jobs have learned", "nothing")
+    present = {entry.setting for entry in table.entries}
+    return Table((*table.entries, *(entry for entry in learned.entries if entry.setting not in present)))
 
 
 @table.command("diff")

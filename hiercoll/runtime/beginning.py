@@ -2,8 +2,8 @@
 
 A set-up (a duplicate, what ranks have in common, the topology) takes far longer than a short call, and many
 communicators do not live long. So as long as "auto" is the MPI library's own anyway, since there is no table and
-nothing is known from earlier jobs, blocking calls are left to it, and counted; ranks set hiercoll up when the share that
-learning may cost of the time of these calls pays for that, or when a call asks for anything else.
+nothing is known from earlier jobs, blocking calls are left to it, and counted. Ranks set hiercoll up when the share
+that learning may cost of the time of these calls pays for that, or when a call asks for anything else.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
+from hiercoll.learned import known_ranks
 from hiercoll.runtime import compiled
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.memories import Memories
+from hiercoll.runtime.native import mpi_library
 from hiercoll.topology import Topology
 from hiercoll.tuning.learning import FIRST, SHARE
 from hiercoll.tuning.policy import Policy
@@ -81,16 +83,16 @@ def begin(comm: MPI.Intracomm) -> Beginning | None:
     return None if is_special else Beginning(comm, FOR_GOOD if is_still else FIRST)
 
 
-_known: tuple[float, bool] = (0.0, False)  # when that was looked up, and what was found
+_known: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())  # when that was looked up, and what there was
 
 
 def _is_anything_known(size: int) -> bool:
-    """Whether this user has a table."""
+    """Whether this user has a table, or earlier jobs have learned something on so many ranks."""
     global _known
     now = monotonic()
     if now > _known[0] + LOOK:
-        _known = (now, settings.own_table().exists())
-    return _known[1]
+        _known = (now, settings.own_table().exists(), known_ranks(mpi_library()))
+    return _known[1] or size in _known[2]
 
 
 def _cannot_fail(*_: object) -> None:

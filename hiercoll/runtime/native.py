@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from mpi4py import MPI
@@ -11,6 +12,13 @@ from hiercoll.errors import ConstraintError
 from hiercoll.runtime.engines import Engine, Native, NativePersistent
 from hiercoll.runtime.messages import native_message
 from hiercoll.runtime.request import Request
+
+
+@cache
+def mpi_library() -> str:
+    """Name and version of the MPI library, as in tables: "MPICH 5.0.2"."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
 
 
 def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received: int, *, held: bool) -> Engine:

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from hiercoll import settings
-from hiercoll.collectives import called
+from hiercoll import learned, settings
+from hiercoll.collectives import COLLECTIVES, called
 from hiercoll.errors import ArgumentError, TableError, TableWarning
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
@@ -33,6 +33,7 @@ from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories, takes_device_memory
+from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import Key as RequestKey
 from hiercoll.runtime.request import Request
@@ -41,10 +42,12 @@ from hiercoll.runtime.watch import BEGAN, UNKNOWN, Entry, Watch
 from hiercoll.runtime.window import Window
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule import Schedule
-from hiercoll.tables import OLD, Table, Variant, environment_table, load
+from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
-from hiercoll.tuning.learning import SHARE, Learner
-from hiercoll.tuning.policy import Policy
+from hiercoll.tuner import is_able
+from hiercoll.tuning.learning import SHARE, Finding, Learner
+from hiercoll.tuning.policy import Key as PolicyKey
+from hiercoll.tuning.policy import Policy, Wanted
 
 Alias: TypeAlias = "tuple[object, ...]"
 
@@ -88,12 +91,6 @@ def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
     return cast(MPI.Intracomm, MPI.Comm.Split(comm, color, comm.rank))
 
 
-def mpi_library() -> str:
-    """Name and version of the MPI library, as in tables: "MPICH 5.0.2"."""
-    vendor, version = MPI.get_vendor()
-    return f"{vendor} {'.'.join(map(str, version))}"
-
-
 def from_root(comm: MPI.Intracomm, read: Callable[[], Table]) -> Table:
     """What rank 0 reads; its TableError on every rank. Collective."""
     found: Table | TableError | None = None
@@ -128,10 +125,10 @@ class Session:
             self.comm.Free()
             raise
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
-        self.disabled, self.stages, self.check, self.threadless, keeps_still = self._settings()
+        self.library = mpi_library()
+        self.disabled, self.stages, self.check, self.threadless, keeps_still, recalls = self._settings()
         self.learns = 0.0 if keeps_still else SHARE  # of the time of calls, that learning may cost
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
-        self.library = mpi_library()
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.watch: Watch | None = None
@@ -161,16 +158,42 @@ class Session:
             self.rank, self.topology, self.library, self.disabled, self.agreement.slowest, sums, forced
         )
         self.policy.learn(self.learns)
+        if self.rank == 0:
+            self.policy.found = self._keep
+        if recalls and self.learns:
+            self.policy.known = self._recall()
         self.use_table(None)
         self.set_timeout(timeout)
 
     def _settings(self) -> list[bool]:
-        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, nothing learned:
-        what is so on one rank is so for all. Collective."""
+        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, nothing learned,
+        and something known from earlier jobs: what is so on one rank is so for all. Collective."""
         stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
-        own = [settings.is_disabled(), stages, settings.checks_calls(), threadless, not settings.learns()]
+        recalls = self.rank == 0 and self.size in learned.known_ranks(self.library)
+        own = [settings.is_disabled(), stages, settings.checks_calls(), threadless, not settings.learns(), recalls]
         mine = np.array(own, np.int64)
         return [bool(value) for value in self._largest(mine)]
+
+    def _recall(self) -> dict[PolicyKey, Finding]:
+        """What earlier jobs have found, as rank 0 reads it, and what can run here. Collective."""
+        settings_of = [learned.setting_of(self.library, self.topology, memory, learned.fabric()) for memory in MEMORIES]
+        found = [learned.read(setting) for setting in settings_of] if self.rank == 0 else None
+        self.meet("what earlier jobs have found")
+        known: dict[PolicyKey, Finding] = {}
+        for memory, lessons in zip(MEMORIES, self.comm.bcast(found), strict=True):
+            for lesson in lessons.values():
+                family = COLLECTIVES[lesson.collective].family
+                if is_able(family, self.topology, lesson.in_place, lesson.variant):
+                    finding = Finding(lesson.variant, lesson.seconds, lesson.native, lesson.calls, lesson.date)
+                    known[lesson.collective, lesson.size, lesson.in_place, memory] = finding
+        return known
+
+    def _keep(self, wanted: Wanted, finding: Finding) -> None:
+        """Let later jobs know what has been found."""
+        name, size, in_place, memory = wanted.key
+        setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
+        times = (finding.seconds, finding.native, finding.calls, learned.now())
+        learned.job_file(setting).keep(learned.Lesson(name, size, in_place, finding.variant, *times))
 
     # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
     # threads on different communicators could wait for each other across ranks.

@@ -28,8 +28,8 @@ from hiercoll.model.cost import Link, Links
 from hiercoll.model.simulate import Event
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.request import Arguments, Mode, make_request, place_of, spread_of
-from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule.transports import AUTO
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant

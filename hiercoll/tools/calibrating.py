@@ -22,7 +22,8 @@ from mpi4py import MPI
 from hiercoll.model.calibration import AT_ONCE, LARGE, ROOTED, Key, Sample, Setting
 from hiercoll.model.machine import LEVELS, Machine, level
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.session import mpi_library, split
+from hiercoll.runtime.native import mpi_library
+from hiercoll.runtime.session import split
 from hiercoll.runtime.window import Window
 from hiercoll.statistics import quartiles
 from hiercoll.tools.places import caches_of, cpus_here, place_of, sizes_of

@@ -27,7 +27,7 @@ from hiercoll.runtime import plan as executor
 from hiercoll.runtime.addresses import NAMES, Addresses
 from hiercoll.runtime.binding import Binding
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.session import mpi_library
+from hiercoll.runtime.native import mpi_library
 from hiercoll.schedule import RECV, SEND, Get, Schedule
 from hiercoll.schedule.lowering import lower
 from hiercoll.schedule.transports import DIRECT, Transport

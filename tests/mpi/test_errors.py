@@ -23,7 +23,7 @@ from hiercoll import (
 )
 from hiercoll.runtime import factory
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.session import mpi_library
+from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.watch import SECONDS
 from hiercoll.tables import Choice, Entry, Table, Variant
 

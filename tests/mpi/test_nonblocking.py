@@ -15,8 +15,8 @@ import hiercoll
 from hiercoll import ConstraintError
 from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.session import mpi_library
 from hiercoll.schedule import most_tags
 from hiercoll.tables import Choice, Entry, Figure, Table, Variant
 

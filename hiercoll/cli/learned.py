@@ -1,0 +1,76 @@
+"""What jobs have learned, in words, for the commands about tables."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table as Grid
+
+from hiercoll import settings
+from hiercoll.cli.common import wide_console
+from hiercoll.errors import ArgumentError, LearnedWarning
+from hiercoll.learned import Known, Lesson, Setting, read_all
+from hiercoll.units import format_size, format_time
+
+COLUMNS = ("size", "in place", "algorithm", "time", "native's call", "gain", "calls", "date")
+
+
+def learned_folder(given: Path | None) -> Path:
+    """The folder that is given, or the user's. Raises ArgumentError where there is none."""
+    folder = given or settings.learned_folder()
+    if folder is None:
+        raise ArgumentError("HIERCOLL_LEARNED", "a folder", "nothing, and there is no home to have one")
+    return folder
+
+
+def read_learned(folder: Path) -> Known:
+    """All that is known there; files that cannot be used are told of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", LearnedWarning)
+        known = read_all(folder)
+    for each in found:
+        click.echo(f"Warning: {each.message}", err=True)
+    return known
+
+
+def print_learned(known: Known) -> None:
+    """Per setting and collective, what was learned."""
+    console = wide_console()
+    for setting in sorted(known, key=lambda each: (each.mpi, each.ranks, each.layout)):
+        lessons = sorted(known[setting].values(), key=lambda lesson: lesson.key)
+        for collective in dict.fromkeys(lesson.collective for lesson in lessons):
+            _print(console, setting, collective, [each for each in lessons if each.collective == collective])
+
+
+def _print(console: Console, setting: Setting, collective: str, lessons: list[Lesson]) -> None:
+    fabric = f", {setting.fabric}" if setting.fabric else ""
+    where = f"{collective} on {setting.layout} with {setting.mpi}, {setting.memory} memory{fabric}"
+    console.print(f"{where}, learned from programs' own calls", highlight=False)
+    grid = Grid()
+    for column in COLUMNS:
+        grid.add_column(column, justify="left" if column in ("in place", "algorithm") else "right")
+    for lesson in lessons:
+        grid.add_row(*_row(lesson))
+    console.print(grid)
+
+
+def _row(lesson: Lesson) -> list[str]:
+    gain = "" if lesson.variant.is_native else f"{lesson.native / lesson.seconds:.2f}x"
+    times = [format_time(lesson.seconds), format_time(lesson.native), gain]
+    what = [format_size(lesson.size), "yes" if lesson.in_place else "", lesson.variant.spelled(lesson.collective)]
+    return [*what, *times, str(lesson.calls), lesson.date[:10]]
+
+
+def append_lines(known: Known, path: Path) -> None:
+    """A JSON line for each lesson, with its setting. Raises OSError."""
+    with path.open("a", encoding="utf-8") as file:
+        for setting, lessons in known.items():
+            for lesson in lessons.values():
+                data: dict[str, Any] = {**asdict(setting), "ranks": setting.ranks, **lesson.record()}
+                file.write(json.dumps(data) + "\n")

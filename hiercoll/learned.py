@@ -1,0 +1,566 @@
+"""What jobs have learned, kept for the jobs after them: what "auto" settled on in a program's own calls.
+
+It lies in a folder of the user's (`settings.learned_folder`), in a sub-folder for each setting: MPI library, layout,
+memory and network. There each job that learns something writes one file of its own (JSON, format "hiercoll learned",
+version 1), whole and anew whenever a size settles: a job that is killed leaves what it had, and jobs at the same time
+do not disturb each other. Reading merges all files of a setting; where there are many, the oldest are put together.
+
+Nothing here needs MPI, and no call of a program raises for what it finds on disk: what cannot be read is left out, and
+what cannot be written is lost, with one warning for each in a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cache
+from hashlib import sha256
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, TypeAlias
+
+from hiercoll import settings
+from hiercoll.collectives import called, tuned
+from hiercoll.errors import LearnedWarning, TableError
+from hiercoll.model.adapters import adapters
+from hiercoll.tables import (
+    MEMORIES,
+    NATIVE,
+    NATIVE_VARIANT,
+    Choice,
+    Entry,
+    Figure,
+    Reader,
+    Table,
+    Variant,
+    no_constant,
+    read_variant,
+)
+from hiercoll.topology import MOST_RANKS, Topology
+
+FORMAT, VERSION = "hiercoll learned", 1
+MOST_FILES = 64  # of a setting; with more, all but the newest half of that are put together
+MOST_BYTES = 1 << 20  # of a file
+STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is half written
+
+_LAYOUT = re.compile(r"(?:(\d{1,7})x(\d{1,7})|(\d{1,7}(?:\+\d{1,7})*))(?::(cyclic|irregular)(?:=([0-9a-f]{12}))?)?")
+_FOLDER = re.compile(r"[^_]+_(\d{1,7})_[^_]+_[a-z]+_[0-9a-f]{12}")  # see `Setting.folder`
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\+00:00)?")
+
+Key: TypeAlias = tuple[str, int, bool]  # collective, size, in place
+Lessons: TypeAlias = "dict[Key, Lesson]"
+Known: TypeAlias = "dict[Setting, Lessons]"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What lessons hold for; see `setting_of`."""
+
+    mpi: str
+    layout: str
+    memory: str
+    fabric: str
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return sum(_shape(self.layout)[0])
+
+    @property
+    def folder(self) -> str:
+        """The name of its sub-folder: one to read, and a digest that no other setting has."""
+        return f"{_plain(self.mpi)}_{self.ranks}_{_plain(self.layout)}_{self.memory}_{_digest(asdict(self))}"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What "auto" has settled on for blocks from ``size`` bytes on (the least of those that learning does not tell
+    apart): the seconds of a call by ``variant`` and by native, from so many ``calls``; see `now` for the ``date``."""
+
+    collective: str
+    size: int
+    in_place: bool
+    variant: Variant
+    seconds: float
+    native: float
+    calls: int
+    date: str
+
+    @property
+    def key(self) -> Key:
+        """What it is about."""
+        return (self.collective, self.size, self.in_place)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON data."""
+        about: dict[str, Any] = {"collective": self.collective, "size": self.size, "in_place": self.in_place}
+        times = {"seconds": self.seconds, "native": self.native, "calls": self.calls, "date": self.date}
+        return {**about, **self.variant.record(), **times}
+
+
+def setting_of(mpi: str, topology: Topology, memory: str, fabric: str) -> Setting:
+    """The setting of a communicator: ``mpi`` as in tables ("MPICH 5.0.2"), ``fabric`` as of rank 0's host.
+
+    Where the placement of ranks is irregular, the layout has a digest of the nodes of all of them: two such layouts are
+    the same only if each rank has the same node.
+    """
+    layout = str(topology)
+    if topology.placement == "irregular":
+        layout += "=" + _digest(topology.node_of)
+    return Setting(mpi, layout, memory, fabric)
+
+
+def fabric() -> str:
+    """What this host's network is, in short: "InfiniBand 200 x4", "Ethernet 25", with "virtual nodes" before it where
+    ``HIERCOLL_NODES`` makes some up; "" where nothing is known.
+
+    Adapters' names are left out, since they differ between hosts that are alike. Of Ethernet only the fastest counts:
+    hosts have more of it for other purposes, and for containers.
+    """
+    found = adapters()
+    ethernet = [each for each in found if each.kind == "Ethernet"]
+    if ethernet:
+        found = [max(ethernet, key=lambda each: each.rate)]
+    names = ["virtual nodes"] if settings.nodes() else []
+    for name, count in sorted(Counter(f"{each.kind} {each.rate:g}" for each in found).items()):
+        names.append(name if count == 1 else f"{name} x{count}")
+    return ", ".join(names)
+
+
+def now() -> str:
+    """The date of what is learned now, as ISO 8601 has it, in UTC: later ones are greater as texts, too."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+# ---- reading
+
+
+def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
+    """The sizes of communicators for which there may be something, with this MPI library: from the names in one folder,
+    so that a program for which there is nothing reads no files."""
+    names = (match for match in map(_FOLDER.fullmatch, _listed(_base(folder))) if match)
+    return frozenset(int(match[1]) for match in names if match[0].startswith(f"{_plain(mpi)}_"))
+
+
+def read(setting: Setting, folder: Path | None = None) -> Lessons:
+    """All that is known for a setting; of several lessons about the same, the one of the latest date, or else of the
+    most calls. Files that cannot be used are left out, with one LearnedWarning in a process; lessons with an algorithm
+    or parameters that this hiercoll does not have are left out without."""
+    base = _base(folder)
+    return _gathered(base / setting.folder).get(setting, {}) if base is not None else {}
+
+
+def read_all(folder: Path | None = None) -> Known:
+    """All that is known, by setting; see `read`."""
+    known: Known = {}
+    for place in _places(_base(folder)):
+        known |= _gathered(place)
+    return {setting: lessons for setting, lessons in known.items() if lessons}
+
+
+class _File(NamedTuple):
+    """What one file says; ``is_known``: there is nothing in it that this hiercoll does not have."""
+
+    setting: Setting
+    lessons: list[Lesson]
+    is_known: bool
+
+
+def _base(folder: Path | None) -> Path | None:
+    return settings.learned_folder() if folder is None else folder
+
+
+def _listed(folder: Path | None) -> list[str]:
+    """The names in a folder, in order; none if there is no such folder."""
+    try:
+        return [] if folder is None else sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _warn("read", f"{folder}: {error.strerror}; what earlier jobs have learned there is not used")
+        return []
+
+
+def _places(base: Path | None) -> list[Path]:
+    """The sub-folders of settings."""
+    return [base / name for name in _listed(base) if _FOLDER.fullmatch(name)] if base is not None else []
+
+
+def _files(place: Path) -> list[Path]:
+    """The files of a setting, oldest first: their names begin with a date."""
+    return [place / name for name in _listed(place) if name.endswith(".json") and not name.startswith(".")]
+
+
+def _gathered(place: Path) -> Known:
+    """All files of a sub-folder together. Anew, now and then, if one is gone before it is read: another job has put it
+    together with others."""
+    for _ in range(3):
+        known: Known = {}
+        wrong: list[str] = []
+        is_whole = True
+        for path in _files(place):
+            try:
+                file = _load(path)
+            except FileNotFoundError:
+                is_whole = False
+            except OSError as error:
+                wrong.append(f"{path}: {error.strerror}")
+            except TableError as error:
+                wrong.append(str(error))
+            else:
+                _merge(known.setdefault(file.setting, {}), file.lessons)
+        if is_whole:
+            break
+    if wrong:
+        others = f" (and {len(wrong) - 1} more there)" if len(wrong) > 1 else ""
+        _warn("read", f"{wrong[0]}{others}; what earlier jobs have learned there is not used")
+    return known
+
+
+def _merge(lessons: Lessons, more: Iterable[Lesson]) -> None:
+    """Take up those that are to be believed rather than what is there."""
+    for lesson in more:
+        other = lessons.get(lesson.key)
+        if other is None or (lesson.date, lesson.calls) >= (other.date, other.calls):
+            lessons[lesson.key] = lesson
+
+
+def _load(path: Path) -> _File:
+    """One file. Raises TableError, OSError."""
+    reader = Reader(str(path))
+    try:
+        data = json.loads(_text(path), parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise TableError(path, "file", "JSON", str(error)) from None
+    top = reader.mapping(data, "")
+    for name, expected in (("format", FORMAT), ("version", VERSION)):
+        if top.get(name) != expected:
+            raise reader.wrong(name, f"{expected!r} (written by this hiercoll)", top.get(name))
+    setting = _setting(reader, top.get("setting"))
+    if setting.folder != path.parent.name:
+        raise reader.wrong("setting", f"that of the folder {path.parent.name}", setting)
+    lessons = [_lesson(reader, each, at) for at, each in reader.items(top, "lessons", "")]
+    known = [lesson for lesson in lessons if lesson is not None]
+    return _File(setting, known, len(known) == len(lessons))
+
+
+def _text(path: Path) -> str:
+    """What is in a file: never waits, as a pipe would let it, and takes no more than a job would have written."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise TableError(path, "file", "a file", "something else")
+        if about.st_size > MOST_BYTES:
+            raise TableError(path, "file", f"at most {MOST_BYTES} bytes", str(about.st_size))
+        return file.read(MOST_BYTES).decode("utf-8")
+
+
+def _setting(reader: Reader, value: Any) -> Setting:
+    data = reader.mapping(value, "setting")
+    layout = reader.text(data, "layout", "setting")
+    try:
+        _shape(layout)
+    except ValueError:
+        raise reader.wrong("setting.layout", "a layout", layout) from None
+    fabric = reader.get(data, "fabric", "setting", "a text", lambda value: isinstance(value, str))
+    mpi, memory = reader.text(data, "mpi", "setting"), reader.one_of(data, "memory", "setting", MEMORIES)
+    return Setting(mpi, layout, memory, fabric)
+
+
+def _lesson(reader: Reader, value: Any, at: str) -> Lesson | None:
+    """A lesson; None if it is about what this hiercoll does not have. Raises TableError."""
+    data = reader.mapping(value, at)
+    seconds, native = (_time(reader, data, name, at) for name in ("seconds", "native"))
+    size, calls = reader.whole(data, "size", at, 0), reader.whole(data, "calls", at, 1)
+    in_place = reader.get(data, "in_place", at, "true or false", lambda value: isinstance(value, bool))
+    date = reader.get(data, "date", at, "a date", _is_date)
+    collective = reader.text(data, "collective", at)
+    for name, kind in (("algorithm", str), ("params", dict)):
+        if not isinstance(data.get(name), kind):
+            raise reader.wrong(f"{at}.{name}", "a text" if kind is str else "an object", data.get(name))
+    variant = _variant(reader, data, at, collective)
+    return None if variant is None else Lesson(collective, size, in_place, variant, seconds, native, calls, date)
+
+
+def _variant(reader: Reader, data: dict[str, Any], at: str, collective: str) -> Variant | None:
+    """What is to run, if this hiercoll has it, and for calls."""
+    if collective not in {each.name for each in called()}:
+        return None
+    try:
+        variant = read_variant(reader, data, at, collective)
+    except TableError:
+        return None
+    is_for_plans = variant.algorithm == NATIVE and variant.params.get("form") == "persistent"
+    return None if is_for_plans else variant
+
+
+def _time(reader: Reader, data: dict[str, Any], name: str, at: str) -> float:
+    seconds = reader.seconds(data, name, at)
+    if seconds == 0:
+        raise reader.wrong(f"{at}.{name}", "a number of seconds above 0", seconds)
+    return seconds
+
+
+def _is_date(value: Any) -> bool:
+    if not isinstance(value, str) or not _DATE.fullmatch(value):
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
+
+
+# ---- writing
+
+
+class JobFile:
+    """The file of this job for a setting; made with the first lesson. What cannot be written is a LearnedWarning, one
+    in a process, and tried again with the next lesson."""
+
+    def __init__(self, setting: Setting, folder: Path | None = None) -> None:
+        self.setting = setting
+        self.path: Path | None = None
+        self._folder = folder
+        self._lessons: Lessons = {}
+        self._lock = Lock()
+
+    def keep(self, lesson: Lesson) -> None:
+        """Write the lesson, instead of what this job has learned about the same before. Never raises."""
+        try:
+            sound = _lesson(Reader("what was learned"), lesson.record(), "lesson")
+            if sound is None:
+                raise TableError("what was learned", "lesson", "an algorithm for calls", repr(lesson.variant.key))
+            with self._lock:
+                self._lessons[lesson.key] = sound
+                if self.path is None:
+                    self.path = self._place() / f"{_stamp()}.json"
+                _write(self.path, _dumped(self.setting, self._lessons.values()))
+        except OSError as error:
+            _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
+        except TableError as error:
+            _warn("keep", f"{error}; it is not kept")
+
+    def _place(self) -> Path:
+        """The sub-folder, tidied."""
+        base = _base(self._folder)
+        if base is None:
+            raise FileNotFoundError(2, "there is no home, and HIERCOLL_LEARNED is not set", "~")
+        place = base / self.setting.folder
+        place.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # of others' files; this job's own is another matter
+            _sweep(place)
+            _compact(place)
+        return place
+
+
+@cache
+def job_file(setting: Setting) -> JobFile:
+    """The one that this process writes to, whatever number of communicators has the setting."""
+    return JobFile(setting)
+
+
+def forget(folder: Path | None = None) -> int:
+    """Delete what jobs have learned, and say how many files that were. Raises OSError."""
+    count = 0
+    for place in _places(_base(folder)):
+        for path in [*_files(place), *place.glob(".*.tmp")]:
+            path.unlink(missing_ok=True)
+            count += path.suffix == ".json"
+        with suppress(OSError):  # there is something else in it
+            place.rmdir()
+    return count
+
+
+def _dumped(setting: Setting, lessons: Iterable[Lesson]) -> str:
+    """A file's text, a lesson on a line; without the oldest where all would be too much for a file."""
+    begin = json.dumps({"format": FORMAT, "version": VERSION, "setting": asdict(setting)})[:-1] + ', "lessons": [\n'
+    lines, room = [], MOST_BYTES - len(begin) - len("\n]}\n")
+    for lesson in sorted(lessons, key=lambda lesson: (lesson.date, lesson.calls), reverse=True):
+        line = json.dumps(lesson.record(), allow_nan=False)
+        room -= len(line) + len(",\n")
+        if room < 0:
+            break
+        lines.append(line)
+    return begin + ",\n".join(lines) + "\n]}\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """The file is there as a whole, or as it was. Raises OSError."""
+    temporary = path.with_name(f".{_token()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _stamp() -> str:
+    """A name that no other job gives its file, and that sorts by the time."""
+    date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return f"{date}_{_plain(os.uname().nodename)}_{os.getpid()}_{_token()}"
+
+
+def _token() -> str:
+    return os.urandom(6).hex()  # the module random would change what a program draws from it
+
+
+def _sweep(place: Path) -> None:
+    """Remove what jobs have left that were killed while they wrote."""
+    for path in place.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE:
+                path.unlink()
+
+
+def _compact(place: Path) -> None:
+    """Where there are too many files, put the oldest together in one.
+
+    Several jobs may do that at once, and those whose files they are may write them meanwhile: a file is renamed before
+    it is read for good, so that what its job writes then is another file, and deleted after what was in it has been
+    written. At any time every lesson is in some file; to be in two does no harm. Files that this hiercoll does not
+    understand as a whole stay as they are.
+    """
+    if len(_files(place)) <= MOST_FILES:
+        return
+    known = [path for path in _files(place) if _mergeable(path) is not None]
+    if len(known) <= MOST_FILES:
+        return
+    merged: Known = {}
+    taken: list[Path] = []
+    for path in known[: -MOST_FILES // 2]:
+        mine = path.with_name(f"{path.name.partition('_')[0]}_{_token()}.json")
+        with suppress(FileNotFoundError):  # another job was faster
+            path.rename(mine)
+            if (file := _mergeable(mine)) is not None:
+                _merge(merged.setdefault(file.setting, {}), file.lessons)
+                taken.append(mine)
+    for setting, lessons in merged.items():
+        date = taken[-1].name.partition("_")[0]
+        _write(place / f"{date}_{_token()}.json", _dumped(setting, lessons.values()))
+    for path in taken:
+        path.unlink(missing_ok=True)
+
+
+def _mergeable(path: Path) -> _File | None:
+    """The file, if all that is in it is understood."""
+    try:
+        file = _load(path)
+    except (OSError, TableError):
+        return None
+    return file if file.is_known else None
+
+
+# ---- as a table
+
+
+def table_of(known: Mapping[Setting, Mapping[Key, Lesson]]) -> Table:
+    """What was learned, as a tuning table.
+
+    At the sizes learned the choice is what was learned (out of place, or else in place: tables do not tell that apart),
+    between them that of the nearer one, as a factor; native below half the smallest and above twice the largest. A
+    table does not say which network there was, nor which nodes ranks had in an irregular placement: of settings that
+    differ in nothing else, it has the one learned last.
+    """
+    table = Table(source="what jobs have learned")
+    for setting, lessons in known.items():
+        for collective in tuned():
+            here = {lesson.size: lesson for lesson in _by_size(collective, lessons.values())}
+            if here:
+                table = table.merged(Table((_entry(setting, collective, list(here.values())),)))
+    return table
+
+
+def _by_size(collective: str, lessons: Iterable[Lesson]) -> list[Lesson]:
+    """Those of a collective, by size, those in place before those out of place, which replace them."""
+    own = (lesson for lesson in lessons if lesson.collective == collective and lesson.size > 0)
+    return sorted(own, key=lambda lesson: (lesson.size, not lesson.in_place))
+
+
+def _entry(setting: Setting, collective: str, lessons: list[Lesson]) -> Entry:
+    nodes, placement = _shape(setting.layout)
+    dates = sorted(lesson.date for lesson in lessons)
+    about = {
+        "date": dates[-1],
+        "learned": f"from a program's own calls, {dates[0][:10]} to {dates[-1][:10]}",
+        "calls": sum(lesson.calls for lesson in lessons),
+        **asdict(setting),
+        "ranks": setting.ranks,
+    }
+    figures = tuple(figure for lesson in lessons for figure in _figures(lesson))
+    return Entry(collective, setting.mpi, setting.memory, nodes, placement, _choices(lessons), figures, about)
+
+
+def _figures(lesson: Lesson) -> Iterator[Figure]:
+    times = {NATIVE_VARIANT.key: (NATIVE_VARIANT, lesson.native)}
+    times[lesson.variant.key] = (lesson.variant, lesson.seconds)
+    for variant, seconds in times.values():
+        yield Figure(lesson.size, variant, seconds, seconds, seconds, lesson.calls)
+
+
+def _choices(lessons: list[Lesson]) -> tuple[Choice, ...]:
+    first, last = lessons[0], lessons[-1]
+    wanted = [Choice(1, NATIVE_VARIANT), Choice((first.size + 1) // 2, first.variant)]
+    for before, lesson in pairwise(lessons):
+        wanted.append(Choice(max(round(sqrt(before.size * lesson.size)), before.size + 1), lesson.variant))
+    wanted.append(Choice(2 * last.size + 1, NATIVE_VARIANT))
+    found: list[Choice] = []
+    for choice in {choice.start: choice for choice in wanted}.values():  # the later of two that start at the same size
+        if not found or choice.variant.key != found[-1].variant.key:
+            found.append(choice)
+    return tuple(found)
+
+
+# ---- small things
+
+
+_warned: set[str] = set()  # in what this process has had a problem: "read", "keep"
+
+
+def _warn(what: str, problem: str) -> None:
+    """Once in a process, and never as an error, whatever the filters say: this happens on one rank, in the middle of
+    calls in which the others wait for it."""
+    if what in _warned:
+        return
+    _warned.add(what)
+    try:
+        warnings.warn(LearnedWarning(problem), stacklevel=2)
+    except LearnedWarning:
+        print(f"LearnedWarning: {problem}", file=sys.stderr)
+
+
+def _plain(text: str) -> str:
+    """The text as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.+=-]+", "-", text)[:60]
+
+
+def _digest(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _shape(layout: str) -> tuple[tuple[int, ...], str]:
+    """The numbers of ranks of a layout's nodes, and its placement. Raises ValueError."""
+    match = _LAYOUT.fullmatch(layout)
+    if match is None or (match[4] == "irregular") != (match[5] is not None):
+        raise ValueError(layout)
+    if match[3] is None and int(match[1]) * int(match[2]) <= MOST_RANKS:
+        nodes = (int(match[2]),) * int(match[1])
+    else:
+        nodes = tuple(map(int, (match[3] or "0").split("+")))
+    if not nodes or min(nodes) < 1 or sum(nodes) > MOST_RANKS:
+        raise ValueError(layout)
+    return nodes, match[4] or "block"
