@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -339,6 +338,8 @@ def config() -> dict[str, str]:
     """What runs here, in words: versions of ``hiercoll``, ``mpi4py`` and the ``MPI library``; which ``engine`` runs
     plans on host memory ("c" or "python", see ``HIERCOLL_ENGINE``), and ``why`` it is Python's, "" if it is not. Local.
     """
+    from importlib.metadata import version  # here: it takes long to import
+
     module, why = compiled.load()
     return {
         "hiercoll": version("hiercoll"),

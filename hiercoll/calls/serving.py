@@ -27,7 +27,7 @@ from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.request import LIMIT, Arguments, Mode, Request, make_request, own_spread, spelled
+from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT
@@ -258,7 +258,8 @@ def _serve_learning(
         except ConstraintError:
             if variant.is_native:
                 raise
-            ran = _serve(session, given, replace(request, variant=NATIVE_VARIANT, learner=None))
+            by_name = given._replace(algorithm=NATIVE, params=NO_PARAMS)
+            ran = _serve(session, by_name, replace(request, variant=NATIVE_VARIANT, learner=None))
             seconds = inf
     learner.note(perf_counter() - together if seconds is None else seconds, together - begin)
     return ran

@@ -114,6 +114,7 @@ class Learner:
     asking: Callable[[], float] = lambda: 0.0
     current: Variant = NATIVE_VARIANT
     finding: Finding | None = None
+    is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
     # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took.
     tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))
 
@@ -218,7 +219,8 @@ class Learner:
     def _learn(self) -> Course:
         if self.known is not None:
             yield Serve(4 * FIRST)
-            if not (yield from self._still_best()):
+            self.is_settled = yield from self._still_best()
+            if not self.is_settled:
                 self.finding = None
         elif self.budget.share < inf:
             yield Serve(FIRST)
@@ -226,6 +228,7 @@ class Learner:
             yield from self._choose()
         while True:
             yield from self._until_changed()
+            self.is_settled = False
             yield from self._choose()
 
     def _still_best(self) -> Answer:
@@ -276,6 +279,7 @@ class Learner:
 
     def _settle(self, variant: Variant, native: float, seconds: float | None = None) -> None:
         self.finding = Finding(variant, native if seconds is None else seconds, native, self._calls)
+        self.is_settled = True
         self.settled(self.finding)
 
     # ---- trials

@@ -95,8 +95,8 @@ class Policy:
 
     @property
     def is_settled(self) -> bool:
-        """Whether something has been found for all calls from which "auto" learns."""
-        return all(each.finding is not None for each in self._learners.values() if each is not None)
+        """Whether all that "auto" learns from such calls as there were has been learned."""
+        return all(each.is_settled for each in self._learners.values() if each is not None)
 
     def is_auto(self, collective: Collective, algorithm: Any) -> bool:
         """Whether the choice is this policy's."""

@@ -1,0 +1,445 @@
+"""Learning in real calls: what a communicator costs before it is set up, trials among all that programs do, and what is
+kept between jobs."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import learned
+from hiercoll.calls import dropin
+from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
+from hiercoll.errors import BufferSizeError, LearnedWarning
+from hiercoll.learned import Lesson, known_ranks, read_all
+from hiercoll.runtime import beginning, lifetime
+from hiercoll.runtime.lifetime import get_session, known_session
+from hiercoll.runtime.native import mpi_library
+from hiercoll.runtime.session import Session
+from hiercoll.tables import NATIVE_VARIANT, Variant
+from hiercoll.tuning.learning import FIRST, Finding, Learner
+from hiercoll.tuning.policy import Policy, Wanted
+
+RANK, SIZE = WORLD.rank, WORLD.size
+several = pytest.mark.mpi(min_size=2)  # for one rank there is nothing to learn
+
+
+@pytest.fixture(autouse=True)
+def newcomer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Nothing is known: no table, nothing from earlier jobs. Where jobs keep what they learn."""
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    monkeypatch.setenv("HIERCOLL_LEARNED", str(folder / "learned"))
+    monkeypatch.setattr(beginning, "LOOK", 0.0)
+    learned.job_file.cache_clear()
+    return folder / "learned"
+
+
+@pytest.fixture
+def comm() -> Iterator[MPI.Intracomm]:
+    made = WORLD.Dup()
+    yield made
+    made.Free()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning may cost what it does."""
+    monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
+
+
+def buffers(salt: int, items: int = 5) -> tuple[Any, Any, Any]:
+    """Of an alltoall of so many numbers per block, and what it is to give."""
+    send = np.arange(SIZE * items) + 1000 * RANK + 1_000_000 * salt
+    want = np.concatenate([np.arange(RANK * items, (RANK + 1) * items) + 1000 * peer for peer in range(SIZE)])
+    return send, np.full(SIZE * items, -1), want + 1_000_000 * salt
+
+
+def alltoall(comm: MPI.Intracomm, salt: int, items: int = 5) -> None:
+    send, recv, want = buffers(salt, items)
+    hiercoll.alltoall(comm, send, recv)
+    np.testing.assert_array_equal(recv, want)
+
+
+def is_set_up(comm: MPI.Intracomm) -> bool:
+    return known_session(comm) is not None
+
+
+def learner(comm: MPI.Intracomm, collective: Collective = ALLTOALL, size: int = 40) -> Learner:
+    found = get_session(comm).policy.learner(Wanted(collective, size, collective.one_buffer))
+    assert found is not None
+    return found
+
+
+def settle(comm: MPI.Intracomm) -> None:
+    """Calls until all has been tried."""
+    get_session(comm)
+    for salt in range(500):
+        alltoall(comm, salt)
+        if learner(comm).is_settled:
+            return
+    raise AssertionError("not settled")
+
+
+# ---- before the set-up
+
+
+def test_first_calls_are_native(comm: MPI.Intracomm, calls: dropin.Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of functions and methods, whatever they are, and right; nothing is set up for them."""
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    ours, ones = hiercoll.Intracomm(comm), np.ones(SIZE, int)
+    for salt in range(3):
+        alltoall(comm, salt)
+        send, recv, want = buffers(salt)
+        ours.Alltoall(send, recv)
+        np.testing.assert_array_equal(recv, want)
+        mine = np.array([RANK + salt])
+        np.testing.assert_array_equal(hiercoll.allgather(comm, mine).ravel(), np.arange(SIZE) + salt)
+        everyone = np.full(SIZE, -1)
+        hiercoll.alltoallv(comm, [np.arange(SIZE) + 10 * RANK, ones], [everyone, ones])
+        np.testing.assert_array_equal(everyone, 10 * np.arange(SIZE) + RANK)
+        hiercoll.allgatherv(comm, mine, [everyone, ones])
+        np.testing.assert_array_equal(everyone, np.arange(SIZE) + salt)
+        root = salt % SIZE
+        buf = np.full(3, RANK)
+        hiercoll.bcast(comm, buf, root=root)
+        np.testing.assert_array_equal(buf, [root] * 3)
+        hiercoll.alltoall(comm, MPI.IN_PLACE, send)
+        np.testing.assert_array_equal(send, want)
+        assert hiercoll.alltoall(comm, np.zeros((SIZE, 0))).shape == (SIZE, 0)
+    assert not is_set_up(comm) and set(calls) == {"alltoall, native"}
+
+
+def test_wrong_arguments_before_the_set_up(comm: MPI.Intracomm) -> None:
+    """Typed errors, as ever."""
+    with pytest.raises(BufferSizeError, match="recvbuf"):
+        hiercoll.alltoall(comm, np.zeros(SIZE), np.zeros(SIZE + 1))
+    with pytest.raises(hiercoll.ParameterError, match="root"):
+        hiercoll.bcast(comm, np.zeros(3), root=SIZE)
+    with pytest.raises(hiercoll.BufferTypeError):
+        hiercoll.alltoallv(comm, "text", [np.zeros(SIZE), np.ones(SIZE, int)])
+    with pytest.raises(hiercoll.ParameterError, match="none with algorithm='auto'"):
+        hiercoll.alltoall(comm, np.zeros(SIZE), radix=2)
+    alltoall(comm, 1)
+
+
+@pytest.mark.parametrize("how", ["plan", "name", "I-call", "topology", "configure", "transport"])
+def test_what_sets_up_at_once(comm: MPI.Intracomm, how: str) -> None:
+    send, recv, want = buffers(0)
+    alltoall(comm, 0)
+    assert not is_set_up(comm)
+    if how == "plan":
+        with hiercoll.alltoall_init(comm, send, recv) as plan:
+            plan()
+    elif how == "name":
+        hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+    elif how == "I-call":
+        hiercoll.ialltoall(comm, send, recv).wait()
+    elif how == "transport":
+        hiercoll.alltoall(comm, send, recv, transport="direct")
+    elif how == "topology":
+        hiercoll.get_topology(comm)
+    else:
+        hiercoll.configure(comm)
+    assert is_set_up(comm) and (how in ("topology", "configure") or np.array_equal(recv, want))
+    alltoall(comm, 2)
+
+
+@several
+@pytest.mark.parametrize("name", ["HIERCOLL_CHECK", "HIERCOLL_TIMEOUT", "HIERCOLL_DISABLE"])
+def test_what_one_rank_wants(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It is so for all, from the first call on."""
+    if RANK == SIZE - 1:
+        monkeypatch.setenv(name, "1" if name != "HIERCOLL_TIMEOUT" else "30")
+    alltoall(comm, 0)
+    session = get_session(comm)
+    assert (session.check, session.watch is not None, session.disabled) == tuple(
+        each in name for each in ("CHECK", "TIMEOUT", "DISABLE")
+    )
+
+
+@several
+def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks look at the time of calls after 16, 32, ... of them, however these are made."""
+    ours = hiercoll.Intracomm(comm)
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    for salt in range(3 * FIRST + 5):
+        send, recv, want = buffers(salt)
+        ours.Alltoall(send, recv) if (salt + RANK) % 2 else hiercoll.alltoall(comm, send, recv)
+        np.testing.assert_array_equal(recv, want)
+        assert not is_set_up(comm)
+    monkeypatch.setattr(lifetime, "_set_up", 0.0 if RANK else 1e-9)
+    for salt in range(4 * FIRST - 4):
+        assert not is_set_up(comm)
+        alltoall(comm, salt)
+    assert is_set_up(comm) and get_session(comm).policy._budget.calls > 0
+
+
+def test_no_learning_no_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one rank will not learn, nobody does."""
+    monkeypatch.setattr(lifetime, "_set_up", 0.0)
+    if RANK == 0:
+        monkeypatch.setenv("HIERCOLL_LEARN", "0")
+    for salt in range(5 * FIRST):
+        alltoall(comm, salt)
+    assert not is_set_up(comm)
+    assert get_session(comm).policy.learner(Wanted(ALLTOALL, 40, False)) is None
+
+
+def test_many_short_lives() -> None:
+    """Nothing is left of communicators that have been freed; handles come again."""
+    for salt in range(300):
+        made = WORLD.Dup()
+        alltoall(made, salt)
+        made.Free()
+    assert not lifetime._beginnings
+
+
+# ---- trials
+
+
+@several
+def test_among_all_that_programs_do(comm: MPI.Intracomm, at_once: None) -> None:
+    """Other collectives, sizes, roots, communicators with some of the ranks, I-calls and plans between trials: right
+    data, one choice on all ranks."""
+    odd = comm.Split(RANK % 2, -RANK)
+    get_session(comm), get_session(odd)
+    draw = random.Random(7)  # the same on all ranks
+    held = buffers(0)
+    plan = hiercoll.alltoall_init(comm, held[0], held[1])
+    for salt in range(1000):
+        match draw.randrange(7):
+            case 0 | 1 | 2:
+                alltoall(comm, salt)
+            case 3:
+                got = hiercoll.allgather(comm, np.full(2, RANK + salt))
+                np.testing.assert_array_equal(got[:, 1], np.arange(SIZE) + salt)
+            case 4:
+                members = odd.allgather(RANK)
+                got = hiercoll.allgather(odd, np.full(3, RANK + salt))
+                np.testing.assert_array_equal(got[:, 0], np.array(members) + salt)
+            case 5:
+                buf, root = np.full(9, RANK + salt), draw.randrange(SIZE)
+                send, recv, want = buffers(salt, 2)
+                call = hiercoll.ialltoall(comm, send, recv)
+                hiercoll.bcast(comm, buf, root=root)
+                call.wait()
+                np.testing.assert_array_equal(buf, [root + salt] * 9)
+                np.testing.assert_array_equal(recv, want)
+            case 6:
+                held[1][:] = -1
+                plan()
+                np.testing.assert_array_equal(held[1], held[2])
+    plan.free()
+    both = learner(comm), learner(comm, ALLGATHER, 16)
+    keys = [each.current.key for each in both]
+    assert both[0].is_settled and WORLD.allgather(keys) == [keys] * SIZE
+    odd.Free()
+
+
+@several
+def test_from_threads(at_once: None) -> None:
+    """Each with a communicator of its own."""
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        pytest.skip("the MPI library was not initialised for several threads")
+    comms, problems = [WORLD.Dup() for _ in range(2)], list[BaseException]()
+
+    def work(made: MPI.Intracomm, items: int) -> None:
+        try:
+            for salt in range(60):
+                alltoall(made, salt, items)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(made, 3 + at)) for at, made in enumerate(comms)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for made in comms:
+        made.Free()
+    assert not problems
+
+
+@pytest.fixture
+def slow_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MPI library's alltoall takes two milliseconds longer than it does."""
+    original = MPI.Intracomm.Alltoall
+
+    class Slow(MPI.Intracomm):
+        def Alltoall(self, *given: Any) -> None:  # noqa: N802  (MPI's name)
+            time.sleep(2e-3)
+            original(self, *given)
+
+    made = Session.__init__
+
+    def init(self: Session, comm: MPI.Intracomm, *rest: Any) -> None:
+        made(self, comm, *rest)
+        self.user = Slow(comm)
+
+    monkeypatch.setattr(Session, "__init__", init)
+
+
+@several
+@pytest.mark.parametrize("seed", range(3))
+def test_late_ranks_change_nothing(
+    comm: MPI.Intracomm, at_once: None, slow_native: None, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Ranks that come late by ten times the time of a call, at random: what is faster by itself is found."""
+    bruck = Variant("bruck", {"radix": 2})
+    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, bruck))
+    get_session(comm)
+    own, salt = random.Random(10 * RANK + seed), 0
+    while not learner(comm).is_settled and salt < 200:
+        if own.random() < 0.3:
+            time.sleep(own.random() * 2e-2)
+        alltoall(comm, salt)
+        salt += 1
+    found = learner(comm).finding
+    assert found is not None and found.variant == bruck and found.native > 2e-3
+
+
+@several
+def test_what_cannot_run(comm: MPI.Intracomm, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native serves such calls, and what has served others stays."""
+    monkeypatch.setattr("hiercoll.runtime.session.Session.node", property(_no_room))
+    settle(comm)
+    found = learner(comm).finding
+    assert found is not None and found.variant.params.get("memory") != "shared"
+
+
+def _no_room(session: Session) -> MPI.Intracomm:
+    raise hiercoll.ConstraintError("grouped", "places in /dev/shm", "none", session.rank)
+
+
+# ---- between jobs
+
+
+@several
+def test_what_is_kept(comm: MPI.Intracomm, at_once: None, newcomer: Path) -> None:
+    """Rank 0 writes what has been found; a communicator that comes later begins with that, at its first call."""
+    settle(comm)
+    WORLD.Barrier()
+    ((setting, lessons),) = read_all(newcomer).items()
+    lesson = lessons["alltoall", 40, False]
+    found = learner(comm).finding
+    assert found is not None and (lesson.variant, lesson.calls) == (found.variant, found.calls)
+    assert setting.mpi == mpi_library() and setting.ranks == SIZE and known_ranks(mpi_library(), newcomer) == {SIZE}
+    later = WORLD.Dup()
+    alltoall(later, 1)
+    assert is_set_up(later) and learner(later).current == found.variant and learner(later).is_fixed
+    assert get_session(later).policy.select(Wanted(ALLTOALL, 44, False, held=True), "auto", {}) == found.variant
+    later.Free()
+
+
+@several
+def test_a_lesson_is_followed(comm: MPI.Intracomm, newcomer: Path, calls: dropin.Calls) -> None:
+    """By calls of the size and those near it, until it proves wrong; others are native."""
+    other = WORLD.Dup()
+    get_session(other)._keep(Wanted(ALLTOALL, 40, False), _finding()) if RANK == 0 else get_session(other)
+    WORLD.Barrier()
+    ours = hiercoll.Intracomm(comm)
+    for salt in range(10):
+        for items in (5, 50):
+            send, recv, want = buffers(salt, items)
+            ours.Alltoall(send, recv)
+            np.testing.assert_array_equal(recv, want)
+    assert dict(calls) == {"alltoall": 10, "alltoall, native": 10}
+    other.Free()
+
+
+def _finding() -> Finding:
+    return Finding(Variant("bruck", {"radix": 2}), 1e-6, 1e-3, 100)
+
+
+@several
+@pytest.mark.parametrize("broken", ["text", "folder", "foreign"])
+def test_broken_memory(comm: MPI.Intracomm, newcomer: Path, broken: str, at_once: None) -> None:
+    """Nothing stops a program: what cannot be read is left out, what cannot be written is lost."""
+    if RANK == 0 and broken == "folder":
+        newcomer.write_text("a file in the folder's place")
+    elif RANK == 0:
+        get_session(MPI.COMM_SELF)
+        lesson = Lesson("alltoall", 40, False, Variant("no_such_algorithm"), 1e-6, 1e-5, 9, "2026-11-22")
+        setting = learned.setting_of(mpi_library(), get_session(MPI.COMM_SELF).topology, "host", "")
+        folder = newcomer / setting.folder.replace("_1_", f"_{SIZE}_")
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text("{" if broken == "text" else str(lesson))
+    WORLD.Barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LearnedWarning)
+        settle(comm)
+
+
+@several
+def test_conditions_change(comm: MPI.Intracomm, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has become slow is replaced within 500 calls."""
+    bruck = Variant("bruck", {"radix": 2})
+    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, bruck))
+    get_session(comm).user = slow = _slower(comm)
+    for salt in range(60):
+        alltoall(comm, salt)
+    assert learner(comm).current == bruck
+    monkeypatch.setattr(type(slow), "seconds", 0.0)
+    run = Session.run
+
+    def delayed(self: Session, plan: Any) -> None:
+        time.sleep(3e-3 if getattr(plan, "schedule", None) is not None else 0.0)
+        run(self, plan)
+
+    monkeypatch.setattr(Session, "run", delayed)
+    get_session(comm).routes.clear()
+    monkeypatch.setattr(get_session(comm).routes.__class__, "remember", lambda *_, **__: False, raising=False)
+    for salt in range(500):
+        alltoall(comm, salt)
+        if learner(comm).current.is_native and not learner(comm).is_trying:
+            break
+    assert learner(comm).current.is_native
+
+
+def _slower(comm: MPI.Intracomm) -> Any:
+    class Slow(MPI.Intracomm):
+        seconds = 2e-3
+
+        def Alltoall(self, *given: Any) -> None:  # noqa: N802  (MPI's name)
+            time.sleep(self.seconds)
+            MPI.Intracomm.Alltoall(self, *given)
+
+    return Slow(comm)
+
+
+@several
+@pytest.mark.parametrize("collective", [ALLTOALL, ALLGATHER, BCAST, ALLTOALLV], ids=str)
+def test_calls_with_what_was_learned(comm: MPI.Intracomm, at_once: None, collective: Collective) -> None:
+    """Whatever is tried, and found: the same calls by functions and methods, from one array or the next, are right."""
+    ours, ones = hiercoll.Intracomm(comm), np.full(SIZE, 4)
+    get_session(comm)
+
+    def data(salt: int) -> tuple[list[Any], Callable[[], Any], Any]:
+        everyone = np.repeat(np.arange(SIZE), 4) + salt
+        if collective is BCAST:
+            buf = np.full(4, RANK + salt)
+            return [buf], lambda: buf, np.full(4, SIZE - 1 + salt)
+        recv = np.full(4 * SIZE, -1)
+        send = np.full(4 if collective is ALLGATHER else 4 * SIZE, RANK + salt)
+        given = [[send, ones], [recv, ones]] if collective is ALLTOALLV else [send, recv]
+        return given, lambda: recv, everyone
+
+    for salt in range(200):
+        given, got, want = data(salt)
+        root = {"root": SIZE - 1} if collective is BCAST else {}
+        if salt % 3:
+            getattr(hiercoll, collective.name)(comm, *given, **root)
+        else:
+            getattr(ours, collective.native)(*given, **root)
+        np.testing.assert_array_equal(got(), want)
