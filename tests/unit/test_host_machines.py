@@ -1,4 +1,4 @@
-"""Machines of Power9 hosts, from published ping-pongs."""
+"""Machines of Power9 hosts, from published ping-pongs; the lab, from its calibration."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hiercoll.model.machine import Parameters, get_machine
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import host_machines
+import lab_machine
 
 
 def test_the_file_is_what_the_script_derives() -> None:
@@ -52,3 +53,11 @@ def test_rates_are_those_of_the_links(logs: host_machines.Logs) -> None:
     p = host_machines.parameters(logs)
     assert 0.85 * 25e9 < 1 / p.adapter < 25e9
     assert 12e9 < 1 / p.network_byte < 25e9
+
+
+def test_the_lab_is_what_its_records_say() -> None:
+    """`python scripts/lab_machine.py` writes it anew; a link has 25 MB/s, less framing."""
+    machine = lab_machine.lab()
+    assert get_machine("lab") == machine
+    assert 17e6 < 1 / machine.parameters.adapter < 25e6
+    assert machine.fitted["held out rows"] > 100
