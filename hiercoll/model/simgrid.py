@@ -66,7 +66,8 @@ def traces(schedules: Sequence[Schedule], topology: Topology, block: int, machin
     message is buffered. Such a run waits for nothing that the schedules do not wait for.
 
     Messages keep their tags and bytes; offers and notices have no bytes. Copies and reductions are computations of a
-    flop for each ns that they take on ``machine``; those that take no time are left out.
+    flop for each ns that they take on ``machine``; those that take no time are left out. They hold up what comes after
+    them in the trace, as they do not in the fluid evaluator.
 
     Raises ConstraintError for what MPI has no message for: flags, and gets from other ranks' memory; else as
     `hiercoll.model.fluid.end_seconds`.
