@@ -4,7 +4,8 @@
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
 # make figures what docs/performance.md says of several hosts, measured anew: an hour and a half, alone on the machine
 # make sweep   the long rest: 256 ranks, all parameter combinations, 13 ranks, messages beyond
-#              2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries: hours; recorded in docs/sweep.jsonl
+#              2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
+#              there (Debian: libsimgrid-dev): hours; recorded in docs/sweep.jsonl
 # make wheel   a wheel in dist/, tried without a compiler
 
 PYTHON ?= python3

@@ -4,9 +4,7 @@
     python scripts/fit_machines.py --data FOLDER [--only lumi] [--to FOLDER]
 
 FOLDER holds alltoall-clusters.csv and pico.csv (`hiercoll.tools.published`). Each machine is fitted to few nodes; how
-it does on more is written beside that, and printed, and decides nothing. Lassen and Fugaku are left out: the first
-has five sizes a job and a program that copies byte by byte, the second is a torus, whose hops the model does not know.
-Needs SciPy.
+it does on more is written beside that, and printed, and decides nothing. Needs SciPy.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+
+import host_machines
 
 from hiercoll.model.fit import fit
 from hiercoll.model.machine import SHIPPED, Machine, Parameters
@@ -56,6 +56,8 @@ TUOLUMNE: dict[str, float | str] = {
     "cache_rank": 1e6,  # name-plate: L2 of a Zen 4 core
     "memory": 0.0,  # copies and messages beyond the cache take no longer: memory is on the package
 }
+# What allgathers of up to 128 bytes a rank tell beyond ping-pongs: steps in a row of them, and copies.
+LASSEN = ("domain", "network", "copy_byte")
 # One rank a node tells these; nothing of what happens inside a node.
 ONE_RANK = (
     "network", "network_byte", "network_small_byte", "network_rendezvous", "network_eager", "posted", "cache_socket",
@@ -106,6 +108,25 @@ def marenostrum5(data: Path) -> Machine:
     return _one_rank_a_node(data, "MareNostrum5", about)
 
 
+def fugaku(data: Path) -> Machine:
+    """Fugaku: Fujitsu MPI 4.0.1, one rank a node, 8 and 64 nodes. A torus, whose hops and shared links the model does
+    not know: on more nodes, messages to far ranks take several times as long."""
+    about = "torus (its hops are not modelled); Fujitsu MPI 4.0.1; fitted to 8 and 64 nodes"
+    start = replace(SINGLE, network_byte=1 / 6.8e9, adapter=1 / 40.8e9)  # name-plates: of a link, of all six
+    return _one_rank_a_node(data, "Fugaku", about, start)
+
+
+def lassen(data: Path) -> Machine:
+    """Lassen's hosts: Bruck's allgather in three forms, 4 or 16 ranks a node, 4 and 16 nodes. What these rows do not
+    tell is as ping-pongs say (`host_machines`)."""
+    start = host_machines.lassen()
+    about = f"{start.about}; fitted to allgathers of up to 128 bytes a rank, and to ping-pongs"
+    timings = "mpi-advance/locality_aware: BSD 3-Clause, (c) 2021 MPI Advance Project; its allgather timings of Lassen"
+    fixed: dict[str, float | str] = {k: v for k, v in asdict(start.parameters).items() if k not in LASSEN}
+    sources = (f"{timings}, least of the jobs", *start.sources)
+    return _fitted(data, replace(start, sources=sources, about=about), fixed, rows_of(data, "Lassen"))
+
+
 def generic(gigabits: int) -> Machine:
     """Hosts with so many Gbit/s between them: the defaults, and messages at the link's rate. Nothing is measured."""
     rate = 8 / (gigabits * 1e9)
@@ -118,11 +139,11 @@ def _assumed(names: Sequence[str] | dict[str, float | str] | dict[str, float]) -
     return tuple(sorted(names))
 
 
-def _one_rank_a_node(data: Path, system: str, about: str) -> Machine:
+def _one_rank_a_node(data: Path, system: str, about: str, begin: Parameters = SINGLE) -> Machine:
     """Fitted to allgather and allreduce. Reduce_scatter is left out: where Open MPI runs, it takes two to five times
     what its messages and reductions do from some size on (1 MiB of vector on MareNostrum 5, 64 MiB on Leonardo)."""
-    fixed: dict[str, float | str] = {key: value for key, value in asdict(SINGLE).items() if key not in ONE_RANK}
-    start = Machine(system, SINGLE, sources=(PICO.format(system),), assumed=_assumed(fixed), about=about)
+    fixed: dict[str, float | str] = {key: value for key, value in asdict(begin).items() if key not in ONE_RANK}
+    start = Machine(system, begin, sources=(PICO.format(system),), assumed=_assumed(fixed), about=about)
     rows = [row for row in rows_of(data, system) if row.collective != "reduce_scatter"]
     return _fitted(data, start, fixed, rows)
 
@@ -154,7 +175,7 @@ def report(data: Path, machine: Machine) -> None:
 
 
 FITTED: dict[str, Callable[[Path], Machine]] = {
-    each.__name__: each for each in (dane, tuolumne, leonardo, lumi, marenostrum5)
+    each.__name__: each for each in (dane, tuolumne, leonardo, lumi, marenostrum5, fugaku, lassen)
 }
 
 

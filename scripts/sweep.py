@@ -57,6 +57,7 @@ def steps(mpich: Path, openmpi: Path, impi: Path) -> Iterator[Step]:
         yield Step(environment, f"{tests} 5", {"HIERCOLL_NODES": "3+2:cyclic"})
         yield Step(environment, f"{tests} 8", {"HIERCOLL_NODES": "2x4:cyclic"})
         yield Step(environment, "python -m pytest -q -rs tests/faults tests/instruments")
+    yield Step(mpich, "python scripts/simgrid_check.py --record docs/simgrid.jsonl")
     for environment in (mpich, openmpi, impi):
         yield Step(mpich, "python -m pytest -q -rs tests/lab", {"HIERCOLL_LAB_ENV": str(environment.resolve())})
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
 
 from hiercoll.algorithms.alltoall import bruck_exchange
 from hiercoll.algorithms.grouping import (
@@ -20,6 +19,7 @@ from hiercoll.algorithms.grouping import (
     far_ranks,
     node_traffic,
     ranks_before,
+    split,
     steps,
 )
 from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
@@ -294,12 +294,14 @@ class Relay:
         b, me, m = self.b, self.rank, len(self.node_ranks)
         ready: dict[int, list[int]] = {peer: [] for peer in self.outgoing}
         last: list[int] = []
+        overlap = inner == "overlap"
+        gathered = split(relayed, 0, overlap)
         for i in range(m):
             source, target = self.node_ranks[self.lane - i], self.node_ranks[(self.lane + i) % m]
             step = [] if i else [b.copy(SEND[me], RECV[me])]
             if i:
                 step += [b.recv(source, RECV[source], after=last), b.send(target, SEND[target], after=last)]
-            for part in _parts(relayed, inner, 0, source):
+            for part in gathered.get(source, ()):
                 if source == me:
                     done = b.copy(SEND[[d for _, d in part.pairs]], outbox.region(part.pairs))
                 else:
@@ -307,7 +309,7 @@ class Relay:
                 step.append(done)
                 for peer in part.peers:
                     ready[peer].append(done)
-            for part in _parts(self.traffic.relayed(target), inner, 0, me) if i else ():
+            for part in self.traffic.parts(target, 0, overlap).get(me, ()) if i else ():
                 region = SEND[[d for _, d in part.pairs]]
                 step.append(b.send(target, region, tag=CHUNK + 2 * part.number, after=last))
             last = step if inner == "pairwise" else []
@@ -353,9 +355,11 @@ class Relay:
         """What this rank received for ranks of its node to them, and what others received for it."""
         b, me, m = self.b, self.rank, len(self.node_ranks)
         last: list[int] = []
+        overlap = inner == "overlap"
+        scattered = split(collected, 1, overlap)
         for i in range(m):
             source, target = self.node_ranks[self.lane - i], self.node_ranks[(self.lane + i) % m]
-            for part in _parts(collected, inner, 1, target):
+            for part in scattered.get(target, ()):
                 after = [op for peer in part.peers for op in arrived[peer]]
                 if target == me:
                     b.copy(inbox.region(part.pairs), RECV[[s for s, _ in part.pairs]], after=after)
@@ -363,23 +367,6 @@ class Relay:
                     tag = CHUNK + 2 * part.number + 1
                     sent = b.send(target, inbox.region(part.pairs), tag=tag, after=after + last)
                     last = [sent] if inner == "pairwise" else []
-            for part in _parts(self.traffic.collected(source), inner, 1, me) if i else ():
+            for part in self.traffic.parts(source, 1, overlap).get(me, ()) if i else ():
                 region = RECV[[s for s, _ in part.pairs]]
                 b.recv(source, region, tag=CHUNK + 2 * part.number + 1, after=[])
-
-
-class _Part(NamedTuple):
-    """What one rank has of the ``number``-th chunk of outer messages: those to (or from) ``peers``."""
-
-    number: int
-    peers: list[int]
-    pairs: list[Pair]
-
-
-def _parts(messages: Messages, inner: str, end: int, rank: int) -> Iterator[_Part]:
-    """The blocks from (``end`` 0) or to (1) ``rank``: of each message by itself to overlap, else of all."""
-    chunks = [[peer] for peer in messages] if inner == "overlap" else [list(messages)]
-    for number, peers in enumerate(chunks):
-        pairs = [pair for peer in peers for pair in messages[peer] if pair[end] == rank]
-        if pairs:
-            yield _Part(number, peers, pairs)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hiercoll.algorithms.registry import Parameter
 from hiercoll.topology import Topology
@@ -90,6 +90,32 @@ def far_ranks(topology: Topology, rank: int) -> list[int]:
     return [peer for i in range(1, len(nodes)) for peer in nodes[(node + i) % len(nodes)]]
 
 
+class Part(NamedTuple):
+    """What one rank has of the ``number``-th chunk of outer messages: those to (or from) ``peers``."""
+
+    number: int
+    peers: list[int]
+    pairs: list[Pair]
+
+
+Parts: TypeAlias = "dict[int, list[Part]]"  # by the rank that they come from, or go to
+
+
+def split(messages: Messages, end: int, overlap: bool) -> Parts:
+    """The blocks of ``messages`` by their source (``end`` 0) or destination (1): of each message by itself to
+    ``overlap``, else of all together."""
+    chunks = [[peer] for peer in messages] if overlap else [list(messages)]
+    found: Parts = {}
+    for number, peers in enumerate(chunks):
+        own: dict[int, list[Pair]] = {}
+        for peer in peers:
+            for pair in messages[peer]:
+                own.setdefault(pair[end], []).append(pair)
+        for rank, pairs in own.items():
+            found.setdefault(rank, []).append(Part(number, peers, pairs))
+    return found
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What passes through the ranks of one node, as (source, destination) pairs in message order.
@@ -100,6 +126,7 @@ class Traffic:
 
     outgoing: dict[int, Messages]
     incoming: dict[int, Messages]
+    _parts: dict[tuple[int, int, bool], Parts] = field(default_factory=dict, repr=False, compare=False)
 
     def relayed(self, carrier: int) -> Messages:
         """What ``carrier`` sends for others; a message of its own blocks alone needs no relay."""
@@ -110,6 +137,15 @@ class Traffic:
         """What ``carrier`` receives for others."""
         messages = self.incoming.get(carrier, {})
         return {peer: pairs for peer, pairs in messages.items() if any(d != carrier for _, d in pairs)}
+
+    def parts(self, carrier: int, end: int, overlap: bool) -> Parts:
+        """`split` of what ``carrier`` relays (``end`` 0) or collects (1): once for all ranks of the node, each of which
+        has a part."""
+        key = carrier, end, overlap
+        if key not in self._parts:
+            messages = self.collected(carrier) if end else self.relayed(carrier)
+            self._parts[key] = split(messages, end, overlap)
+        return self._parts[key]
 
 
 @lru_cache(maxsize=256)

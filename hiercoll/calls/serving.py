@@ -288,7 +288,7 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
             if given.algorithm != AUTO or (learner is not None and collective.sizes is Sizes.OWN):
                 _remember_call(session, program, collective, given, tally)
         elif plan is not None and program is None and learner is None:
-            session.remember(uneven_alias(collective, given), plan, None)
+            session.remember(uneven_alias(collective, given), plan)
         return
     alias = equal_alias(collective, given)
     if alias is not None and (program is not None or _may_pass(session, request, given)):

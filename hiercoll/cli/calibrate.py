@@ -18,7 +18,7 @@ from hiercoll.errors import ArgumentError, HiercollError, MachineError
 from hiercoll.model.calibration import Calibrated, Notes, analyse
 from hiercoll.model.machine import Machine, get_machine, parameter_fields
 from hiercoll.model.measurements import Measurement, read
-from hiercoll.tools.published import predictable
+from hiercoll.tools.published import predictable, profiles
 from hiercoll.units import format_time
 
 if TYPE_CHECKING:
@@ -206,8 +206,9 @@ def _from_data(
     if not near:
         raise MachineError(path, "rows", f"some of at most {most_nodes} nodes", "none")
     try:
-        silent = without_influence(machine, near)
-        found = fit(machine, near, {name: getattr(machine.parameters, name) for name in silent})
+        silent = without_influence(machine, near, profiles)
+        fixed = {name: getattr(machine.parameters, name) for name in silent}
+        found = fit(machine, near, fixed, profiles)
     except ArgumentError as error:
         raise MachineError(path, error.argument, error.expected, str(error.got)) from None
     except MachineError as error:
@@ -219,7 +220,7 @@ def _from_data(
     _print_quality("fitted", near, found.errors)
     far = [row for row in rows if row not in near]
     if far:
-        _print_quality(f"predicted, more than {most_nodes} nodes", far, Rows(fitted, far).errors(fitted))
+        _print_quality(f"predicted, more than {most_nodes} nodes", far, Rows(fitted, far, profiles).errors(fitted))
     _print_unknown(unknown)
     click.echo(f"{target}: {len(near)} rows, half of them within {found.machine.fitted['median']:.0%}")
 

@@ -63,9 +63,30 @@ def end_seconds(
     """
     if not grain >= 0:  # nor a NaN
         raise ArgumentError("grain", "at least 0 s", grain)
+    run = _run(schedules, topology, block, machine, grain)
+    ends = np.zeros(topology.size)
+    np.maximum.at(ends, run.operations.rank, run.ended)
+    found: list[float] = ends.tolist()
+    return found
+
+
+def ready_seconds(schedules: Iterable[Schedule], topology: Topology, block: int, machine: Machine) -> list[Floats]:
+    """When each operation of each rank may begin: all that it waits for is complete. Arguments, and errors, are
+    `end_seconds`'s."""
+    run = _run(schedules, topology, block, machine, 0.0)
+    operations = run.operations
+    ready = np.zeros(len(operations.rank))
+    np.maximum.at(ready, operations.after, np.repeat(run.ended, np.diff(operations.starts)))
+    return np.split(ready, np.searchsorted(operations.rank, np.arange(1, topology.size)))
+
+
+def _run(schedules: Iterable[Schedule], topology: Topology, block: int, machine: Machine, grain: float) -> _Run:
+    """A run that has come to its end."""
     operations, messages = flatten(schedules, topology, block, machine)
+    run = _Run(operations, _Network(messages, topology, machine), machine, topology.size, grain)
     with np.errstate(divide="ignore"):
-        return _Run(operations, _Network(messages, topology, machine), machine, topology.size, grain).run()
+        run.run()
+    return run
 
 
 class _Timers:
@@ -156,7 +177,7 @@ class _Run:
 
     def __init__(self, operations: Operations, network: _Network, machine: Machine, ranks: int, grain: float) -> None:
         self.operations, self.messages, self.network = operations, network.messages, network
-        self.ops, self.ranks, self.grain, self.now = len(operations.rank), ranks, grain, 0.0
+        self.ops, self.grain, self.now = len(operations.rank), grain, 0.0
         self.does, self.message = _uses(operations, network)
         self.waiting, self.missing = operations.waiting.copy(), 1 + network.is_rendezvous
         self.ended = np.full(self.ops, np.nan)
@@ -166,16 +187,13 @@ class _Run:
         self.timers = _Timers()
         self.flows, self.left, self.rates = NONE, np.zeros(0), np.zeros(0)
 
-    def run(self) -> list[float]:
+    def run(self) -> None:
+        """To the end. Raises ScheduleError if there is none."""
         self.work_off(self.enter(np.flatnonzero(self.waiting == 0)), NONE)
         while self.advance():
             pass
         if len(stuck := np.flatnonzero(np.isnan(self.ended))):
             raise ScheduleError(f"{self.operations.name(int(stuck[0]))} never comes to its end")
-        ends = np.zeros(self.ranks)
-        np.maximum.at(ends, self.operations.rank, self.ended)
-        found: list[float] = ends.tolist()
-        return found
 
     def advance(self) -> bool:
         """On to the next instant at which something happens, if there is one."""

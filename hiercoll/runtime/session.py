@@ -335,7 +335,7 @@ class Session:
             made.free()
         return made.name
 
-    def remember(self, alias: Alias | None, plan: Plan, learner: Learner | None) -> None:
+    def remember(self, alias: Alias | None, plan: Plan, learner: Learner | None = None) -> None:
         """Find a kept plan by the arguments of its call, as they were given; ``learner`` counts such calls."""
         if alias is not None and plan.key is not None:
             if len(self.recent) >= 2 * MAX_PLANS:

@@ -20,7 +20,7 @@ import numpy as np
 from hiercoll.algorithms import REGISTRY
 from hiercoll.collectives import ALLGATHER, ALLREDUCE, ALLTOALL
 from hiercoll.errors import ArgumentError
-from hiercoll.model import benchmarks, rounds
+from hiercoll.model import benchmarks, gathers, rounds
 from hiercoll.model.evaluate import Floats
 from hiercoll.model.fit import Rows
 from hiercoll.model.machine import Machine, get_machine
@@ -42,6 +42,7 @@ REGISTERED = {
 EXCHANGED = ("total", "exchange", "inter")  # phases whose exchange is named in a row
 MOST_BLOCK = 4096  # bytes: larger alltoalls were not fitted
 LARGE_VECTOR = 65536  # bytes
+ELEMENT = 4  # bytes
 
 
 class System(NamedTuple):
@@ -60,6 +61,8 @@ SYSTEMS = {
     "Leonardo": System("leonardo", PICO, ("",), 64),
     "LUMI": System("lumi", PICO, ("",), 64),
     "MareNostrum5": System("marenostrum5", PICO, ("",), 64),
+    "Fugaku": System("fugaku", PICO, ("",), 64),
+    "Lassen": System("lassen", CLUSTERS, ("lassen",), 16),
 }
 
 
@@ -92,9 +95,14 @@ def is_contiguous(row: Measurement) -> bool:
 
 def is_as_named(row: Measurement) -> bool:
     """What ran is what the name says. Cray MPICH's ``recursive-doubling`` allreduce takes a third to a half of the
-    time that its messages need from 64 KiB on, already on 8 nodes: the library runs something else."""
-    named = row.algorithm == "recursive-doubling" and "impl=mpich" in row.parameters
-    return not (row.collective == ALLREDUCE.name and named and row.size >= LARGE_VECTOR)
+    time that its messages need from 64 KiB on, already on 8 nodes: the library runs something else. So does Fujitsu's
+    MPI instead of a ``ring`` allreduce, where there are fewer elements than ranks: it takes as long as recursive
+    doubling then."""
+    if row.collective != ALLREDUCE.name:
+        return True
+    if row.algorithm == "recursive-doubling" and "impl=mpich" in row.parameters:
+        return row.size < LARGE_VECTOR
+    return row.algorithm != "ring" or "impl=fjmpi" not in row.parameters or row.size >= ELEMENT * row.nodes
 
 
 RULES: tuple[Callable[[Measurement], bool], ...] = (
@@ -116,6 +124,17 @@ def is_predictable_alltoall(row: Measurement) -> bool:
     return "pairwise" in exchanges or (row.phase not in EXCHANGED and not exchanges)
 
 
+def is_predictable_allgather(row: Measurement) -> bool:
+    """An allgather between many ranks a node, whose messages are known. They are not of ``hierarchical-bruck``, whose
+    gather and broadcast are the MPI library's, as is all of ``native``."""
+    return row.collective == ALLGATHER.name and row.lanes > 1 and gathers.is_known(row)
+
+
+def is_predictable(row: Measurement) -> bool:
+    """A row of the clusters' file: one of either."""
+    return is_predictable_alltoall(row) or is_predictable_allgather(row)
+
+
 def rows_of(data: Path, system: str) -> list[Measurement]:
     """All rows of a system that the model can say something about, those of several jobs as one. ``data``: the folder
     of the CSV files. Raises MachineError for a file that cannot be used, ArgumentError for an unknown system."""
@@ -127,9 +146,9 @@ def rows_of(data: Path, system: str) -> list[Measurement]:
 
 
 def predictable(rows: Iterable[Measurement]) -> list[Measurement]:
-    """The rows that are `is_predictable_alltoall`, of their parameters only how many groups or leaders there are, and
+    """The rows that are `is_predictable`, of their parameters only how many groups or leaders there are, and
     those of several jobs as one."""
-    kept = [row for row in rows if is_predictable_alltoall(row)]
+    kept = [row for row in rows if is_predictable(row)]
     groups = [tuple(t for t in row.parameters if t.startswith(("groups=", "leaders="))) for row in kept]
     return pooled(row._replace(parameters=own) for row, own in zip(kept, groups, strict=True))
 
@@ -140,7 +159,7 @@ def excluded(data: Path, system: str) -> dict[str, list[Measurement]]:
     about = _system(system)
     if about.file == CLUSTERS:
         rows = _rows(data, about, system)
-        return {is_predictable_alltoall.__name__: [row for row in rows if not is_predictable_alltoall(row)]}
+        return {is_predictable.__name__: [row for row in rows if not is_predictable(row)]}
     found: dict[str, list[Measurement]] = {rule.__name__: [] for rule in RULES}
     for row in _rows(data, about, system):
         broken = next((rule.__name__ for rule in RULES if not rule(row)), None)
@@ -161,10 +180,12 @@ def _rows(data: Path, about: System, system: str) -> list[Measurement]:
 
 
 def profiles(machine: Machine, row: Measurement) -> list[Profile]:
-    """What a row ran: from the registry where it has the very algorithm, else as `hiercoll.model.rounds` or
-    `hiercoll.model.benchmarks` have it. Raises ArgumentError."""
+    """What a row ran: from the registry where it has the very algorithm, else as `hiercoll.model.rounds`,
+    `hiercoll.model.benchmarks` or `hiercoll.model.gathers` have it. Raises ArgumentError."""
     if row.collective == ALLTOALL.name:
         return benchmarks.of_row(machine, row)
+    if row.lanes > 1:
+        return gathers.of_row(machine, row)
     return [_profile(row.collective, row.algorithm, row.nodes)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hiercoll.algorithms import get_algorithm
 from hiercoll.errors import ArgumentError, ConstraintError, MachineError, ParameterError
-from hiercoll.model import rounds
+from hiercoll.model import gathers, rounds
 from hiercoll.model.evaluate import Design
 from hiercoll.model.fit import fit
 from hiercoll.model.machine import Machine, Parameters
@@ -226,6 +226,37 @@ def test_a_fit_recovers_what_made_the_rows() -> None:
     assert not found.undetermined
 
 
+# ---- allgathers that know nodes
+
+
+@pytest.mark.parametrize(("nodes", "lanes"), [(4, 4), (16, 4), (3, 5), (7, 2), (1, 6), (6, 1)])
+@pytest.mark.parametrize("name", gathers.ALGORITHMS)
+def test_allgathers_of_many_ranks_a_node(name: str, nodes: int, lanes: int) -> None:
+    """Messages have two ends of one size; what a rank gets makes all blocks; the forms differ in what leaves nodes."""
+    row = Measurement("x", nodes, lanes, "allgather", name, (), 8.0, 1.0, "total", "")
+    if name == "locality-bruck" and (nodes, lanes) not in ((4, 4), (16, 4), (1, 6)):
+        with pytest.raises(ParameterError, match=f"'locality-bruck' on {nodes} nodes"):
+            gathers.of_row(Machine(""), row)
+        return
+    topology = Topology(tuple(rank // lanes for rank in range(nodes * lanes)))
+    schedules = [gathers.ALGORITHMS[name](topology, rank) for rank in range(topology.size)]
+    ends: dict[str, list[tuple[int, int, int]]] = {"out": [], "into": []}
+    for s in schedules:
+        ends["out"] += [(s.rank, op.peer, op.region.size) for op in s.ops if isinstance(op, Send)]
+        ends["into"] += [(op.peer, s.rank, op.region.size) for op in s.ops if isinstance(op, Recv)]
+        got = sum(op.region.size for op in s.ops if isinstance(op, Recv))
+        # The first lane of locality-bruck brings nothing from afar: only as many nodes as there are other lanes.
+        assert got == topology.size - 1 or (name == "locality-bruck" and got >= topology.size - 1)
+    assert sorted(ends["out"]) == sorted(ends["into"])
+    far = [size for a, b, size in ends["out"] if topology.node_of[a] == 0 != topology.node_of[b]]
+    if name == "lane-bruck":
+        assert sum(far) == lanes * (nodes - 1)
+    if name == "locality-bruck":
+        assert sum(far) == lanes * (nodes - 1) and len(far) == (lanes - 1) * {1: 0, 4: 1, 16: 2}[nodes]
+    [profile] = gathers.of_row(Machine(""), row)
+    assert profile.totals[0].out == sum(far) or len(profile.totals) > 1
+
+
 # ---- published rows
 
 
@@ -271,7 +302,7 @@ def test_alltoalls_are_pooled() -> None:
         key = (row.algorithm, row.parameters[0], row.size)
         same = [each.seconds for each in rows if (each.algorithm, each.parameters[0], each.size) == key]
         assert (row.seconds, row.worst) == (min(same), max(same))
-    assert {row.parameters[1] for row in excluded(DATA, "Dane")["is_predictable_alltoall"]} == {"nonblocking"}
+    assert {row.parameters[1] for row in excluded(DATA, "Dane")["is_predictable"]} == {"nonblocking"}
 
 
 def test_rows_of_more_nodes_are_predicted() -> None:
@@ -293,6 +324,24 @@ def test_dane_is_predicted() -> None:
     """Five algorithms at three sizes on 16 nodes, from what was fitted to 8."""
     held = held_out(DATA, "Dane", "alltoall")
     assert len(held) == 15 and score(held).median < 0.25
+
+
+def test_lassen_is_predicted() -> None:
+    """Small allgathers on more nodes, or more ranks a node, than the fit has seen: what its file says of them."""
+    held = held_out(DATA, "Lassen", "allgather")
+    assert {(each.row.nodes, each.row.lanes) for each in held} == {(32, 32), (64, 4)}
+    assert len(held) == published.get_machine("lassen").fitted["held out rows"] == 30
+    assert score(held).median == pytest.approx(published.get_machine("lassen").fitted["held out median"], abs=1e-3)
+
+
+def test_fugaku_is_not_predicted_beyond() -> None:
+    """A torus: messages to far ranks share its links, and take several times as long as the model says."""
+    held = held_out(DATA, "Fugaku", "allgather")
+    far = [each for each in held if each.row.algorithm == "recursive-doubling" and each.row.size >= 1024]
+    assert far and all(each.seconds < 0.7 * each.row.seconds for each in far)
+    ring = Measurement("Fugaku", 512, 1, "allreduce", "ring", ("impl=fjmpi",), 256.0, 1.0, "total", "")
+    assert not published.is_as_named(ring) and published.is_as_named(ring._replace(size=2048.0))
+    assert published.is_as_named(ring._replace(collective="allgather"))
 
 
 def test_a_score_by_hand() -> None:
