@@ -304,7 +304,8 @@ def serve_first(first: Beginning, collective: Collective, given: Arguments, nati
     begin = perf_counter()
     native()
     first.count(perf_counter() - begin)
-    remember_native(first, collective, given, first.tally)
+    if first.has_come_again:
+        remember_native(first, collective, given, first.tally)
 
 
 def remember_native(session: Session | Beginning, collective: Collective, given: Arguments, tally: array[int]) -> None:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from time import monotonic
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -44,8 +45,14 @@ class Beginning:
         self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
         self._calls, self.seconds = calls, 0.0
         self.set_up = 0.0  # seconds that this is about to take
-        self.routes = compiled.make_routes(_cannot_fail, self.rank, self.size)
-        self.routes.open(True)
+
+    @cached_property
+    def routes(self) -> Any:
+        """Its calls by arguments; see `compiled.make_routes`."""
+        made = compiled.make_routes(_cannot_fail, self.rank, self.size)
+        made.open(True)
+        compiled.register(self.comm.handle, made)
+        return made
 
     @cached_property
     def topology(self) -> Topology:
@@ -62,6 +69,11 @@ class Beginning:
         self.tally[0] -= 1
         self.tally[1] += int(seconds * 1e9)
 
+    @property
+    def has_come_again(self) -> bool:
+        """Whether this is not the first call."""
+        return self.tally[0] < FIRST - 1 or self._calls > FIRST
+
     def goes_on(self, set_up: float) -> bool:
         """Whether it is too early for a set-up, which takes about so many ``seconds`` by what this rank knows.
         Collective."""
@@ -76,23 +88,31 @@ class Beginning:
 
 def begin(comm: MPI.Intracomm) -> Beginning | None:
     """A communicator that hiercoll has not met; None where it is to be set up at once. Collective."""
-    if comm.size == 1 and not settings.is_special():
-        return Beginning(comm, FOR_GOOD)
-    mine = settings.is_special() or (comm.rank == 0 and _is_anything_known(comm.size))
-    is_special, is_still = _largest(comm, [mine, not settings.learns()])
-    return None if is_special else Beginning(comm, FOR_GOOD if is_still else FIRST)
+    wishes = np.array(_wishes(comm), np.int64)
+    if comm.size > 1:
+        found = np.empty_like(wishes)
+        MPI.Comm.Allreduce(comm, wishes, found, op=MPI.BOR)
+        wishes = found
+    if wishes & SET_UP:
+        return None
+    return Beginning(comm, FOR_GOOD if comm.size == 1 or wishes & KEEP_STILL else FIRST)
 
 
-_known: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())  # when that was looked up, and what there was
+SET_UP, KEEP_STILL = 1, 2  # what a rank may wish
+_seen: tuple[float, int, bool, frozenset[int]] = (-LOOK, 0, False, frozenset())  # when, wishes, a table, what is known
 
 
-def _is_anything_known(size: int) -> bool:
-    """Whether this user has a table, or earlier jobs have learned something on so many ranks."""
-    global _known
+def _wishes(comm: MPI.Intracomm) -> int:
+    """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned
+    on as many ranks. They are looked up once a second at most, as programs may make many communicators."""
+    global _seen
     now = monotonic()
-    if now > _known[0] + LOOK:
-        _known = (now, settings.own_table().exists(), known_ranks(mpi_library()))
-    return _known[1] or size in _known[2]
+    if now > _seen[0] + LOOK:
+        wishes = SET_UP * settings.is_special() + KEEP_STILL * (not settings.learns())
+        _seen = (now, wishes, settings.own_table().exists(), known_ranks(mpi_library()))
+    _, wishes, has_table, ranks = _seen
+    is_known = comm.rank == 0 and (has_table or comm.size in ranks)
+    return wishes | (SET_UP if is_known else 0)
 
 
 def _cannot_fail(*_: object) -> None:

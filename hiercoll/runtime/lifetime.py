@@ -118,7 +118,6 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
             return None
         comm.Set_attr(_keyval(), found)
         _beginnings[handle] = found
-        compiled.register(handle, found.routes)
     return found if found.tally[0] > 0 or found.goes_on(_set_up) else None
 
 
