@@ -6,6 +6,7 @@ The session is real but for its communicators, so that rank 0 of four can be loo
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpi4py import MPI
 import hiercoll.runtime.factory
 import hiercoll.runtime.session
 from hiercoll.algorithms import REGISTRY
-from hiercoll.calls.serving import equal_alias, serve
+from hiercoll.calls.serving import equal_alias, remember, serve
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, called
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.runtime import compiled
@@ -34,6 +35,7 @@ from hiercoll.schedule.transports import Transport
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Candidate, Decision
+from hiercoll.tuning.learning import Budget, Learner
 from hiercoll.tuning.policy import Policy
 
 RANKS = 4
@@ -92,6 +94,14 @@ def test_keys_leave_nothing_out(what: str) -> None:
     assert mine not in {EVEN.key, *keys.values()} and (what == "uneven" or mine != VARYING.key)
 
 
+def trying() -> Learner:
+    """What learns, with the next call to be timed."""
+    made = Learner(lambda own: [NATIVE_VARIANT, Variant("bruck", {"radix": 2})], list, Budget(inf))
+    made.begin()
+    assert made.is_trying
+    return made
+
+
 def test_equal_requests_have_equal_keys() -> None:
     """Also where data are other objects; what a call brings along does not count. Keys are frozen."""
     for request in (EVEN, VARYING):
@@ -100,7 +110,8 @@ def test_equal_requests_have_equal_keys() -> None:
             data._replace(owner=object(), sizes=None if data.sizes is None else SIZES.copy())
             for data in (request.sent, request.received)
         ]
-        same = replace(request, sent=again[0], received=again[1], is_auto=True, note=print, result=1, mode=Mode.HELD)
+        others = {"is_auto": True, "learner": trying(), "result": 1, "mode": Mode.HELD}
+        same = replace(request, sent=again[0], received=again[1], **others)
         assert same.key == request.key and hash(same.key) == hash(request.key)
         assert same.common == request.common and len({same.key, request.key}) == 1
         for frozen in (same.key, same.common):
@@ -412,7 +423,7 @@ def test_a_first_call_makes_no_plan(session: Alone) -> None:
     assert plan is not None and len(session.bound) == 1
     assert session.plan(request) is plan and len(session.bound) == 1
     assert session.plan(other) is None
-    assert session.plan(replace(session.request(), note=print)) is not None  # a call that is timed
+    assert session.plan(replace(session.request(), learner=trying())) is not None  # a call that is timed
 
 
 def test_calls_are_remembered_within_bounds(session: Alone) -> None:
@@ -429,13 +440,13 @@ def test_calls_are_remembered_within_bounds(session: Alone) -> None:
 def test_plans_are_kept_within_bounds(session: Alone) -> None:
     """Used last stays; aliases of plans that are freed find nothing, and are not kept for good."""
     for at in range(3 * MAX_PLANS):
-        plan = session.plan(replace(EVEN, received=DATA._replace(address=8 * at), note=print))
+        plan = session.plan(replace(EVEN, received=DATA._replace(address=8 * at), learner=trying()))
         assert plan is not None and not plan.is_freed
         session.remember((at,), plan)
-        session.touch(session.recent[(0,)])
+        session.touch(session.recent[(0,)][0])
         assert len(session.plans) <= MAX_PLANS and len(session.recent) <= 2 * MAX_PLANS
-    assert not session.recent[(0,)].is_freed
-    live = [alias for alias, plan in session.recent.items() if not plan.is_freed]
+    assert not session.recent[(0,)][0].is_freed
+    live = [alias for alias, (plan, _) in session.recent.items() if not plan.is_freed]
     assert len(live) == MAX_PLANS
     session.drop_plans()
     assert not session.recent and not session.plans
@@ -451,17 +462,25 @@ def test_aliases_go_with_the_windows_of_their_plans(session: Alone) -> None:
     assert alias == equal_alias(ALLGATHER, given)
     for block in range(1, MAX_WINDOWS + 2):
         assert (alias in session.recent) == (block <= MAX_WINDOWS)
-        session.plan(replace(session.request(ALLGATHER, "shared", block=100 * block), note=print))
+        session.plan(replace(session.request(ALLGATHER, "shared", block=100 * block), learner=trying()))
     assert not session.recent and len(session.windows.kept) == MAX_WINDOWS
 
 
 def test_plans_not_kept_have_no_alias(session: Alone) -> None:
-    """Nor have calls that are timed."""
+    """Calls that are tried have one by their name, none by "auto"."""
     request = session.request()
     session.remember((1,), session.factory.make(request, Lifetime.ONCE))
-    given = arguments()
-    serve(session, replace(make_request(session, ALLTOALL, given, strict=True), note=lambda seconds: None), given)
     assert not session.recent
+    named = arguments()
+    given = named._replace(algorithm="auto", params={})
+    tried = replace(make_request(session, ALLTOALL, named, strict=True), learner=trying())
+    serve(session, replace(tried, learner=None), named)
+    session.plans.clear()
+    session.recent.clear()
+    plan = session.plan(tried)
+    assert plan is not None
+    remember(session, tried, given, plan)
+    assert list(session.recent) == [equal_alias(ALLTOALL, named._replace(params=dict(tried.variant.params)))]
 
 
 def test_what_serves_a_first_call(session: Alone) -> None:
