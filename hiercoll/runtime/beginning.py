@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 LONGEST = 1 << 16  # calls between two looks at their time
+LEAST, MEETINGS = 1.5e-3, 20  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
@@ -44,7 +45,7 @@ class Beginning:
         self.rank, self.size = comm.rank, comm.size
         self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
         self._calls, self.seconds = calls, 0.0
-        self.set_up = 0.0  # seconds that this is about to take
+        self.meeting = 0.0  # seconds that it took to agree
 
     @cached_property
     def routes(self) -> Any:
@@ -74,12 +75,12 @@ class Beginning:
         """Whether this is not the first call."""
         return self.tally[0] < FIRST - 1 or self._calls > FIRST
 
-    def goes_on(self, set_up: float) -> bool:
-        """Whether it is too early for a set-up, which takes about so many ``seconds`` by what this rank knows.
-        Collective."""
-        least, self.set_up = _largest(self.comm, [-self.tally[1] * 1e-9, set_up])
+    def goes_on(self, known: float) -> bool:
+        """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
+        is estimated by what it takes to agree. Collective."""
+        least, meeting, known = _largest(self.comm, [-self.tally[1] * 1e-9, -self.meeting, known])
         self.seconds -= least
-        if SHARE * self.seconds >= self.set_up:
+        if SHARE * self.seconds >= (known or LEAST - MEETINGS * meeting):
             return False
         self._calls = min(2 * self._calls, LONGEST)
         self.tally = array("q", [self._calls, 0])
@@ -89,13 +90,16 @@ class Beginning:
 def begin(comm: MPI.Intracomm) -> Beginning | None:
     """A communicator that hiercoll has not met; None where it is to be set up at once. Collective."""
     wishes = np.array(_wishes(comm), np.int64)
+    since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)
         MPI.Comm.Allreduce(comm, wishes, found, op=MPI.BOR)
         wishes = found
     if wishes & SET_UP:
         return None
-    return Beginning(comm, FOR_GOOD if comm.size == 1 or wishes & KEEP_STILL else FIRST)
+    made = Beginning(comm, FOR_GOOD if comm.size == 1 or wishes & KEEP_STILL else FIRST)
+    made.meeting = perf_counter() - since
+    return made
 
 
 SET_UP, KEEP_STILL = 1, 2  # what a rank may wish

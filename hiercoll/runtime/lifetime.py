@@ -33,7 +33,7 @@ _live: dict[str, Session] = {}  # by a name that is the same on all ranks
 # where threads must be checked on each call.
 by_handle: dict[int, Session] = {}
 _beginnings: dict[int, Beginning] = {}  # likewise, of communicators that have none yet
-_set_up = 1e-3  # seconds that the last set-up took
+_set_up = 0.0  # seconds that the last set-up took
 
 
 @cache
@@ -145,13 +145,13 @@ def get_session(comm: MPI.Intracomm) -> Session:
         before, since = session, perf_counter()
         try:
             session = Session(comm, forced_variants(settings.forced))
-            if before is not None:
-                session.policy.pay(before.seconds, before.set_up)
+            (took,) = session.agreement.slowest([perf_counter() - since])
+            session.policy.pay(before.seconds if before is not None else 0.0, took)
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))
             raise
         comm.Set_attr(_keyval(), session)
-        _set_up = perf_counter() - since
+        _set_up = took
         _live[session.name] = session
         if _main_thread() is None:
             by_handle[comm.handle] = session

@@ -14,7 +14,7 @@ from hiercoll.errors import ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.tuner import Candidate, Decision, Spread, decide, uneven_choices
-from hiercoll.tuning.learning import FEW, MANY, SHARE, Budget, Finding, Learner, Own
+from hiercoll.tuning.learning import FEW, MANY, PLAN_SECONDS, SHARE, Budget, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str]"
 ASKING = 5e-3  # seconds that it takes the model to compare algorithms at first, besides
@@ -67,12 +67,14 @@ class Policy:
         self.table = Table()
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
+        self._paid = 0.0, 0.0  # seconds of calls before the set-up, and of that
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
         self.forget()
 
     def forget(self) -> None:
         """Let "auto" decide anew for every size."""
-        self._budget = Budget(self.share)
+        calls, set_up = self._paid
+        self._budget = Budget(self.share, calls, set_up if calls else 0.0, plan=max(set_up, PLAN_SECONDS))
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # By collective and bytes received, what learns from drop-in calls on arrays.
@@ -85,9 +87,9 @@ class Policy:
         self.forget()
 
     def pay(self, calls: float, seconds: float) -> None:
-        """Calls have taken so long, and a set-up for them; equal on all ranks."""
-        self._budget.calls += calls
-        self._budget.cost += seconds
+        """Calls have taken so long, and a set-up so many ``seconds``: a plan may take as long. Equal on all ranks."""
+        self._paid = calls, seconds
+        self.forget()
 
     def hurry(self) -> None:
         """What learns from now on need not wait until calls have taken so long that they pay for it."""
