@@ -21,11 +21,16 @@ fault, algorithm, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 dropin = hiercoll.Intracomm(comm)
-forced["alltoall"] = ("bruck", {})
+if algorithm != "learning":
+    forced["alltoall"] = ("bruck", {})
 FIRST = {"first call": None, "first alltoallv": "auto", "first aggregate": "aggregate"}  # on a communicator
 fresh = [comm.Dup() for _ in range(3)] if algorithm in FIRST else []
 for each in [comm, *(fresh if FIRST.get(algorithm) else [])]:
     hiercoll.get_topology(each)  # from now on hiercoll serves nonblocking calls
+
+
+if algorithm == "learning":  # all calls are trials
+    hiercoll.configure(comm, tune="online")
 
 
 def of_the_day() -> MPI.Intracomm:
@@ -65,7 +70,7 @@ def call(items: int = 4) -> None:
         request.Wait()
         request.Free()
     else:
-        hiercoll.alltoall(comm, send, recv, algorithm=algorithm)
+        hiercoll.alltoall(comm, send, recv, algorithm="auto" if algorithm == "learning" else algorithm)
     expected = np.concatenate([np.arange(items) + rank * items + 100 * peer for peer in range(size)])
     assert (recv == expected).all(), "wrong data returned as right"
 

@@ -30,6 +30,7 @@ ALGORITHMS = [
     "Ialltoall",
     "first call",
     "first alltoallv",
+    "learning",
     *(
         pytest.param(name, marks=pytest.mark.slow(reason="the others show the same in other engines"))
         for name in ("bruck", "eager", "native", "Alltoall_init", "first aggregate", "growing")
@@ -118,7 +119,9 @@ def test_a_silent_rank(tmp_path: Path, fault: str, algorithm: str) -> None:
         assert SILENT.search(told), told
     if fault == "late" and algorithm.startswith("first"):
         assert reports[2]["problem"].startswith("CollectiveTimeout")
-    if not algorithm.startswith(("native", "Alltoall_init", "first", "growing")):  # there MPI does not tell who is late
+    if not algorithm.startswith(
+        ("native", "Alltoall_init", "first", "growing", "learning")
+    ):  # there MPI does not tell who is late
         assert any("rank 2" in reports[rank]["problem"][25:] for rank in (0, 1, 3))
 
 
@@ -156,7 +159,7 @@ def test_another_call(tmp_path: Path) -> None:
     assert "rank 2: IN ANOTHER CALL: #3 allgather direct" in diagnosis(tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", ["bruck", "alltoallv", "first alltoallv", "Ialltoall", "Ialltoallv"])
+@pytest.mark.parametrize("algorithm", ["bruck", "alltoallv", "first alltoallv", "Ialltoall", "Ialltoallv", "learning"])
 @pytest.mark.parametrize("fault", ["other call", "other size"])
 def test_checked(tmp_path: Path, fault: str, algorithm: str) -> None:
     """HIERCOLL_CHECK=1: every rank raises, with both sides, before any data moves."""
