@@ -44,12 +44,17 @@ def checks_calls() -> bool:
 
 def is_special() -> bool:
     """Whether calls need more than the MPI library from the first one on, as far as the environment says."""
-    return bool(forced) or any(map(_is_set, ("DISABLE", "CHECK", "TIMEOUT", "TABLE", "NODES")))
+    return bool(forced) or hurries() or any(map(_is_set, ("DISABLE", "CHECK", "TIMEOUT", "TABLE", "NODES")))
 
 
 def learns() -> bool:
     """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not."""
     return _text("LEARN") != "0"
+
+
+def hurries() -> bool:
+    """``HIERCOLL_LEARN=online``: "auto" learns at once, whatever that costs."""
+    return _text("LEARN") == "online"
 
 
 def wants_thread() -> bool:

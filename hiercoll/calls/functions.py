@@ -367,8 +367,8 @@ def configure(
 
     ``tune``: None to learn where there is no table: blocking calls try candidates, within 5 % of the time of all calls,
     and one that has proved faster than native serves the later ones; "online" to try them at once, whatever that costs,
-    with a table, too; "off" to learn nothing (as with ``HIERCOLL_LEARN=0`` on one rank). I-calls and plans take what
-    was found, but try nothing.
+    with a table, too; "off" to learn nothing. ``HIERCOLL_LEARN`` (0 or online, on one rank) says so for all
+    communicators. I-calls and plans take what was found, but try nothing.
 
     ``timeout``: seconds that a call may wait before it raises CollectiveTimeout, 0 for ever; None leaves it as it is
     (at first ``HIERCOLL_TIMEOUT``).

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeAlias, cast
@@ -126,8 +127,9 @@ class Session:
             raise
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.library = mpi_library()
-        self.disabled, self.stages, self.check, self.threadless, keeps_still, recalls = self._settings()
-        self.learns = 0.0 if keeps_still else SHARE  # of the time of calls, that learning may cost
+        self.disabled, self.stages, self.check, self.threadless, keeps_still, hurries, recalls = self._settings()
+        # Of the time of calls, that learning may cost.
+        self.learns = 0.0 if keeps_still else inf if hurries else SHARE
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
@@ -167,11 +169,11 @@ class Session:
 
     def _settings(self) -> list[bool]:
         """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, nothing learned,
-        and something known from earlier jobs: what is so on one rank is so for all. Collective."""
+        or at once, and something known from earlier jobs: what is so on one rank is so for all. Collective."""
         stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
         recalls = self.rank == 0 and self.size in learned.known_ranks(self.library)
-        own = [settings.is_disabled(), stages, settings.checks_calls(), threadless, not settings.learns(), recalls]
-        mine = np.array(own, np.int64)
+        learning = [not settings.learns(), settings.hurries(), recalls]
+        mine = np.array([settings.is_disabled(), stages, settings.checks_calls(), threadless, *learning], np.int64)
         return [bool(value) for value in self._largest(mine)]
 
     def _recall(self) -> dict[PolicyKey, Finding]:
