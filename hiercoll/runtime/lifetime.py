@@ -144,7 +144,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
         _check_thread()
         before, since = session, perf_counter()
         try:
-            session = Session(comm, forced_variants(settings.forced))
+            session = Session(comm, forced_variants(settings.forced), is_met=before is not None)
             (took,) = session.agreement.slowest([perf_counter() - since])
             session.policy.pay(before.seconds if before is not None else 0.0, took)
         except (CollectiveTimeout, CollectiveFailed):

@@ -18,7 +18,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Policy, Wanted
 
 Alias: TypeAlias = "tuple[object, ...]"
+Read = TypeVar("Read")
 
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 MAX_PLANS = 128  # cached plans per communicator
@@ -92,9 +93,9 @@ def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
     return cast(MPI.Intracomm, MPI.Comm.Split(comm, color, comm.rank))
 
 
-def from_root(comm: MPI.Intracomm, read: Callable[[], Table]) -> Table:
+def from_root(comm: MPI.Intracomm, read: Callable[[], Read]) -> Read:
     """What rank 0 reads; its TableError on every rank. Collective."""
-    found: Table | TableError | None = None
+    found: Read | TableError | None = None
     if comm.rank == 0:
         try:
             found = read()
@@ -107,6 +108,20 @@ def from_root(comm: MPI.Intracomm, read: Callable[[], Table]) -> Table:
     return found
 
 
+def read_table(table: Table | str | Path | None) -> Table:
+    """A table, one in a file, or (None) that of the environment. Raises TableError; what the environment names and
+    cannot be used is a TableWarning instead."""
+    try:
+        given = environment_table() if table is None else table
+    except TableError as error:
+        warnings.warn(TableWarning(f"{error}; the MPI library's own collectives are used"), stacklevel=4)
+        return Table()
+    found = given if isinstance(given, Table) else load(given)
+    if any(entry.is_old for entry in found.entries):
+        warnings.warn(TableWarning(f"{found.source}: made from {OLD}, not from calls: tune again"), stacklevel=4)
+    return found
+
+
 class Session:
     """hiercoll's side of one communicator. Made and freed collectively.
 
@@ -114,9 +129,11 @@ class Session:
     plans that are kept.
     """
 
-    def __init__(self, comm: MPI.Intracomm, forced: Mapping[str, Variant]) -> None:
+    def __init__(self, comm: MPI.Intracomm, forced: Mapping[str, Variant], *, is_met: bool = False) -> None:
+        """``is_met``: ranks know already that none of them has a deadline."""
         timeout = settings.timeout()
-        _meet_first(comm, timeout)
+        if not is_met:
+            _meet_first(comm, timeout)
         self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
         self.user = MPI.Intracomm(comm)  # mpi4py's own: where calls that are left to the MPI library run
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -127,11 +144,8 @@ class Session:
             raise
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.library = mpi_library()
-        self.disabled, self.stages, self.check, self.threadless, keeps_still, hurries, recalls = self._settings()
-        # Of the time of calls, that learning may cost.
-        self.learns = 0.0 if keeps_still else inf if hurries else SHARE
+        timeout = self._agree_on_settings(timeout)
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
-        self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.watch: Watch | None = None
         self.background = 0  # calls under way in the background
@@ -159,36 +173,36 @@ class Session:
         self.policy = Policy(
             self.rank, self.topology, self.library, self.disabled, self.agreement.slowest, sums, forced
         )
-        self.policy.learn(self.learns)
         if self.rank == 0:
             self.policy.found = self._keep
-        if recalls and self.learns:
-            self.policy.known = self._recall()
-        self.use_table(None)
-        self.set_timeout(timeout)
+        # The name orders communicators alike on all ranks.
+        self.name, self.policy.table, self.policy.known = from_root(self.comm, self._read_all)
+        self.policy.learn(self.learns)
+        self._use_timeout(timeout)
 
-    def _settings(self) -> list[bool]:
-        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, nothing learned,
-        or at once, and something known from earlier jobs: what is so on one rank is so for all. Collective."""
-        stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
-        recalls = self.rank == 0 and self.size in learned.known_ranks(self.library)
-        learning = [not settings.learns(), settings.hurries(), recalls]
-        mine = np.array([settings.is_disabled(), stages, settings.checks_calls(), threadless, *learning], np.int64)
-        return [bool(value) for value in self._largest(mine)]
+    def _agree_on_settings(self, timeout: float) -> float:
+        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, and what learning
+        may cost of the time of calls: what is so on one rank is so for all. Returns the longest timeout. Collective."""
+        own = [
+            settings.is_disabled(), not takes_device_memory(self.comm), settings.checks_calls(),
+            MPI.Query_thread() != MPI.THREAD_MULTIPLE, not settings.learns(), settings.hurries(), timeout,
+        ]  # fmt: skip
+        *flags, longest = self._largest(np.array(own, float)).tolist()
+        self.disabled, self.stages, self.check, self.threadless, keeps_still, hurries = map(bool, flags)
+        self.learns = 0.0 if keeps_still else inf if hurries else SHARE
+        return float(longest)
 
-    def _recall(self) -> dict[PolicyKey, Finding]:
-        """What earlier jobs have found, as rank 0 reads it, and what can run here. Collective."""
-        settings_of = [learned.setting_of(self.library, self.topology, memory, learned.fabric()) for memory in MEMORIES]
-        found = [learned.read(setting) for setting in settings_of] if self.rank == 0 else None
-        self.meet("what earlier jobs have found")
+    def _read_all(self) -> tuple[str, Table, dict[PolicyKey, Finding]]:
+        """A name, the table of the environment, and what earlier jobs have found that can run here."""
         known: dict[PolicyKey, Finding] = {}
-        for memory, lessons in zip(MEMORIES, self.comm.bcast(found), strict=True):
-            for lesson in lessons.values():
+        for memory in MEMORIES if self.learns and self.size in learned.known_ranks(self.library) else ():
+            setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
+            for lesson in learned.read(setting).values():
                 family = COLLECTIVES[lesson.collective].family
                 if is_able(family, self.topology, lesson.in_place, lesson.variant):
-                    finding = Finding(lesson.variant, lesson.seconds, lesson.native, lesson.calls, lesson.date)
-                    known[lesson.collective, lesson.size, lesson.in_place, memory] = finding
-        return known
+                    times = (lesson.seconds, lesson.native, lesson.calls, lesson.date)
+                    known[lesson.collective, lesson.size, lesson.in_place, memory] = Finding(lesson.variant, *times)
+        return uuid.uuid4().hex, read_table(None), known
 
     def _keep(self, wanted: Wanted, finding: Finding) -> None:
         """Let later jobs know what has been found."""
@@ -221,25 +235,8 @@ class Session:
         what the environment names and cannot be used is a TableWarning instead.
         """
 
-        def read() -> Table:
-            if table is not None:
-                return table if isinstance(table, Table) else load(table)
-            try:
-                return environment_table()
-            except TableError as error:
-                warnings.warn(TableWarning(f"{error}; the MPI library's own collectives are used"), stacklevel=4)
-                return Table()
-
-        def read_fresh() -> Table:
-            found = read()
-            if any(entry.is_old for entry in found.entries):
-                warnings.warn(
-                    TableWarning(f"{found.source}: made from {OLD}, not from calls: tune again"), stacklevel=5
-                )
-            return found
-
         self.meet("agreement on a table")
-        self.policy.table = from_root(self.comm, read_fresh)
+        self.policy.table = from_root(self.comm, partial(read_table, table))
         self.forget_choices()
 
     @property
@@ -250,12 +247,15 @@ class Session:
     def set_timeout(self, seconds: float) -> None:
         """Let calls wait for at most so long, 0: for ever; what most on one rank holds for all. Collective."""
         (seconds,) = self.agreement.slowest([seconds])
+        self._use_timeout(seconds)
+        self.policy.by_bytes.clear()
+        self.drop_plans()
+
+    def _use_timeout(self, seconds: float) -> None:
         known = (self.name, self.rank, self.topology.node_of, world_ranks(self.comm))
         self.watch = watch = Watch(seconds, *known, self.break_off) if seconds else None
         self.routes.limit(seconds, *((watch.numbers.buffer_info()[0], watch.record.append) if watch else (0, None)))
         self.routes.open(not self.check and self.broken is None)
-        self.policy.by_bytes.clear()
-        self.drop_plans()
 
     def break_off(self, call: str) -> None:
         """A call was interrupted: the communicator cannot be used any more."""
