@@ -98,11 +98,11 @@ class Learner:
     """What serves calls of one kind on a communicator.
 
     ``candidates`` tells what may serve them, the first of them native, if need be by the blocks that this rank sends
-    now; ``agree`` gives the largest of all ranks' values,
-    each of several. Both are collective: all ranks make the same calls in the same order, and ask `begin` before, and
-    tell `note` after each. But for those that `is_fixed` allows: `count` is enough, or the compiled engine's count.
-    ``known`` is what an earlier job has found; ``rarely``: ranks that need not wait for each other do so ever more
-    rarely; ``asking``: seconds that asking for candidates takes, about.
+    now; ``agree`` gives the largest of all ranks' values, each of several. Both are collective: all ranks make the same
+    calls in the same order, ask `begin` before and tell `note` after each. Where `is_fixed` holds, `count` is enough,
+    or the compiled engine's count. ``settled`` is called with what is found in the end; ``known`` is what an earlier job
+    has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely. ``asking``:
+    seconds that asking for candidates takes, about.
     """
 
     candidates: Callable[[Own], Sequence[Variant]]
@@ -240,6 +240,8 @@ class Learner:
             return True
         yield from self._warm(found.variant)
         pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS)
+        native = float(median(seconds for _, seconds in pairs))
+        self.finding = Finding(found.variant, _seconds(pairs), native, found.calls, found.date)
         return bool(_ratio(pairs) >= 1.0 / SLOWER)
 
     def _choose(self) -> Course:
@@ -268,14 +270,15 @@ class Learner:
         while True:
             calls = 2 * calls if self.rarely else min(2 * calls, LONGEST)
             (seconds,) = yield Serve(calls)
-            if _keys(self.candidates(self._own)) != _keys(self._offered):
+            if _keys(self._offers()) != _keys(self._offered):
                 return
             if before and not _alike(seconds, before):
                 yield from self._afford(PROBES * self.budget.meeting)
                 times = yield Try([self.current] * PROBES)
                 if not _alike(median(times), self.finding.seconds):
                     return
-            before = seconds
+                before = 0.0
+            before = before or seconds
 
     def _settle(self, variant: Variant, native: float, seconds: float | None = None) -> None:
         self.finding = Finding(variant, native if seconds is None else seconds, native, self._calls)
@@ -287,9 +290,12 @@ class Learner:
     def _ask(self) -> Generator[Serve | Try, list[float], Sequence[Variant]]:
         """The candidates."""
         yield from self._afford(self.asking())
+        return self._offers()
+
+    def _offers(self) -> Sequence[Variant]:
         begin = perf_counter()
         offered = self.candidates(self._own)
-        self._aside = perf_counter() - begin
+        self._aside += perf_counter() - begin
         return offered
 
     def _afford(self, seconds: float) -> Course:
