@@ -100,9 +100,9 @@ class Learner:
     ``candidates`` tells what may serve them, the first of them native, if need be by the blocks that this rank sends
     now; ``agree`` gives the largest of all ranks' values, each of several. Both are collective: all ranks make the same
     calls in the same order, ask `begin` before and tell `note` after each. Where `is_fixed` holds, `count` is enough,
-    or the compiled engine's count. ``settled`` is called with what is found in the end; ``known`` is what an earlier job
-    has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely. ``asking``:
-    seconds that asking for candidates takes, about.
+    or the compiled engine's count. ``settled`` is called with what is found in the end; ``known`` is what an earlier
+    job has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely.
+    ``asking``: seconds that asking for candidates takes, about.
     """
 
     candidates: Callable[[Own], Sequence[Variant]]

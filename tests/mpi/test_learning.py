@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import learned
+from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferSizeError, LearnedWarning
@@ -313,11 +314,19 @@ def test_late_ranks_change_nothing(
 
 @several
 def test_what_cannot_run(comm: MPI.Intracomm, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Native serves such calls, and what has served others stays."""
+    """Native serves such calls, and what has served others stays: it is not the time of native that counts."""
+    noted, note = [], Learner.note
+
+    def noting(self: Learner, seconds: float, waited: float = 0.0) -> None:
+        noted.append((self.current.params.get("memory"), seconds))
+        note(self, seconds, waited)
+
+    monkeypatch.setattr(Learner, "note", noting)
     monkeypatch.setattr("hiercoll.runtime.session.Session.node", property(_no_room))
     settle(comm)
     found = learner(comm).finding
     assert found is not None and found.variant.params.get("memory") != "shared"
+    assert {seconds for memory, seconds in noted if memory == "shared"} == ({float("inf")} if SIZE > 2 else set())
 
 
 def _no_room(session: Session) -> MPI.Intracomm:
@@ -357,6 +366,23 @@ def test_a_lesson_is_followed(comm: MPI.Intracomm, newcomer: Path, calls: dropin
             ours.Alltoall(send, recv)
             np.testing.assert_array_equal(recv, want)
     assert dict(calls) == {"alltoall": 10, "alltoall, native": 10}
+    other.Free()
+
+
+@several
+def test_a_lesson_that_cannot_run(comm: MPI.Intracomm, newcomer: Path) -> None:
+    """As of an algorithm that does not work in place, it is left out on all ranks."""
+    other = WORLD.Dup()
+    session = get_session(other)
+    if RANK == 0:
+        name = next(name for name, entry in REGISTRY["alltoall"].items() if not entry.in_place)
+        session._keep(Wanted(ALLTOALL, 40, True), Finding(Variant(name), 1e-6, 1e-3, 100))
+        session._keep(Wanted(ALLTOALL, 8, False), _finding())
+    WORLD.Barrier()
+    assert set(get_session(comm).policy.known) == {("alltoall", 8, False, "host")}
+    send, _, want = buffers(1)
+    hiercoll.alltoall(comm, MPI.IN_PLACE, send)
+    np.testing.assert_array_equal(send, want)
     other.Free()
 
 
