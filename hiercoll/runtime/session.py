@@ -126,7 +126,7 @@ class Session:
             raise
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.library = mpi_library()
-        self.disabled, self.stages, self.check, self.threadless, keeps_still, recalls = self._settings()
+        self.disabled, self.stages, self.check, self.threadless, keeps_still, recalls, compares = self._settings()
         self.learns = 0.0 if keeps_still else SHARE  # of the time of calls, that learning may cost
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
         self.name: str = self.comm.bcast(uuid.uuid4().hex)  # orders communicators alike on all ranks
@@ -158,6 +158,7 @@ class Session:
             self.rank, self.topology, self.library, self.disabled, self.agreement.slowest, sums, forced
         )
         self.policy.learn(self.learns)
+        self.policy.compares = compares
         if self.rank == 0:
             self.policy.found = self._keep
         if recalls and self.learns:
@@ -167,11 +168,11 @@ class Session:
 
     def _settings(self) -> list[bool]:
         """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, nothing learned,
-        and something known from earlier jobs: what is so on one rank is so for all. Collective."""
+        something known from earlier jobs, and native compared: what is so on one rank is so for all. Collective."""
         stages, threadless = not takes_device_memory(self.comm), MPI.Query_thread() != MPI.THREAD_MULTIPLE
         recalls = self.rank == 0 and self.size in learned.known_ranks(self.library)
         own = [settings.is_disabled(), stages, settings.checks_calls(), threadless, not settings.learns(), recalls]
-        mine = np.array(own, np.int64)
+        mine = np.array([*own, settings.compares], np.int64)
         return [bool(value) for value in self._largest(mine)]
 
     def _recall(self) -> dict[PolicyKey, Finding]:
