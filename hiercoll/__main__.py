@@ -26,6 +26,11 @@ from hiercoll.errors import ArgumentError
 @click.option("--report", is_flag=True, help="Print at exit what each collective did, and write it as JSON.")
 @click.option("--sync", is_flag=True, help="With --report: measure the wait for late ranks too (--report=sync).")
 @click.option(
+    "--compare",
+    is_flag=True,
+    help="With a report: let the MPI library's own collectives and hiercoll's choices take turns, call by call.",
+)
+@click.option(
     "--report-file", default="hiercoll-report.json", type=click.Path(dir_okay=False, path_type=Path), show_default=True
 )
 @click.option("--table", type=click.Path(exists=True, dir_okay=False), help="A tuning table.")
@@ -40,6 +45,7 @@ from hiercoll.errors import ArgumentError
 def main(
     report: bool,
     sync: bool,
+    compare: bool,
     report_file: Path,
     table: str | None,
     algorithm: tuple[str, ...],
@@ -55,7 +61,8 @@ def main(
         raise click.UsageError(f"there is no file {program[0]}")
     if table is not None:
         os.environ["HIERCOLL_TABLE"] = table
-    return partial(_run, list(program), _forced(algorithm), report_file if report or sync else None, sync, trace)
+    file = report_file if report or sync or compare else None
+    return partial(_run, list(program), _forced(algorithm), file, sync, compare, trace)
 
 
 def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -78,6 +85,7 @@ def _run(
     forced: dict[str, tuple[str, dict[str, Any]]],
     report: Path | None,
     sync: bool,
+    compare: bool,
     trace: Path | None,
 ) -> None:
     """Replace the communicator and run."""
@@ -91,6 +99,7 @@ def _run(
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     settings.forced.update(forced)
+    settings.compares = compare
     if report or trace:
         from hiercoll.tools.report import Recorder
 
@@ -103,7 +112,7 @@ def _run(
             if error.code not in (None, 0):
                 raise
         if recorder is not None and not MPI.Is_finalized():
-            recorder.finish(plain, report, trace)
+            recorder.finish(plain, report, trace, compares=compare)
     except SystemExit as error:
         set_abort_status(error)
         raise

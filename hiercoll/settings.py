@@ -10,6 +10,8 @@ from hiercoll.errors import ParameterError
 
 # Algorithm and parameters instead of "auto", by collective; for communicators that hiercoll meets from then on.
 forced: dict[str, tuple[str, dict[str, Any]]] = {}
+# Whether native serves every other blocking call by "auto", for comparison; for such communicators.
+compares = False
 
 
 def _text(name: str) -> str:

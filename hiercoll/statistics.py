@@ -35,6 +35,16 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[floa
     return median(ratios), *median_interval(ratios)
 
 
+def quotient_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of the medians of positive values that were taken apart, with its 95 % interval at least: from the
+    intervals of both at 97.5 %. Everything, ``0`` to ``inf``, where there are too few: fewer than seven.
+    """
+    (low, high), (least, most) = (median_interval(values, 0.975) for values in (above, below))
+    if -inf in (low, least):
+        return median(above) / median(below), 0.0, inf
+    return median(above) / median(below), low / most, high / least
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The lower quartile, the median and the upper quartile; of one value, three times that."""
     if len(values) == 1:

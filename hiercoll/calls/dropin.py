@@ -34,6 +34,7 @@ from hiercoll.calls.serving import (
     serve_first,
     serve_unknown_sizes,
     sizes_are_unknown,
+    take_turn,
 )
 from hiercoll.collectives import Collective, called
 from hiercoll.errors import ArgumentError, DeviceError
@@ -204,6 +205,10 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
                 _count_native(learner, native, self, *given)
                 remember_native(known, collective, Arguments(send, recv, root), learner.tally)
                 return NATIVE
+            if learner is not None and learner.compares and known.unwatched:
+                arguments = Arguments(None if collective.one_buffer else send, recv, root)
+                if ran := take_turn(learner, collective, self, arguments, partial(native, self, *given)):
+                    return ran
             # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
             watched = not known.unwatched
             ran = run_known(self, collective, send, recv, root, "auto", AUTO, NO_PARAMS, passes_native=watched)

@@ -126,6 +126,26 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
     return _first(*call, **given.params)
 
 
+def take_turn(
+    learner: Learner, collective: Collective, comm: MPI.Intracomm, given: Arguments, native: Callable[[], object]
+) -> str:
+    """Serve a call on arrays, but for trials, where native takes turns with what was chosen, the shortest way for both.
+    Returns what ran, "" where that way is not known."""
+    if learner.tally[0] <= 0 or learner.is_trying:
+        return ""
+    variant = learner.begin()
+    begin = perf_counter()
+    if variant.is_native:
+        progress.before_blocking()
+        native()
+    elif not call_known(
+        collective, comm, given.send, given.recv, given.root, variant.algorithm, given.transport, **variant.params
+    ):
+        return ""
+    learner.note(perf_counter() - begin)
+    return NATIVE if variant.is_native else spelled(collective, variant.algorithm, variant.params)
+
+
 def new_result(collective: Collective, comm: Any, send: Any) -> Any:
     """A new receive array for a plain array; None for anything else."""
     if type(send) is not np.ndarray or not send.flags.c_contiguous:
@@ -248,8 +268,8 @@ def _serve_learning(
         progress.before_blocking()
         native()
         ran = NATIVE
-    # While it is tried, it is called as it will be once it is settled on.
-    elif learner.is_trying and session.unwatched and known_by_name(session.user, collective, named):
+    # While it is tried or compared, it is called as it is otherwise once it is settled on.
+    elif (learner.is_trying or learner.compares) and _is_known(session, collective, named):
         ran = spelled(collective, variant.algorithm, variant.params)
     else:
         request = replace(make(), variant=variant, is_auto=True, learner=learner)
@@ -263,6 +283,11 @@ def _serve_learning(
             seconds = inf
     learner.note(perf_counter() - together if seconds is None else seconds, together - begin)
     return ran
+
+
+def _is_known(session: Session, collective: Collective, named: Arguments) -> bool:
+    """Serve a call that names its algorithm, if it is known and nobody looks on; whether it has been."""
+    return session.unwatched and known_by_name(session.user, collective, named)
 
 
 def remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:

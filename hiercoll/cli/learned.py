@@ -14,8 +14,13 @@ from rich.table import Table as Grid
 
 from hiercoll import settings
 from hiercoll.cli.common import wide_console
+from hiercoll.collectives import COLLECTIVES, Sizes
 from hiercoll.errors import ArgumentError, LearnedWarning
-from hiercoll.learned import Known, Lesson, Setting, read_all
+from hiercoll.learned import Known, Lesson, Setting, read_all, setting_of
+from hiercoll.tables import NATIVE
+from hiercoll.topology import Topology
+from hiercoll.tuner import is_able
+from hiercoll.tuning.policy import size_class
 from hiercoll.units import format_size, format_time
 
 COLUMNS = ("size", "in place", "algorithm", "time", "native's call", "gain", "calls", "date")
@@ -37,6 +42,39 @@ def read_learned(folder: Path) -> Known:
     for each in found:
         click.echo(f"Warning: {each.message}", err=True)
     return known
+
+
+def lessons_for(
+    collective: str, topology: Topology, size: int, in_place: bool, memory: str, mpi: str, *, held: bool = False
+) -> dict[Setting, Lesson]:
+    """By setting what the user's jobs have learned that serves such calls, or plans that are ``held``; of any MPI
+    library if ``mpi`` is ""."""
+    folder, record = settings.learned_folder(), COLLECTIVES[collective]
+    if folder is None or not settings.learns() or (held and record.sizes is Sizes.OWN):
+        return {}
+    whole = 0 if record.sizes is Sizes.OWN else size_class(size)
+    key = (collective, whole, whole > 0 and (in_place or record.one_buffer))
+    layout = setting_of("", topology, memory, "").layout
+    return {
+        setting: lesson
+        for setting, lessons in read_learned(folder).items()
+        if (setting.layout, setting.memory) == (layout, memory) and mpi in ("", setting.mpi)
+        if (lesson := lessons.get(key)) is not None
+        and is_able(record.family, topology, lesson.in_place, lesson.variant)
+    }
+
+
+def learned_words(collective: str, lessons: dict[Setting, Lesson]) -> tuple[str, str] | None:
+    """Of what was learned last, what serves calls, and how that is known; None if nothing was."""
+    if not lessons:
+        return None
+    setting, lesson = max(lessons.items(), key=lambda item: (item[1].date, item[1].calls))
+    where = ", ".join(filter(None, (setting.mpi, setting.fabric)))
+    words = f"learned on {lesson.date[:10]} from {lesson.calls} calls ({where}), "
+    if lesson.variant.is_native:
+        return NATIVE, words + "in which nothing was faster than native"
+    ratio = f"in {lesson.seconds / lesson.native:.2f} of native's time"
+    return lesson.variant.spelled(collective), words + ratio
 
 
 def print_learned(known: Known) -> None:

@@ -28,7 +28,7 @@ from hiercoll.cli.common import (
     wide_console,
     world,
 )
-from hiercoll.cli.learned import append_lines, learned_folder, print_learned, read_learned
+from hiercoll.cli.learned import append_lines, learned_folder, learned_words, lessons_for, print_learned, read_learned
 from hiercoll.collectives import tuned
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.learned import forget, table_of
@@ -431,13 +431,20 @@ def explain(
     if machine:
         found = replace(found, machine=get_machine(machine))
     topology = parse_layout(layout)
+    lessons = lessons_for(collective, topology, size, inplace, memory, mpi, held=held)
     if not mpi:
-        names = sorted({entry.mpi for entry in found.entries})
+        names = sorted({entry.mpi for entry in found.entries} | {setting.mpi for setting in lessons})
         mpi = names[0] if len(names) == 1 else ""
         if len(names) > 1:
             raise ArgumentError("--mpi", f"one of {', '.join(names)}", "nothing")
     decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held)
-    click.echo(f"{collective} of {format_size(size)} on {topology}: {decision.variant.spelled(collective)}")
+    what, otherwise = f"{collective} of {format_size(size)} on {topology}", decision.variant.spelled(collective)
+    learned = learned_words(collective, lessons)
+    if learned is not None:
+        name, words = learned
+        click.echo(f"{what}: {name}\n{words}\nwithout that: {otherwise}")
+    else:
+        click.echo(f"{what}: {otherwise}")
     click.echo(f"by {decision.reason}")
     best = decision.ranking[0].seconds if decision.ranking else 0.0
     for candidate in decision.ranking[:6]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from dataclasses import dataclass
 from functools import cache
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple, cast
@@ -34,6 +35,17 @@ _live: dict[str, Session] = {}  # by a name that is the same on all ranks
 by_handle: dict[int, Session] = {}
 _beginnings: dict[int, Beginning] = {}  # likewise, of communicators that have none yet
 _set_up = 0.0  # seconds that the last set-up took
+
+
+@dataclass
+class SetUps:
+    """Communicators of this process on which hiercoll was set up, and seconds that this took, waiting included."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+set_ups = SetUps()
 
 
 @cache
@@ -152,6 +164,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
             raise
         comm.Set_attr(_keyval(), session)
         _set_up = took
+        set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + took
         _live[session.name] = session
         if _main_thread() is None:
             by_handle[comm.handle] = session

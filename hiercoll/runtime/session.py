@@ -177,19 +177,21 @@ class Session:
             self.policy.found = self._keep
         # The name orders communicators alike on all ranks.
         self.name, self.policy.table, self.policy.known = from_root(self.comm, self._read_all)
+        self.policy.compares = self._compares
         self.policy.learn(self.learns)
         self._use_timeout(timeout)
 
     def _agree_on_settings(self, timeout: float) -> float:
-        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, and what learning
-        may cost of the time of calls: what is so on one rank is so for all. Returns the longest timeout. Collective."""
+        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, native compared,
+        and what learning may cost of the time of calls: what is so on one rank is so for all. Returns the longest
+        timeout. Collective."""
         own = [
             settings.is_disabled(), not takes_device_memory(self.comm), settings.checks_calls(),
-            MPI.Query_thread() != MPI.THREAD_MULTIPLE, not settings.learns(), settings.hurries(), timeout,
+            MPI.Query_thread() != MPI.THREAD_MULTIPLE, settings.compares, not settings.learns(), settings.hurries(),
         ]  # fmt: skip
-        *flags, longest = self._largest(np.array(own, float)).tolist()
-        self.disabled, self.stages, self.check, self.threadless, keeps_still, hurries = map(bool, flags)
-        self.learns = 0.0 if keeps_still else inf if hurries else SHARE
+        *flags, longest = self._largest(np.array([*own, timeout], float)).tolist()
+        self.disabled, self.stages, self.check, self.threadless, self._compares, still, hurries = map(bool, flags)
+        self.learns = 0.0 if still else inf if hurries else SHARE
         return float(longest)
 
     def _read_all(self) -> tuple[str, Table, dict[PolicyKey, Finding]]:

@@ -1,4 +1,4 @@
-"""What a program's collectives did, call site by call site."""
+"""What a program's collectives did, call site by call site, and how long native's and hiercoll's calls took there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -17,13 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 from hiercoll.calls.dropin import call_name, ignore, observe
-from hiercoll.collectives import Collective, Contract
-from hiercoll.runtime.lifetime import get_session, get_topology
+from hiercoll.calls.serving import is_on_device
+from hiercoll.collectives import Collective, Contract, Sizes
+from hiercoll.runtime import progress
+from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
 from hiercoll.runtime.request import Mode
 from hiercoll.runtime.session import Session
-from hiercoll.runtime.specifications import block_message, vector_message
+from hiercoll.runtime.specifications import block_message, is_in_place, vector_message
 from hiercoll.tables import NATIVE
 from hiercoll.tools.bench import provenance
+from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
+from hiercoll.tuning.learning import Budget, Learner
+from hiercoll.tuning.policy import Wanted
+from hiercoll.units import format_time
 
 Key: TypeAlias = "tuple[str, str]"  # call site, collective
 
@@ -42,20 +48,28 @@ class Site:
     compared: float = 0.0  # seconds of those calls of which the table knows that
     estimated: int = 0  # their number
     ran: Counter[str] = field(default_factory=Counter)
+    kinds: dict[object, Kind] = field(default_factory=dict)
+
+    def kind(self, wanted: Wanted) -> Kind | None:
+        """Where such calls are compared; None where too many others are."""
+        if wanted.key not in self.kinds and len(self.kinds) < MOST_KINDS:
+            self.kinds[wanted.key] = Kind(wanted.size, wanted.size)
+        return self.kinds.get(wanted.key)
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call that was watched, by ``collective`` in a form of its own ("alltoall_init"); times in seconds."""
+class Call(NamedTuple):
+    """A call that has begun; times in seconds."""
 
-    collective: str
+    comm: Any
+    collective: Collective
+    mode: Mode
     site: str
     nbytes: int  # received
+    wanted: Wanted
+    is_set_up: bool  # whether hiercoll was
+    trials: int  # before it
+    waited: float
     begin: float
-    seconds: float
-    ran: str
-    waited: float = 0.0
-    native: float | None = None
 
 
 class Recorder:
@@ -64,6 +78,7 @@ class Recorder:
     def __init__(self, *, sync: bool, trace: bool) -> None:
         self.sync, self.trace = sync, trace
         self.sites: dict[Key, Site] = {}
+        self.budgets: dict[int, Budget] = {}
         self.events: list[tuple[str, float, float, int, str]] = []  # name, begin, seconds, bytes, what ran
         self._origin = perf_counter()
 
@@ -77,35 +92,54 @@ class Recorder:
 
     def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
         """See `dropin.Observer`."""
-        site, begin, waited, native = _caller(), perf_counter(), 0.0, None
-        nbytes = received(collective, comm.size, comm.rank, buffers)
-        if mode is Mode.BLOCKING:
-            session = get_session(comm)
-            native = native_seconds(session, collective, nbytes)
-            begin = perf_counter()
-            if self.sync:
-                session.comm.Barrier()
-                waited = perf_counter() - begin
-                begin += waited
-        return Call(call_name(collective, mode), site, nbytes, begin, 0.0, NATIVE, waited, native)
+        site, waited = _caller(), 0.0
+        total = message_bytes(collective, comm.size, buffers)
+        wanted = _wanted(collective, comm.size, total, buffers)
+        session = known_session(comm) if mode is Mode.BLOCKING else None
+        learner = session.policy.known_learner(wanted) if session is not None else None
+        if mode is Mode.BLOCKING and self.sync:
+            since = perf_counter()
+            progress.before_blocking()
+            MPI.Comm.Barrier(comm)  # on the program's own communicator: nothing need be set up for it
+            waited = perf_counter() - since
+        nbytes = total if is_due(collective, comm.size, comm.rank, buffers) else 0
+        trials = 0 if learner is None else learner.trials
+        return Call(comm, collective, mode, site, nbytes, wanted, session is not None, trials, waited, perf_counter())
 
     def end(self, begun: object, ran: str) -> None:
         """See `dropin.Observer`."""
+        now = perf_counter()
         assert isinstance(begun, Call)
-        self.note(replace(begun, seconds=perf_counter() - begun.begin, ran=ran.partition(" ")[2] or NATIVE))
-
-    def note(self, call: Call) -> None:
-        """Count a call."""
-        site = self.sites.setdefault((call.site, call.collective), Site())
-        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + call.nbytes, site.seconds + call.seconds
-        site.least, site.most = min(site.least, call.nbytes), max(site.most, call.nbytes)
-        site.waited += call.waited
-        site.ran[call.ran] += 1
-        if call.native is not None:
-            site.native, site.compared = site.native + call.native, site.compared + call.seconds
-            site.estimated += 1
+        seconds = now - begun.begin
+        name, ran = call_name(begun.collective, begun.mode), ran.partition(" ")[2] or NATIVE
+        site = self.sites.setdefault((begun.site, name), Site())
+        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + begun.nbytes, site.seconds + seconds
+        site.least, site.most = min(site.least, begun.nbytes), max(site.most, begun.nbytes)
+        site.waited += begun.waited
+        site.ran[ran] += 1
+        if begun.mode is Mode.BLOCKING:
+            self._compare(site, begun, seconds, ran)
         if self.trace:
-            self.events.append((call.collective, call.begin - self._origin, call.seconds, call.nbytes, call.ran))
+            self.events.append((name, begun.begin - self._origin, seconds, begun.nbytes, ran))
+
+    def _compare(self, site: Site, call: Call, seconds: float, ran: str) -> None:
+        """Take up a blocking call's time, unless hiercoll was set up in it."""
+        session = known_session(call.comm)
+        learner: Learner | None = None
+        if session is not None:
+            native = native_seconds(session, call.collective, call.nbytes) if call.is_set_up else None
+            if native is not None:
+                site.native, site.compared = site.native + native, site.compared + seconds
+                site.estimated += 1
+            budget, learner = session.policy.budget, session.policy.known_learner(call.wanted)
+            self.budgets[id(budget)] = budget
+            if not call.is_set_up:
+                return
+        kind = site.kind(call.wanted)
+        if kind is not None:
+            is_trial = learner is not None and learner.trials != call.trials
+            kind.add(ran, call.wanted.size, seconds, is_trial)
+            kind.learned = Learned.by(learner, call.collective.name)
 
     def gather(self, comm: MPI.Intracomm) -> list[dict[str, Any]] | None:
         """On rank 0 a record for each site, those that took longest first. Collective."""
@@ -131,22 +165,39 @@ class Recorder:
                     "bytes_per_call": [min(site.least for site in own), max(site.most for site in own)],
                     "estimated_calls": max(site.estimated for site in own),
                     "ran": dict(ran.most_common()),
+                    "kinds": _kinds(own),
                     **times,
                 }
             )
         return sorted(records, key=lambda record: -record["seconds"]["most"])
 
-    def finish(self, comm: MPI.Intracomm, report: Path | None, trace: Path | None) -> None:
-        """Print and write what was seen, on rank 0. Collective."""
-        about = provenance(comm, get_topology(comm))
+    def costs(self, comm: MPI.Intracomm) -> dict[str, float] | None:
+        """On rank 0 what the communicators of a rank have cost in sum, each the most of all ranks. Collective."""
+        budgets = self.budgets.values()
+        own = {
+            "set_ups": set_ups.count,
+            "set_up_seconds": set_ups.seconds,
+            "learning_seconds": sum(budget.cost - budget.set_up for budget in budgets),
+            "calls_seconds": sum(budget.calls for budget in budgets),
+        }
+        everyone = comm.gather(own)
+        return None if everyone is None else {name: max(each[name] for each in everyone) for name in own}
+
+    def finish(self, comm: MPI.Intracomm, report: Path | None, trace: Path | None, *, compares: bool = False) -> None:
+        """Print and write what was seen, on rank 0; ``compares``: native took turns. Collective."""
         records, events = self.gather(comm), comm.gather(self.events) if trace else None
-        if records is None:
+        costs = self.costs(comm)
+        about = provenance(comm, get_topology(comm))
+        if records is None or costs is None:
             return
         if report is not None:
-            report.write_text(
-                json.dumps({"about": about, "synchronised": self.sync, "sites": records}, indent=1) + "\n"
-            )
-            _print(records, self.sync, report)
+            data = {"about": about, "synchronised": self.sync, "compared": compares, "costs": costs, "sites": records}
+            report.write_text(json.dumps(data, indent=1) + "\n")
+            console = Console(stderr=True, width=160, highlight=False)
+            _print(console, records, self.sync)
+            _print_compared(console, records, compares)
+            console.print(_cost_words(costs))
+            console.print(f"written to {report}")
         if trace is not None and events is not None:
             trace.write_text(json.dumps({"traceEvents": _events(events)}) + "\n")
 
@@ -171,20 +222,41 @@ def native_seconds(session: Session, record: Collective, nbytes: int) -> float |
 
 
 def received(record: Collective, size: int, rank: int, args: Sequence[Any]) -> int:
-    """Bytes that a call with these arguments, of a method of mpi4py, is to leave in the receive buffer of ``rank``.
+    """Bytes that a call with these arguments, of a method of mpi4py, is to leave in the receive buffer of ``rank``."""
+    return message_bytes(record, size, args) if is_due(record, size, rank, args) else 0
 
-    What is wrong with a root is mpi4py's to say."""
-    names = ["buf"] if record.one_buffer else ["sendbuf", "recvbuf"]
-    given = dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False))
-    root = given.get("root", 0)
-    if record.root and not (root in range(size) and Contract(record.name, size, root=root).shape(rank).due):
+
+def is_due(record: Collective, size: int, rank: int, args: Sequence[Any]) -> bool:
+    """Whether such a call is to leave anything in the receive buffer. What is wrong with a root is mpi4py's to say."""
+    root = _named(record, args).get("root", 0)
+    return not record.root or (root in range(size) and bool(Contract(record.name, size, root=root).shape(rank).due))
+
+
+def message_bytes(record: Collective, size: int, args: Sequence[Any]) -> int:
+    """Bytes of the receive buffer that such a call names, or of the one buffer; 0 where a rank need not name one."""
+    given, blocks = _named(record, args)["recv"], record.blocks(record.recv, size)
+    if given is None:
         return 0
-    blocks = record.blocks(record.recv, size)
     if record.is_even:
-        message = block_message(given[names[-1]], blocks, readonly=True)
+        message = block_message(given, blocks, readonly=True)
         return int(message.counts) * message.element.size * blocks
-    message = vector_message(given[names[-1]], blocks, readonly=True)
+    message = vector_message(given, blocks, readonly=True)
     return int(np.sum(message.counts)) * message.element.size
+
+
+def _named(record: Collective, args: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of a method of mpi4py by name."""
+    names = ["recv"] if record.one_buffer else ["send", "recv"]
+    return dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False))
+
+
+def _wanted(record: Collective, size: int, total: int, args: Sequence[Any]) -> Wanted:
+    """What is to be chosen for such a call, for which the receive buffer has so many bytes."""
+    given = _named(record, args)
+    memory = "cuda" if record.is_even and is_on_device(given["recv"]) else "host"
+    block = 0 if record.sizes is Sizes.OWN else -(-total // record.blocks(record.recv, size))
+    in_place = block > 0 and (record.one_buffer or is_in_place(given["send"]))
+    return Wanted(record, block, in_place, memory)
 
 
 def _events(everyone: list[list[tuple[str, float, float, int, str]]]) -> list[dict[str, Any]]:
@@ -199,7 +271,13 @@ def _events(everyone: list[list[tuple[str, float, float, int, str]]]) -> list[di
     ]  # fmt: skip
 
 
-def _print(records: list[dict[str, Any]], sync: bool, file: Path) -> None:
+def _kinds(sites: Sequence[Site]) -> list[dict[str, Any]]:
+    """The records of the kinds of calls at a place, of those who made them."""
+    keys = dict.fromkeys(key for site in sites for key in site.kinds)
+    return [compared([site.kinds[key] for site in sites if key in site.kinds]) for key in keys]
+
+
+def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
     table = Table(title="hiercoll: collectives by call site (times: the slowest rank)", box=None)
     for name in ("where", "collective"):
         table.add_column(name)
@@ -213,7 +291,7 @@ def _print(records: list[dict[str, Any]], sync: bool, file: Path) -> None:
             f"{record[name]['most']:.3g}" if record["estimated_calls"] else "" for name in ("compared", "native")
         ]
         table.add_row(
-            "/".join(record["site"].split("/")[-2:]),
+            _short(record["site"]),
             record["collective"],
             str(record["calls"]),
             str(most) if least == most else f"{least}-{most}",
@@ -222,6 +300,40 @@ def _print(records: list[dict[str, Any]], sync: bool, file: Path) -> None:
             *compared,
             ", ".join(record["ran"]),
         )
-    console = Console(stderr=True, width=160)
     console.print(table)
-    console.print(f"written to {file}", highlight=False)
+
+
+def _short(site: str) -> str:
+    return "/".join(site.split("/")[-2:])
+
+
+TAKING_TURNS = "Native and hiercoll took turns."
+ONE_AFTER_THE_OTHER = (
+    "Native's calls were mostly earlier ones than hiercoll's; with --compare, they take turns through the whole run."
+)
+WHAT_TIMES_ARE = (
+    "Medians of the slowest rank with their 95 % intervals; a rank's time includes its waiting for late ranks. "
+    "What was learned is from calls that began together, and is the better comparison. "
+    "Calls that set hiercoll up are left out, and trials are counted apart."
+)
+
+
+def _print_compared(console: Console, records: list[dict[str, Any]], compares: bool) -> None:
+    """The times of native's and of hiercoll's blocking calls."""
+    kinds = [(record, kind) for record in records for kind in record["kinds"]]
+    if not kinds:
+        return
+    console.print("\nnative and hiercoll, by call site and size", style="italic")
+    for record, kind in kinds:
+        for line in lines(record["collective"], _short(record["site"]), kind):
+            console.print(line, markup=False, soft_wrap=True)
+    console.print(WHAT_TIMES_ARE)
+    if compares or any(kind["gain"] for _, kind in kinds):
+        console.print(TAKING_TURNS if compares else ONE_AFTER_THE_OTHER)
+
+
+def _cost_words(costs: dict[str, float]) -> str:
+    calls, learning = costs["calls_seconds"], max(0.0, costs["learning_seconds"])
+    share = f", {100 * learning / calls:.1f} % of the {format_time(calls)} that calls took" if calls else ""
+    set_up = f"communicators set up: {costs['set_ups']:.0f}, in {format_time(costs['set_up_seconds'])}"
+    return f"{set_up}; learning cost {format_time(learning)} besides{share}"

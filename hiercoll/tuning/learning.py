@@ -66,12 +66,13 @@ Answer: TypeAlias = "Generator[Serve | Try, list[float], bool]"
 @dataclass
 class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
-    besides; calls that it made shorter are credited. ``meeting``: that it takes ranks to meet; ``plan``: that a plan
-    takes to make. Equal on all ranks."""
+    besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
+    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make. Equal on all ranks."""
 
     share: float = SHARE
     calls: float = 0.0
     cost: float = 0.0
+    set_up: float = 0.0
     meeting: float = 0.0
     plan: float = PLAN_SECONDS
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
@@ -103,6 +104,10 @@ class Learner:
     or the compiled engine's count. ``settled`` is called with what is found in the end; ``known`` is what an earlier
     job has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely.
     ``asking``: seconds that asking for candidates takes, about.
+
+    With ``compares``, native serves every other call but for trials, whatever has been found, for those who want to see
+    what that gains: one of each two calls, in an order that looks random, and is the same on all ranks. ``given`` is
+    what a table chooses: then nothing is tried.
     """
 
     candidates: Callable[[Own], Sequence[Variant]]
@@ -112,9 +117,12 @@ class Learner:
     known: Finding | None = None
     rarely: bool = False
     asking: Callable[[], float] = lambda: 0.0
+    compares: bool = False
+    given: Variant | None = None
     current: Variant = NATIVE_VARIANT
     finding: Finding | None = None
     is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
+    trials: int = 0  # calls that were tried
     # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took.
     tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))
 
@@ -128,16 +136,18 @@ class Learner:
         self._meetings: list[float] = []
         self._typical = inf  # seconds of a call without a question
         self._offered: Sequence[Variant] = (NATIVE_VARIANT,)  # the candidates that were last asked for
-        self._course = self._learn()
+        self._course = self._learn() if self.given is None else _follow()
         if self.known is not None:
-            self.finding, self.current = self.known, self.known.variant
+            self.finding = self.known
+        self.is_settled = self.given is not None
+        self.current = self._chosen
 
     # ---- what calls ask
 
     @property
     def is_fixed(self) -> bool:
         """Whether ``current`` serves the next call without a question."""
-        return bool(self.tally[0] > 0)
+        return bool(self.tally[0] > 0) and not self.compares
 
     @property
     def is_trying(self) -> bool:
@@ -153,9 +163,9 @@ class Learner:
         """What serves the next call; ``own`` tells the blocks that this rank sends, where nobody else knows. Collective
         where it is time for an agreement."""
         self._own = own
-        while isinstance(self._step, Serve) and not self.is_fixed:
+        while isinstance(self._step, Serve) and self.tally[0] <= 0:
             self._look(self._step)
-        return self.current
+        return NATIVE_VARIANT if self._is_natives_turn else self.current
 
     def note(self, seconds: float, waited: float = 0.0) -> None:
         """The call that `begin` was asked for has taken so long, and ranks so long to meet before; infinitely long if
@@ -167,6 +177,7 @@ class Learner:
             self.count()
             self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._calls), NATIVE_VARIANT
             return
+        self.trials += 1
         self._times.append(seconds)
         self._meetings.append(waited)
         if len(self._times) == len(self._step.order):
@@ -174,12 +185,25 @@ class Learner:
         else:
             self.current = self._step.order[len(self._times)]
 
+    @property
+    def _is_natives_turn(self) -> bool:
+        """Whether native serves the next call for comparison."""
+        if not self.compares or isinstance(self._step, Try):
+            return False
+        pair, second = divmod(self._calls + self._step.calls - self.tally[0], 2)
+        return _scattered(pair) == second
+
     # ---- steps
+
+    @property
+    def _chosen(self) -> Variant:
+        """What serves calls that are no trials."""
+        return self.finding.variant if self.finding is not None else self.given or NATIVE_VARIANT
 
     def _take(self, step: Serve | Try) -> None:
         self._step = step
         if isinstance(step, Serve):
-            self.current = NATIVE_VARIANT if self.finding is None else self.finding.variant
+            self.current = self._chosen
             self.tally = array("q", [step.calls, 0])  # a new one: who counts on the old one is done
         else:
             self.current = step.order[0]
@@ -359,6 +383,20 @@ class Learner:
         assert self.finding is not None
         yield from self._warm(new)
         return (yield from self._is_faster(new, best, self.finding.seconds, self.finding.native))
+
+
+def _follow() -> Course:
+    """Nothing is to be found out."""
+    while True:
+        yield Serve(LONGEST_WAIT, look=False)
+
+
+def _scattered(number: int) -> int:
+    """0 or 1, for successive numbers as if by chance (SplitMix64; Steele, Lea, Flood 2014)."""
+    number = (number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        number = (number ^ number >> shift) * factor & 0xFFFFFFFFFFFFFFFF
+    return (number ^ number >> 31) & 1
 
 
 def _keys(variants: Iterable[Variant]) -> set[tuple[object, ...]]:

@@ -68,13 +68,15 @@ class Policy:
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
         self._paid = 0.0, 0.0  # seconds of calls before the set-up, and of that
+        self.compares = False  # whether native serves every other blocking call by "auto"
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
         self.forget()
 
     def forget(self) -> None:
         """Let "auto" decide anew for every size."""
         calls, set_up = self._paid
-        self._budget = Budget(self.share, calls, set_up if calls else 0.0, plan=max(set_up, PLAN_SECONDS))
+        cost = set_up if calls else 0.0
+        self._budget = Budget(self.share, calls, cost, cost, plan=max(set_up, PLAN_SECONDS))
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # By collective and bytes received, what learns from drop-in calls on arrays.
@@ -94,6 +96,11 @@ class Policy:
     def hurry(self) -> None:
         """What learns from now on need not wait until calls have taken so long that they pay for it."""
         self._budget.share = inf
+
+    @property
+    def budget(self) -> Budget:
+        """What calls that teach something took, and what learning cost."""
+        return self._budget
 
     @property
     def is_settled(self) -> bool:
@@ -170,8 +177,22 @@ class Policy:
         """What learns from blocking calls like this one by "auto"; None if nothing does."""
         key = wanted.key
         if key not in self._learners:
-            self._learners[key] = self._make_learner(wanted) if self._may_learn(wanted) else None
+            self._learners[key] = self._make_learner(wanted) if self._may_learn(wanted) else self._comparer(wanted)
         return self._learners[key]
+
+    def known_learner(self, wanted: Wanted) -> Learner | None:
+        """What `learner` has made for calls like this one, if it has been asked."""
+        return self._learners.get(wanted.key)
+
+    def _comparer(self, wanted: Wanted) -> Learner | None:
+        """What lets native take turns with what a table chooses, where that is to be compared."""
+        if not self.compares or self._topology.size == 1 or not self.is_auto(wanted.collective, "auto"):
+            return None
+        chosen = self._automatic(wanted)
+        if chosen.is_native:
+            return None
+        known = self.known.get(wanted.key) if self.share else None
+        return Learner(_nothing, self._slowest, Budget(), known=known, compares=True, given=chosen)
 
     def _may_learn(self, wanted: Wanted) -> bool:
         collective = wanted.collective
@@ -188,7 +209,9 @@ class Policy:
         offered = partial(self._surveyed if wanted.collective.sizes is Sizes.OWN else self._offered, wanted)
         found, agree, known = partial(self.found, wanted), self._slowest, self.known.get(wanted.key)
         asking = partial(self._asking, wanted)
-        return Learner(offered, agree, self._budget, found, known, wanted.collective.root, asking)
+        return Learner(
+            offered, agree, self._budget, found, known, wanted.collective.root, asking, compares=self.compares
+        )
 
     def _asking(self, wanted: Wanted) -> float:
         """Seconds that it takes to find candidates, about: most of it goes into looking at schedules."""
@@ -228,6 +251,12 @@ class Policy:
     def uneven_for_good(self, collective: Collective, whole: Spread) -> Variant:
         """What to take for a plan, where nothing can be tried, by the blocks of all ranks."""
         return uneven_choices(collective.name, self._topology, whole, self.table, self._library, held=True)[-1]
+
+
+def _nothing(own: Own) -> tuple[Variant, ...]:
+    """No candidates."""
+    del own
+    return ()
 
 
 def _varied(ranking: Sequence[Candidate], most: int) -> list[Variant]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +13,14 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll import settings
 from hiercoll.calls import dropin
-from hiercoll.collectives import called, get_collective
+from hiercoll.collectives import ALLTOALL, called, get_collective
+from hiercoll.runtime import beginning, lifetime
+from hiercoll.runtime.lifetime import get_session, known_session
+from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tools.report import Recorder, received
+from hiercoll.tuning.policy import Policy, Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -20,6 +28,13 @@ RANK, SIZE = WORLD.rank, WORLD.size
 @pytest.fixture(params=layouts())
 def ours(request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm]) -> hiercoll.Intracomm:
     return hiercoll.Intracomm(on_layout(request.param))
+
+
+@pytest.fixture
+def ready(ours: hiercoll.Intracomm, bruck: None) -> hiercoll.Intracomm:
+    """hiercoll is set up on it, and a table chooses bruck for everything."""
+    get_session(ours)
+    return ours
 
 
 @pytest.fixture
@@ -73,3 +88,159 @@ def test_bytes_received() -> None:
     assert bytes_of("gather", None, eight, 1) == 64 == 64
     assert bytes_of("scatter", None, eight) == bytes_of("allreduce", None, eight) == 64
     assert bytes_of("reduce", None, eight) == 0 and bytes_of("reduce", None, eight, None, 1) == 64
+
+
+# ---- native and hiercoll compared
+
+several = pytest.mark.mpi(min_size=2)  # one rank has nothing to choose from
+BRUCK = Variant("bruck", {"radix": 2})
+
+
+@pytest.fixture
+def newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no table, and nothing is known."""
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    monkeypatch.setattr(beginning, "LOOK", 0.0)
+    monkeypatch.setattr("hiercoll.learned.JobFile.keep", lambda *_: None)
+
+
+@pytest.fixture
+def bruck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that chooses bruck for everything."""
+    monkeypatch.setattr(Policy, "_automatic", lambda self, wanted: BRUCK)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native takes turns with what is chosen; one rank says so."""
+    monkeypatch.setattr(settings, "compares", RANK == 0)
+
+
+def alltoalls(comm: MPI.Intracomm, calls: int) -> None:
+    """At one place, with the same arrays."""
+    send, recv = np.arange(2 * SIZE) + 100 * RANK, np.empty(2 * SIZE, int)
+    want = np.concatenate([np.arange(2 * RANK, 2 * RANK + 2) + 100 * peer for peer in range(SIZE)])
+    for salt in range(calls):
+        send += salt
+        want += salt
+        comm.Alltoall(send, recv)
+        np.testing.assert_array_equal(recv, want)
+
+
+def only_record(recorder: Recorder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the one site, and of its one kind of calls, on all ranks."""
+    records = WORLD.bcast(recorder.gather(WORLD))
+    (record,) = records
+    (kind,) = record["kinds"]
+    return record, kind
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_report_sets_nothing_up(
+    comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    recorder = recorders(sync=sync)
+    alltoalls(hiercoll.Intracomm(comm), 40)
+    assert known_session(comm) is None and not recorder.budgets
+    record, kind = only_record(recorder)
+    assert list(kind["ran"]) == [NATIVE] and kind["ran"][NATIVE]["calls"] == record["calls"] == 40
+    assert kind["learned"] is None is kind["gain"] and kind["bytes_per_block"] == [16, 16]
+    assert 0.0 < kind["ran"][NATIVE]["median"] <= kind["ran"][NATIVE]["seconds"] <= record["seconds"]["most"]
+    assert (record["waited"]["most"] > 0.0) == sync
+
+
+@several
+def test_trials_are_counted_apart(
+    comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is the call that sets hiercoll up; what was learned is told."""
+    monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
+    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, BRUCK))
+    monkeypatch.setattr(lifetime, "_set_up", 0.0)
+    before, recorder = lifetime.set_ups.count, recorders()
+    alltoalls(hiercoll.Intracomm(comm), 200)
+    learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 16, False))
+    assert learner is not None and learner.finding is not None and learner.is_settled
+    _, kind = only_record(recorder)
+    assert kind["trials"]["calls"] == learner.trials - 1 >= 4  # the first of them is the call with the set-up
+    served = sum(each["calls"] for each in kind["ran"].values())
+    assert served + kind["trials"]["calls"] == 199
+    assert kind["learned"]["calls"] == learner.finding.calls and kind["learned"]["settled"]
+    assert kind["learned"]["algorithm"] == learner.finding.variant.spelled("alltoall")
+    costs = WORLD.bcast(recorder.costs(WORLD))
+    assert costs["set_ups"] > before and costs["set_up_seconds"] > 0.0
+    assert costs["calls_seconds"] == pytest.approx(get_session(comm).policy.budget.calls)
+
+
+@several
+def test_native_takes_turns(
+    turns: None, ready: hiercoll.Intracomm, recorders: Callable[..., Recorder], folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With what a table chooses, through the whole run; what is said is what was measured."""
+    recorder, file = recorders(), folder / "report.json"
+    alltoalls(ready, 400)
+    record, kind = only_record(recorder)
+    name = "bruck radix=2"
+    assert record["ran"] == {NATIVE: 200 * SIZE, name: 200 * SIZE} and kind["trials"]["calls"] == 0
+    low, high = kind["gain"]["interval"]
+    assert kind["gain"]["algorithm"] == name and low <= kind["gain"]["ratio"] <= high
+    assert kind["gain"]["ratio"] == pytest.approx(kind["ran"][NATIVE]["median"] / kind["ran"][name]["median"])
+    recorder.finish(WORLD, file, None, compares=True)
+    printed = capsys.readouterr().err
+    assert bool(printed) == (RANK == 0)
+    if RANK == 0:
+        assert f"native / {name}: {kind['gain']['ratio']:.2f} (" in printed and "took turns" in printed
+        found = json.loads(file.read_text())
+        assert found["compared"] and found["sites"] == json.loads(json.dumps([record]))
+
+
+@several
+def test_native_takes_turns_however_ranks_call(turns: None, ready: hiercoll.Intracomm) -> None:
+    """Ranks that spell a call differently, and other collectives between: the same turns on all ranks, right data."""
+    ours, again = ready, (np.empty(SIZE, int), np.empty(SIZE, int))
+    for salt in range(240):
+        send, recv = again if salt % 5 else (np.empty(SIZE, int), np.empty(SIZE, int))
+        send[:], recv[:] = np.arange(SIZE) + 10 * RANK + salt, -1
+        if (salt // 3 + RANK) % 3 == 0:
+            hiercoll.alltoall(ours, send, recv)
+        elif (salt // 3 + RANK) % 3 == 1:
+            ours.Alltoall([send, MPI.LONG], [recv, MPI.LONG])
+        else:
+            ours.Alltoall(send, recv)
+        np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + salt)
+        if salt % 7 == 0:
+            ours.Barrier()
+            ours.Ialltoall(send, recv).Wait()
+            np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + salt)
+    learner = get_session(ours).policy.learner(Wanted(ALLTOALL, 8, False))
+    assert learner is not None and learner.compares and not learner.trials
+
+
+@several
+def test_native_takes_turns_while_auto_learns(
+    comm: MPI.Intracomm, newcomer: None, turns: None, calls: dropin.Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials are as they are otherwise."""
+    monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
+    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, BRUCK))
+    ours = hiercoll.Intracomm(comm)
+    session = get_session(comm)
+    alltoalls(ours, 60)
+    learner = session.policy.learner(Wanted(ALLTOALL, 16, False))
+    assert learner is not None and learner.is_settled and learner.trials > 4
+    monkeypatch.setattr(type(learner), "_chosen", BRUCK)  # whatever is faster here
+    learner.current = BRUCK
+    calls.clear()
+    trials = learner.trials
+    alltoalls(ours, 100)
+    trials = learner.trials - trials
+    assert sum(calls.values()) == 100 and abs(calls["alltoall, native"] - 50) <= trials + 1
+
+
+@several
+def test_nothing_takes_turns_unasked(ready: hiercoll.Intracomm, calls: dropin.Calls) -> None:
+    alltoalls(ready, 50)
+    assert calls == {"alltoall": 50}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from test_tables import ENTRY, LANE, MPI, PAIRWISE
 
 from hiercoll.cli import main
 from hiercoll.cli.tune import _Notes
+from hiercoll.learned import JobFile, Lesson, setting_of
 from hiercoll.tables import NATIVE, PLAN, Choice, Table, Variant, dump, load
+from hiercoll.topology import parse_layout
 from hiercoll.tuning.search import Selection
 
 
@@ -78,6 +81,55 @@ def test_explain(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert none.exit_code == 0 and "64x4: native\nby default: no table for allgather" in none.output
     model = hiercoll("explain", "allgather", "-s", "64K", "-l", "64x4", "--table", "model")
     assert model.exit_code == 0 and "by the cost model" in model.output
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Keeps lessons, as jobs do, in the user's folder; there is no table."""
+    monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path / "learned"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    for name in ("HIERCOLL_TABLE", "HIERCOLL_LEARN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def keep(lesson: Lesson, layout: str = "2x4", mpi: str = MPI) -> None:
+        JobFile(setting_of(mpi, parse_layout(layout), "host", "Ethernet 25")).keep(lesson)
+
+    return keep
+
+
+LESSON = Lesson("alltoall", 64, False, LANE, 6.1e-5, 1e-4, 324, "2026-11-22T10:00:00+00:00")
+
+
+def test_explain_what_was_learned(kept: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(LESSON)
+    asked = ("explain", "alltoall", "-l", "2x4", "-s")
+    said = hiercoll(*asked, "70").output  # learned together with 64
+    assert said.startswith("alltoall of 70 on 2x4: grouped")
+    assert f"learned on 2026-11-22 from 324 calls ({MPI}, Ethernet 25), in 0.61 of native's time" in said
+    assert "without that: native\nby default: no table" in said
+    assert "0.61" in hiercoll(*asked, "64", "--plan").output
+    for other in (["90"], ["64", "--in-place"], ["64", "--mpi", "Open MPI 5.0.11"], ["64", "-l", "4x2"]):
+        assert hiercoll(*asked, *other).exit_code == 0 and "learned" not in hiercoll(*asked, *other).output
+    kept(replace(LESSON, date="2026-11-23T10:00:00+00:00", variant=Variant(NATIVE)))
+    said = hiercoll(*asked, "64").output
+    assert "2x4: native\nlearned on 2026-11-23" in said and "nothing was faster" in said
+    monkeypatch.setenv("HIERCOLL_LEARN", "0")
+    assert "learned" not in hiercoll(*asked, "64").output
+
+
+def test_explain_what_was_learned_of_any_sizes(kept: Callable[..., None]) -> None:
+    variant = Variant("aggregate", {"form": "share", "window": 4})
+    kept(replace(LESSON, collective="alltoallv", size=0, variant=variant))
+    asked = ("explain", "alltoallv", "-l", "2x4", "-s", "640")
+    assert "learned on" in hiercoll(*asked).output and "learned on" not in hiercoll(*asked, "--plan").output
+
+
+def test_explain_wants_to_know_with_which_library_it_was_learned(kept: Callable[..., None]) -> None:
+    kept(LESSON)
+    kept(replace(LESSON, seconds=5e-5), mpi="Open MPI 5.0.11")
+    asked = ("explain", "alltoall", "-l", "2x4", "-s", "64")
+    assert hiercoll(*asked).exit_code == 1
+    assert "0.50 of" in hiercoll(*asked, "--mpi", "Open MPI 5.0.11").output
 
 
 def test_plans_are_shown_and_explained(tmp_path: Path) -> None:

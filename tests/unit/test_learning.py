@@ -16,6 +16,7 @@ from hiercoll.tuning.learning import (
     CHANGED,
     FIRST,
     LONGEST,
+    LONGEST_WAIT,
     LOOKS,
     PAIRS,
     SHARE,
@@ -276,3 +277,50 @@ def test_changes_are_seen_from_both_sides() -> None:
         before = len(job.findings)
         job.run(700)
         assert (len(job.findings) > before) == anew
+
+
+# ---- in turns with native
+
+
+def served(learner: Learner, calls: int) -> list[tuple[Variant, bool]]:
+    """What serves so many calls, and whether they are trials."""
+    found = []
+    for call in range(calls):
+        found.append((learner.begin(), learner.is_trying))
+        assert not learner.is_fixed
+        learner.note(by_radix(found[-1][0], call))
+    return found
+
+
+def comparing(**more: object) -> Learner:
+    return Learner(lambda own: RADICES, list, Budget(inf), compares=True, **more)  # type: ignore[arg-type]
+
+
+def test_native_takes_turns() -> None:
+    """One of each two calls is native's, now the first, now the second; what is learned is as it is otherwise."""
+    learner = comparing()
+    trials = [each for each, is_trial in served(learner, 60) if is_trial]
+    alone = Job(by_radix, share=inf).run(60)
+    assert trials == alone.tried and learner.trials == len(trials)
+    assert learner.is_settled and learner.current == BRUCK and alone.finding == learner.finding
+    before = len(trials)
+    calls = served(learner, 2000)
+    own = [each for each, is_trial in calls if not is_trial]
+    assert set(map(str, own)) == {str(NATIVE_VARIANT), str(BRUCK)} and learner.trials - before < 20
+    assert 0.45 < sum(each.is_native for each in own) / len(own) < 0.55
+    same = sum(a == b for a, b in pairwise(own))
+    assert len(own) * 0.15 < same < len(own) * 0.35  # 0 if they alternated, half if each were drawn by itself
+    again = comparing()
+    assert [each for each, _ in served(again, 60)[-1:] + served(again, 2000)][1:] == [each for each, _ in calls]
+
+
+def test_native_takes_turns_with_what_a_table_chooses() -> None:
+    """Nothing is tried, and nobody is asked."""
+    asked: list[object] = []
+    learner = Learner(asked.append, asked.append, Budget(), compares=True, given=BRUCK)  # type: ignore[arg-type]
+    calls = served(learner, 3 * LONGEST_WAIT)
+    assert not asked and learner.is_settled and not any(is_trial for _, is_trial in calls)
+    assert sum(each.is_native for each, _ in calls) == len(calls) / 2
+    assert all(each == BRUCK for each, _ in calls if not each.is_native)
+    learner.note(inf)  # it cannot run here
+    assert all(each.is_native for each, _ in served(learner, 10))

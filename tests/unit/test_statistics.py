@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.statistics import LEVEL, chance, discoveries, is_faster, median_interval, quartiles
+from hiercoll.statistics import LEVEL, chance, discoveries, is_faster, median_interval, quartiles, quotient_interval
 
 TIMES = st.lists(st.floats(0.1, 10), min_size=1, max_size=60)
 
@@ -32,6 +32,19 @@ def test_interval_covers_as_often_as_it_says(n: int, coverage: float) -> None:
         low, high = median_interval([generator.expovariate(1.0) for _ in range(n)], coverage)
         inside += low <= log(2) <= high
     assert inside / runs > coverage - 0.015
+
+
+@pytest.mark.parametrize(("n", "m"), [(7, 7), (9, 40), (50, 12), (200, 200)])
+def test_quotient_interval_covers_as_often_as_it_says(n: int, m: int) -> None:
+    generator, inside, runs = Random(n), 0, 2000
+    for _ in range(runs):
+        above, below = ([scale * generator.expovariate(1.0) for _ in range(k)] for scale, k in ((3.0, n), (1.0, m)))
+        ratio, low, high = quotient_interval(above, below)
+        assert low <= ratio <= high and ratio == median(above) / median(below)
+        inside += low <= 3.0 <= high
+    assert inside / runs > 0.95 - 0.015
+    assert high / low < 3.0 or m < 200  # neither is it everything
+    assert quotient_interval([1.0] * 6, [1.0] * 99)[1:] == (0.0, inf) == quotient_interval([1.0] * 99, [1.0] * 6)[1:]
 
 
 def test_few_samples_have_no_interval() -> None:
