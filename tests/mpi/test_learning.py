@@ -189,7 +189,7 @@ def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 def test_no_learning_no_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one rank will not learn, nobody does."""
-    monkeypatch.setattr(lifetime, "_set_up", 0.0)
+    monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     if RANK == 0:
         monkeypatch.setenv("HIERCOLL_LEARN", "0")
     for salt in range(5 * FIRST):

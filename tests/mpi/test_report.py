@@ -158,7 +158,7 @@ def test_trials_are_counted_apart(
     """So is the call that sets hiercoll up; what was learned is told."""
     monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
     monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, BRUCK))
-    monkeypatch.setattr(lifetime, "_set_up", 0.0)
+    monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     before, recorder = lifetime.set_ups.count, recorders()
     alltoalls(hiercoll.Intracomm(comm), 200)
     learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 16, False))
