@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -29,7 +30,7 @@ from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 LONGEST = 1 << 16  # calls between two looks at their time
-LEAST, MEETINGS = 1.5e-3, 20  # a set-up takes about so many seconds, and as long as so many agreements besides
+LEAST, MEETINGS = 2.5e-3, 50  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
@@ -44,7 +45,7 @@ class Beginning:
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.rank, self.size = comm.rank, comm.size
         self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
-        self._calls, self.seconds = calls, 0.0
+        self._calls, self._served, self.seconds = calls, 0, 0.0
         self.meeting = 0.0  # seconds that it took to agree
 
     @cached_property
@@ -73,16 +74,21 @@ class Beginning:
     @property
     def has_come_again(self) -> bool:
         """Whether this is not the first call."""
-        return self.tally[0] < FIRST - 1 or self._calls > FIRST
+        return self.tally[0] < FIRST - 1 or self._served > 0
 
     def goes_on(self, known: float) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
         is estimated by what it takes to agree. Collective."""
+        since = perf_counter()
         least, meeting, known = _largest(self.comm, [-self.tally[1] * 1e-9, -self.meeting, known])
+        self.meeting = min(self.meeting, perf_counter() - since)
         self.seconds -= least
-        if SHARE * self.seconds >= (known or LEAST - MEETINGS * meeting):
+        self._served += self._calls
+        lacking = (known or LEAST - MEETINGS * meeting) / SHARE - self.seconds
+        if lacking <= 0.0:
             return False
-        self._calls = min(2 * self._calls, LONGEST)
+        each = self.seconds / self._served
+        self._calls = int(min(max(lacking / each, FIRST) if each else inf, self._served, LONGEST))
         self.tally = array("q", [self._calls, 0])
         return True
 
