@@ -38,9 +38,9 @@ HOPELESS = 1.2  # times the best from which on it has no more
 PAIRS, MORE_PAIRS = 8, 5  # of calls that decide between two; the second if the first do not
 LEVEL = 0.05  # how probable it is at most that chance alone makes any of several equals look faster
 MOST_SEGMENTS = 64
-CHANGED = 1.3  # times longer or shorter from which on conditions have changed
+CHANGED = 1.5  # times longer or shorter from which on conditions have changed
 SLOWER = 1.05  # times native's time from which on what an earlier job has found is not believed
-PROBES = 3  # calls that are timed to find out whether they have
+PROBES = 5  # calls that are timed to find out whether they have
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 
 
