@@ -109,20 +109,20 @@ def begin(comm: MPI.Intracomm) -> Beginning | None:
 
 
 SET_UP, KEEP_STILL = 1, 2  # what a rank may wish
-_seen: tuple[float, int, bool, frozenset[int]] = (-LOOK, 0, False, frozenset())  # when, wishes, a table, what is known
+_seen: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())  # when; whether there is a table; what is known
 
 
 def _wishes(comm: MPI.Intracomm) -> int:
     """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned
-    on as many ranks. They are looked up once a second at most, as programs may make many communicators."""
+    on as many ranks. Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
+    wishes = SET_UP * settings.is_special() + KEEP_STILL * (not settings.learns())
+    if wishes & SET_UP or comm.rank:
+        return wishes
     now = monotonic()
     if now > _seen[0] + LOOK:
-        wishes = SET_UP * settings.is_special() + KEEP_STILL * (not settings.learns())
-        _seen = (now, wishes, settings.own_table().exists(), known_ranks(mpi_library()))
-    _, wishes, has_table, ranks = _seen
-    is_known = comm.rank == 0 and (has_table or comm.size in ranks)
-    return wishes | (SET_UP if is_known else 0)
+        _seen = (now, settings.own_table().exists(), known_ranks(mpi_library()))
+    return wishes | (SET_UP if _seen[1] or comm.size in _seen[2] else 0)
 
 
 def _cannot_fail(*_: object) -> None:
