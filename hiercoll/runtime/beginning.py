@@ -22,14 +22,17 @@ from hiercoll import settings
 from hiercoll.learned import known_ranks
 from hiercoll.runtime import compiled
 from hiercoll.runtime.agreement import Agreement
+from hiercoll.runtime.checking import wait_for
 from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.native import mpi_library
+from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
 from hiercoll.tuning.learning import FIRST, SHARE
 from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 LONGEST = 1 << 16  # calls between two looks at their time
+FIRST_CALL = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 50  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
@@ -93,13 +96,14 @@ class Beginning:
         return True
 
 
-def begin(comm: MPI.Intracomm) -> Beginning | None:
-    """A communicator that hiercoll has not met; None where it is to be set up at once. Collective."""
+def begin(comm: MPI.Intracomm, watch: Watch | None) -> Beginning | None:
+    """A communicator that hiercoll has not met; None where it is to be set up at once. ``watch`` keeps this rank's
+    deadline, if it has one. Raises CollectiveTimeout and CollectiveFailed. Collective."""
     wishes = np.array(_wishes(comm), np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)
-        MPI.Comm.Allreduce(comm, wishes, found, op=MPI.BOR)
+        wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR), FIRST_CALL, watch)
         wishes = found
     if wishes & SET_UP:
         return None

@@ -12,7 +12,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import cache
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, NamedTuple, cast
 
 from mpi4py import MPI
@@ -22,7 +22,7 @@ from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorErr
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.beginning import Beginning, begin
 from hiercoll.runtime.plan import abandoned
-from hiercoll.runtime.session import SET_UP, Session
+from hiercoll.runtime.session import SET_UP, Session, first_watch
 from hiercoll.topology import Topology
 from hiercoll.tuning.policy import forced_variants
 
@@ -124,7 +124,11 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
     if found is None:
         if _main_thread() is not None or comm.Get_attr(_keyval()) is not None:
             return None
-        found = begin(comm)
+        try:
+            found = begin(comm, first_watch(comm, settings.timeout()))
+        except (CollectiveTimeout, CollectiveFailed):
+            comm.Set_attr(_keyval(), Unmade(comm.rank))
+            raise
         if found is None:
             get_session(comm)
             return None
@@ -154,17 +158,16 @@ def get_session(comm: MPI.Intracomm) -> Session:
             got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
             raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
-        before, since = session, perf_counter()
+        before = session
         try:
             session = Session(comm, forced_variants(settings.forced), is_met=before is not None)
-            (took,) = session.agreement.slowest([perf_counter() - since])
-            session.policy.pay(before.seconds if before is not None else 0.0, took)
+            session.policy.pay(before.seconds if before is not None else 0.0, session.set_up_seconds)
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))
             raise
         comm.Set_attr(_keyval(), session)
-        _set_up = took
-        set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + took
+        _set_up = session.set_up_seconds
+        set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up
         _live[session.name] = session
         if _main_thread() is None:
             by_handle[comm.handle] = session

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, perf_counter, time
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -69,12 +69,13 @@ def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
         wait_for(MPI.Comm.Ibarrier(comm), what, watch)
 
 
-def _meet_first(comm: MPI.Intracomm, seconds: float) -> None:
-    """Wait for all ranks before anything is known of them. Raises CollectiveTimeout. Collective."""
+def first_watch(comm: MPI.Intracomm, seconds: float) -> Watch | None:
+    """What keeps a deadline before anything is known of the ranks; None where there is none."""
+    if not seconds:
+        return None
     world = world_ranks(comm)
     name = f"{zlib.crc32(repr(world).encode()):08x}"
-    watch = Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None) if seconds else None
-    meet(comm, SET_UP, watch)
+    return Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None)
 
 
 def world_ranks(comm: MPI.Intracomm) -> list[int]:
@@ -131,9 +132,9 @@ class Session:
 
     def __init__(self, comm: MPI.Intracomm, forced: Mapping[str, Variant], *, is_met: bool = False) -> None:
         """``is_met``: ranks know already that none of them has a deadline."""
-        timeout = settings.timeout()
+        began, timeout = perf_counter(), settings.timeout()
         if not is_met:
-            _meet_first(comm, timeout)
+            meet(comm, SET_UP, first_watch(comm, timeout))
         self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
         self.user = MPI.Intracomm(comm)  # mpi4py's own: where calls that are left to the MPI library run
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -158,8 +159,8 @@ class Session:
         self.tags = Tags(int(limit), len(self.numbers), self.rank)
         self.routes = routes = compiled.make_routes(self._interrupted_program, self.rank, self.size)
         dropped, gather = self._forget_plans_without_window, self._gather_on_node
-        meet = partial(self.meet, "agreement on a larger window")
-        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meet)
+        meeting = partial(self.meet, "agreement on a larger window")
+        self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meeting)
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
         # By arguments as they were given, with what counts such calls, if anything does.
         self.recent: dict[Alias | None, tuple[Plan, Learner | None]] = {}
@@ -179,6 +180,7 @@ class Session:
         self.name, self.policy.table, self.policy.known = from_root(self.comm, self._read_all)
         self.policy.compares = self._compares
         self.policy.learn(self.learns)
+        (self.set_up_seconds,) = self.agreement.slowest([perf_counter() - began])
         self._use_timeout(timeout)
 
     def _agree_on_settings(self, timeout: float) -> float:

@@ -117,7 +117,7 @@ def test_a_silent_rank(tmp_path: Path, fault: str, algorithm: str) -> None:
     assert "rank 2 (world rank 2" in told
     if fault == "stopped":  # one that is late waits in vain itself, in the end
         assert SILENT.search(told), told
-    if fault == "late" and algorithm.startswith("first"):
+    if fault == "late" and algorithm in ("first call", "first aggregate"):  # not by native, which its data still reach
         assert reports[2]["problem"].startswith("CollectiveTimeout")
     if not algorithm.startswith(
         ("native", "Alltoall_init", "first", "growing", "learning")
