@@ -94,6 +94,12 @@ class Finding:
     date: str = ""
 
 
+def count(tally: array[int], seconds: float) -> None:
+    """A call has taken so long, of those that a tally counts: how many are left, and nanoseconds that they took."""
+    tally[0] -= 1
+    tally[1] += int(seconds * 1e9)
+
+
 @dataclass
 class Learner:
     """What serves calls of one kind on a communicator.
@@ -123,7 +129,8 @@ class Learner:
     finding: Finding | None = None
     is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
     trials: int = 0  # calls that were tried
-    # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took.
+    # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took. An array for
+    # each choice: what serves calls as long as there are some left in it serves none after the choice has changed.
     tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))
 
     def __post_init__(self) -> None:
@@ -156,8 +163,7 @@ class Learner:
 
     def count(self, seconds: float = 0.0) -> None:
         """A call for which `is_fixed` holds has taken so long."""
-        self.tally[0] -= 1
-        self.tally[1] += int(seconds * 1e9)
+        count(self.tally, seconds)
 
     def begin(self, own: Own = None) -> Variant:
         """What serves the next call; ``own`` tells the blocks that this rank sends, where nobody else knows. Collective
@@ -176,6 +182,8 @@ class Learner:
         if isinstance(self._step, Serve):
             self.count()
             self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._calls), NATIVE_VARIANT
+            before, self.tally = self.tally, array("q", self.tally)
+            before[0] = 0  # nothing else serves calls in its place any more
             return
         self.trials += 1
         self._times.append(seconds)

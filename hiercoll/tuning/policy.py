@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import COLLECTIVES, Collective, Sizes
-from hiercoll.errors import ParameterError, UnknownAlgorithmError
+from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import Candidate, Decision, Spread, decide, uneven_choices
+from hiercoll.tuner import FREE, Candidate, Combining, Decision, Spread, decide, uneven_choices
 from hiercoll.tuning.learning import FEW, MANY, PLAN_SECONDS, SHARE, Budget, Finding, Learner, Own
 
-Key: TypeAlias = "tuple[str, int, bool, str]"
+Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 5e-3  # seconds that it takes the model to compare algorithms at first, besides
 LOOKING = 4e-6  # seconds that the model looks at an algorithm's schedules, over the ranks and the lanes of a node
 OF_A_KIND = 2  # candidates that differ in parameters only
@@ -31,11 +31,12 @@ class Wanted(NamedTuple):
     in_place: bool
     memory: str = "host"
     held: bool = False
+    combining: Combining = FREE
 
     @property
     def key(self) -> Key:
         """What is learned from calls together, of a size that stands for those near it."""
-        return (self.collective.name, size_class(self.size), self.in_place, self.memory)
+        return (self.collective.name, size_class(self.size), self.in_place, self.memory, str(self.combining))
 
 
 def size_class(size: int) -> int:
@@ -76,11 +77,12 @@ class Policy:
         """Let "auto" decide anew for every size."""
         calls, set_up = self._paid
         cost = set_up if calls else 0.0
-        self._budget = Budget(self.share, calls, cost, cost, plan=max(set_up, PLAN_SECONDS))
+        # What calls that teach something took, and what learning cost.
+        self.budget = Budget(self.share, calls, cost, cost, plan=max(set_up, PLAN_SECONDS))
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # By collective and bytes received, what learns from drop-in calls on arrays.
-        self.by_bytes: dict[tuple[Collective, int], Learner | None] = {}
+        self.by_bytes: dict[tuple[Any, ...], Learner] = {}
 
     def learn(self, share: float = SHARE) -> None:
         """Learn from now on, at the cost of a share of the time of calls: infinite for all that it takes, 0 for not at
@@ -95,12 +97,7 @@ class Policy:
 
     def hurry(self) -> None:
         """What learns from now on need not wait until calls have taken so long that they pay for it."""
-        self._budget.share = inf
-
-    @property
-    def budget(self) -> Budget:
-        """What calls that teach something took, and what learning cost."""
-        return self._budget
+        self.budget.share = inf
 
     @property
     def is_settled(self) -> bool:
@@ -122,6 +119,9 @@ class Policy:
             raise ParameterError(f"parameter {name!r}", "none with algorithm='auto'", repr(value), rank)
         if algorithm == NATIVE:
             self._check_form(params, wanted.held)
+            if not wanted.combining.native and self._topology.size > 1:
+                order = wanted.combining.order.name.lower()
+                raise ConstraintError("algorithm 'native'", "order 'any'", repr(order), rank)
         if self._disabled:
             return NATIVE_VARIANT
         if algorithm == "auto":
@@ -170,7 +170,8 @@ class Policy:
             table=self.table,
             mpi=self._library,
             memory=wanted.memory,
-            held=wanted.held,
+            held=wanted.held and wanted.combining.changes,
+            combining=wanted.combining,
         )
 
     def learner(self, wanted: Wanted) -> Learner | None:
@@ -198,6 +199,8 @@ class Policy:
         collective = wanted.collective
         if not self.share or self._topology.size == 1 or not self.is_auto(collective, "auto"):
             return False
+        if not (wanted.combining.native and wanted.combining.changes):
+            return False
         if collective.sizes is Sizes.OWN:
             return True
         if wanted.size == 0 or self.share == inf:
@@ -210,7 +213,7 @@ class Policy:
         found, agree, known = partial(self.found, wanted), self._slowest, self.known.get(wanted.key)
         asking = partial(self._asking, wanted)
         return Learner(
-            offered, agree, self._budget, found, known, wanted.collective.root, asking, compares=self.compares
+            offered, agree, self.budget, found, known, wanted.collective.root, asking, compares=self.compares
         )
 
     def _asking(self, wanted: Wanted) -> float:

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,6 @@ def newcomer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     monkeypatch.setattr(beginning, "LOOK", 0.0)
     learned.job_file.cache_clear()
     return folder / "learned"
-
-
-@pytest.fixture
-def comm() -> Iterator[MPI.Intracomm]:
-    made = WORLD.Dup()
-    yield made
-    made.Free()
 
 
 @pytest.fixture
@@ -184,7 +177,7 @@ def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     for salt in range(FIRST - 5 + 1):
         assert not is_set_up(comm)
         alltoall(comm, salt)
-    assert is_set_up(comm) and get_session(comm).policy._budget.calls > 0
+    assert is_set_up(comm) and get_session(comm).policy.budget.calls > 0
 
 
 def test_no_learning_no_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +326,31 @@ def _no_room(session: Session) -> MPI.Intracomm:
     raise hiercoll.ConstraintError("grouped", "places in /dev/shm", "none", session.rank)
 
 
+@several
+def test_what_is_found_serves_the_same_arrays(
+    comm: MPI.Intracomm, slow_native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has served calls with them before."""
+    bruck = Variant("bruck", {"radix": 2})
+    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, bruck))
+    policy, (send, recv, want) = get_session(comm).policy, buffers(0)
+    for salt in range(300):
+        if salt == 3 * FIRST:  # native serves the first calls, in several terms, and keeps a plan for them
+            policy.hurry()
+        hiercoll.alltoall(comm, send, recv)
+        if learner(comm).is_settled:
+            break
+    assert learner(comm).current == bruck
+    ran: list[str] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, plan: (ran.append(plan.name), run(self, plan))[1])
+    for _ in range(5):
+        recv[:] = -1
+        hiercoll.alltoall(comm, send, recv)
+        np.testing.assert_array_equal(recv, want)
+    assert learner(comm).is_fixed and set(ran) <= {"alltoall bruck radix=2"}
+
+
 # ---- between jobs
 
 
@@ -379,7 +397,7 @@ def test_a_lesson_that_cannot_run(comm: MPI.Intracomm, newcomer: Path) -> None:
         session._keep(Wanted(ALLTOALL, 40, True), Finding(Variant(name), 1e-6, 1e-3, 100))
         session._keep(Wanted(ALLTOALL, 8, False), _finding())
     WORLD.Barrier()
-    assert set(get_session(comm).policy.known) == {("alltoall", 8, False, "host")}
+    assert set(get_session(comm).policy.known) == {Wanted(ALLTOALL, 8, False).key}
     send, _, want = buffers(1)
     hiercoll.alltoall(comm, MPI.IN_PLACE, send)
     np.testing.assert_array_equal(send, want)

@@ -239,8 +239,12 @@ def test_what_cannot_run_is_not_taken() -> None:
     job.run(100)
     assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
     known = Job(cost, known=Finding(BRUCK, 1e-3, 2e-3, 9))
+    assert known.learners[0].begin() == BRUCK
+    before = known.learners[0].tally
+    left = before[0]
     known.run(3)
     assert known.learners[0].current == NATIVE_VARIANT
+    assert before[0] == 0 and known.learners[0].tally[0] == left - 3
 
 
 def test_candidates_by_the_blocks_of_a_call() -> None:
