@@ -11,10 +11,10 @@ one. Definitions follow MPI 4.1, chapter 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hiercoll.errors import ArgumentError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = "npt.NDArray[np.int64]"
 End: TypeAlias = Literal["send", "recv"]
+Made = TypeVar("Made")
 UNDEFINED = -1
 
 
@@ -40,6 +41,7 @@ class InPlace(Enum):
 
     SAME = "block i of the input is block i there"
     OWN = "the rank's one block is in its place among those of all ranks"
+    ROOT = "on the root alone, whose input or result is in its place in the other buffer"
     ALWAYS = "as SAME, and there is only one buffer"
 
 
@@ -49,6 +51,30 @@ class Sizes(Enum):
     EQUAL = "all blocks have one size"
     KNOWN = "blocks differ, and every rank knows the sizes of all"
     OWN = "blocks differ, and a rank knows the sizes of those that it sends and receives"
+
+
+class Order(IntEnum):
+    """How the ranks' contributions to a reduction are combined; each order is one of those before it, too.
+
+    Whatever the order, all ranks that get a result get it by one expression tree: the same bits (MPI 4.1, 6.9.6).
+    """
+
+    ANY = 0  # each contribution once
+    RANK = 1  # in the order of ranks, with brackets anywhere: right for operations that do not commute
+    FIXED = 2  # by `fixed_tree`, which depends on the number of ranks alone
+
+
+def fixed_tree(leaves: Sequence[Made], combine: Callable[[Made, Made], Made]) -> Made:
+    """What `Order.FIXED` makes of the contributions of ranks, at least one, in rank order.
+
+    Of more than a power of two the first ones are combined in pairs, until it is one; then neighbours are, again and
+    again: as by recursive doubling (Thakur, Rabenseifner, Gropp 2005, section 4.5).
+    """
+    pairs = len(leaves) - (1 << len(leaves).bit_length() - 1)
+    level = [combine(leaves[2 * i], leaves[2 * i + 1]) for i in range(pairs)] + list(leaves[2 * pairs :])
+    while len(level) > 1:
+        level = [combine(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+    return level[0]
 
 
 class Shape(NamedTuple):
@@ -106,9 +132,24 @@ class Collective:
         return self.sizes is Sizes.EQUAL
 
     @property
+    def is_cut(self) -> bool:
+        """Whether blocks may be parts of a vector, whose sizes differ and are known to all ranks."""
+        return self.operation or Holds.VECTOR in (self.send, self.recv)
+
+    @property
     def one_buffer(self) -> bool:
         """Whether input and result are the same argument."""
         return self.in_place is InPlace.ALWAYS
+
+    @property
+    def is_rooted(self) -> bool:
+        """Whether there are two buffers, of which only the root has both."""
+        return self.root and not self.one_buffer
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The arguments of MPI's functions after the buffers."""
+        return (("op",) if self.operation else ()) + (("root",) if self.root else ())
 
     @property
     def nonblocking(self) -> str:
@@ -151,7 +192,7 @@ class Contract:
 
     ``root`` matters to rooted collectives, ``blocks`` (length of the vector in
     blocks) to bcast, reduce and allreduce. ``in_place``: the input lies in the
-    receive buffer. ``commutative``: reductions may combine ranks in any order.
+    receive buffer. ``order``: the one that reductions must have, at least.
     """
 
     collective: str
@@ -160,10 +201,11 @@ class Contract:
     root: int = 0
     blocks: int = 1
     in_place: bool = False
-    commutative: bool = True
+    order: Order = Order.ANY
 
     def __post_init__(self) -> None:
         get_collective(self.collective)
+        object.__setattr__(self, "order", Order(self.order))  # a number in JSON
         for name in ("size", "segments", "blocks"):
             if getattr(self, name) < 1:
                 raise ArgumentError(name, "at least 1", getattr(self, name))
@@ -229,6 +271,14 @@ class Contract:
         """Whether ``token`` stands for a reduction over all ranks."""
         first = self.size * self._width * self.segments
         return first <= token < first + self._width * self.segments
+
+    def block_of(self, token: int) -> int:
+        """The number of the block that ``token`` is of, or is a reduction of."""
+        return token // self.segments % self._width
+
+    def rank_of(self, token: int) -> int:
+        """The rank that contributes ``token``."""
+        return token // self.segments // self._width
 
     def own_sizes(self, rank: int) -> Tokens:
         """Tokens of what the rank knows at the beginning: its own row of the buffer ``sizes``."""
@@ -331,8 +381,30 @@ ALLGATHERV = Collective(
     size_of="mean bytes per rank",
     section="6.7",
 )
-GATHER = Collective("gather", _gather, send=Holds.ONE, recv=Holds.EACH, root=True, section="6.5")
-SCATTER = Collective("scatter", _scatter, send=Holds.EACH, recv=Holds.ONE, root=True, section="6.6")
+GATHER = Collective(
+    "gather",
+    _gather,
+    send=Holds.ONE,
+    recv=Holds.EACH,
+    in_place=InPlace.ROOT,
+    root=True,
+    native="Gather",
+    tuned="8:64K:4,192,12K",
+    size_of="bytes per rank",
+    section="6.5",
+)
+SCATTER = Collective(
+    "scatter",
+    _scatter,
+    send=Holds.EACH,
+    recv=Holds.ONE,
+    in_place=InPlace.ROOT,
+    root=True,
+    native="Scatter",
+    tuned="8:64K:4,192,12K",
+    size_of="bytes per rank",
+    section="6.6",
+)
 BCAST = Collective(
     "bcast",
     _bcast,
@@ -345,6 +417,38 @@ BCAST = Collective(
     size_of="bytes per rank",
     section="6.4",
 )
-REDUCE = Collective("reduce", _reduce, Holds.VECTOR, Holds.VECTOR, root=True, operation=True, section="6.9.1")
-ALLREDUCE = Collective("allreduce", _allreduce, Holds.VECTOR, Holds.VECTOR, operation=True, section="6.9.6")
-REDUCE_SCATTER = Collective("reduce_scatter", _reduce_scatter, Holds.EACH, Holds.ONE, operation=True, section="6.10.1")
+REDUCE = Collective(
+    "reduce",
+    _reduce,
+    send=Holds.VECTOR,
+    recv=Holds.VECTOR,
+    in_place=InPlace.ROOT,
+    root=True,
+    operation=True,
+    native="Reduce",
+    tuned="8:1M:4,192,12K,96K",
+    size_of="bytes per rank",
+    section="6.9.1",
+)
+ALLREDUCE = Collective(
+    "allreduce",
+    _allreduce,
+    send=Holds.VECTOR,
+    recv=Holds.VECTOR,
+    operation=True,
+    native="Allreduce",
+    tuned="8:1M:4,192,12K,96K,1536K",
+    size_of="bytes per rank",
+    section="6.9.6",
+)
+REDUCE_SCATTER = Collective(
+    "reduce_scatter",
+    _reduce_scatter,
+    send=Holds.EACH,
+    recv=Holds.ONE,
+    operation=True,
+    native="Reduce_scatter_block",
+    tuned="8:64K:4,192,12K",
+    size_of="bytes per rank's result",
+    section="6.10.1",
+)

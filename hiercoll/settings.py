@@ -8,6 +8,7 @@ from typing import Any
 
 from hiercoll.errors import ParameterError
 
+ORDERS = ("any", "rank", "fixed")  # of reductions
 # Algorithm and parameters instead of "auto", by collective; for communicators that hiercoll meets from then on.
 forced: dict[str, tuple[str, dict[str, Any]]] = {}
 # Whether native serves every other blocking call by "auto", for comparison; for such communicators.
@@ -46,7 +47,7 @@ def checks_calls() -> bool:
 
 def is_special() -> bool:
     """Whether calls need more than the MPI library from the first one on, as far as the environment says."""
-    return bool(forced) or hurries() or any(map(_is_set, ("DISABLE", "CHECK", "TIMEOUT", "TABLE", "NODES")))
+    return bool(forced) or hurries() or any(map(_is_set, ("DISABLE", "CHECK", "TIMEOUT", "TABLE", "NODES", "ORDER")))
 
 
 def learns() -> bool:
@@ -57,6 +58,15 @@ def learns() -> bool:
 def hurries() -> bool:
     """``HIERCOLL_LEARN=online``: "auto" learns at once, whatever that costs."""
     return _text("LEARN") == "online"
+
+
+def order() -> str | None:
+    """``HIERCOLL_ORDER``: the order of reductions that do not name one: "any", "rank" or "fixed"; None where it is not
+    set. Raises ParameterError."""
+    name = _text("ORDER")
+    if name not in ("", *ORDERS):
+        raise ParameterError("HIERCOLL_ORDER", " or ".join(ORDERS), repr(name))
+    return name or None
 
 
 def wants_thread() -> bool:

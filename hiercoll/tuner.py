@@ -15,13 +15,34 @@ from typing import NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
-from hiercoll.collectives import COLLECTIVES, Sizes
+from hiercoll.collectives import COLLECTIVES, Order, Sizes
 from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
 from hiercoll.model.evaluate import Design
 from hiercoll.model.machine import Machine
 from hiercoll.model.profile import Profile, profile
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
+
+
+class Combining(NamedTuple):
+    """What a reduction asks of algorithms: an ``order``; whether the MPI library's own may serve it (``native``), which
+    promises none but that of operations that do not commute; and whether one algorithm may serve a call and another the
+    next one, though they give other bits (``changes``)."""
+
+    order: Order = Order.ANY
+    native: bool = True
+    changes: bool = True
+
+    @property
+    def of_auto(self) -> Order:
+        """The order of algorithms that "auto" may choose: where bits are to stay the same, that of one tree."""
+        return self.order if self.changes else Order.FIXED
+
+    def __str__(self) -> str:
+        return "" if self == FREE else f"{self.order.name.lower()}{self.native:d}{self.changes:d}"
+
+
+FREE = Combining()
 
 
 class Candidate(NamedTuple):
@@ -52,7 +73,7 @@ MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; c
 
 @lru_cache(maxsize=1024)
 def _counted(
-    collective: str, topology: Topology, inplace: bool, name: str, given: Given
+    collective: str, topology: Topology, inplace: bool, name: str, given: Given, order: Order
 ) -> list[list[RankCounts]] | None:
     """The counts of the ranks of a largest node and, where there is a root, of that of root 0; None if the variant
     cannot run there.
@@ -62,7 +83,7 @@ def _counted(
     """
     params = dict(given)
     entry = REGISTRY[collective][name]
-    if (inplace and not entry.in_place) or entry.refusal(topology, params) is not None:
+    if not is_able(collective, topology, inplace, Variant(name, params), order):
         return None
     nodes = [max(topology.nodes, key=len)]
     if COLLECTIVES[collective].root and topology.node(0) not in nodes:
@@ -104,15 +125,16 @@ def rank_by_model(
     variants: Iterable[tuple[str, Params]] | None = None,
     most_shared: int = MOST_SHARED,
     machine: Machine | None = None,
+    order: Order = Order.ANY,
 ) -> list[Candidate]:
     """The ``variants`` (default: `automatic` ones), fastest first by the cost model, for blocks of ``block`` bytes, or
-    a vector of so many: on a ``machine``, else with ``links``.
+    a vector of so many: on a ``machine``, else with ``links``. Reductions: those that combine in that ``order``.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     ranked = []
     for name, params in automatic(collective) if variants is None else variants:
-        nodes = _counted(collective, topology, inplace, name, tuple(params.items()))
+        nodes = _counted(collective, topology, inplace, name, tuple(params.items()), order)
         if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
             flows = max(each.network_messages / max(each.network_chain, 1) for counts in nodes for each in counts)
             if machine is None:
@@ -135,7 +157,15 @@ class Decision:
 
 @lru_cache(maxsize=4096)
 def _decide(
-    collective: str, topology: Topology, block: int, inplace: bool, table: Table, mpi: str, memory: str, held: bool
+    collective: str,
+    topology: Topology,
+    block: int,
+    inplace: bool,
+    table: Table,
+    mpi: str,
+    memory: str,
+    held: bool,
+    combining: Combining,
 ) -> Decision:
     if topology.size == 1 or not automatic(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
@@ -146,16 +176,20 @@ def _decide(
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)
     if entry is None:
-        ranked = rank_by_model(collective, topology, block, inplace=inplace, machine=table.machine)
+        ranked = rank_by_model(
+            collective, topology, block, inplace=inplace, machine=table.machine, order=combining.of_auto
+        )
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
+        if ranked and not combining.native:
+            return Decision(ranked[0].variant, f"the cost model, for {_ORDERED[combining.of_auto]}", tuple(ranked))
         why = f"default: no table for {collective}, {memory} memory and {mpi or 'this MPI library'}"
         name = f" of {table.machine.name}" if table.machine is not None else ""
         why += f"; what the cost model{name} says of hiercoll's own:" if ranked else ""
         return Decision(Variant(NATIVE), why, tuple(ranked))
     if entry.is_for(topology):
-        return _by_entry(entry, topology, block, inplace, table.source, held)
-    return _by_neighbour(entry, topology, block, inplace, table.source)
+        return _by_entry(entry, topology, block, inplace, table.source, held, combining)
+    return _by_neighbour(entry, topology, block, inplace, table.source, combining)
 
 
 def decide(
@@ -168,16 +202,18 @@ def decide(
     mpi: str = "",
     memory: str = "host",
     held: bool = False,
+    combining: Combining = FREE,
 ) -> Decision:
     """What ``algorithm="auto"`` runs for blocks of ``block`` bytes, in calls or (``held``) in plans.
 
     ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Without one it is the MPI library's own
-    collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try.
+    collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try. Where
+    that one may not serve a reduction (``combining``), the model's first does.
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     if COLLECTIVES[collective].sizes is Sizes.OWN:
         inplace = False  # what is in place is copied before
-    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held)
+    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held, combining)
 
 
 class Spread(NamedTuple):
@@ -217,25 +253,40 @@ def uneven_choices(
 _NO_TABLE = Table()
 
 
-def is_able(collective: str, topology: Topology, inplace: bool, variant: Variant) -> bool:
-    """Whether the variant can run so."""
+def is_able(
+    collective: str, topology: Topology, inplace: bool, variant: Variant, order: Order = Order.ANY, native: bool = True
+) -> bool:
+    """Whether the variant can run so; ``native``: whether the MPI library's own may."""
     if variant.algorithm == NATIVE:
-        return True
+        return native
     entry = get_algorithm(collective, variant.algorithm)
-    return (entry.in_place or not inplace) and entry.refusal(topology, variant.params) is None
+    if (inplace and not entry.in_place) or entry.refusal(topology, variant.params) is not None:
+        return False
+    return order is Order.ANY or order <= entry.order(topology, entry.resolve(variant.params))
 
 
-def _by_entry(entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool) -> Decision:
+def _by_entry(
+    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool, combining: Combining
+) -> Decision:
     """By an entry for this very layout."""
-    figures = [f for f in entry.measured(block) if is_able(entry.collective, topology, inplace, f.variant)]
-    ranking = tuple(Candidate(figure.variant, figure.median) for figure in figures)
+    able = partial(is_able, entry.collective, topology, inplace, order=combining.of_auto, native=combining.native)
+    ranking = tuple(Candidate(f.variant, f.median) for f in entry.measured(block) if able(f.variant))
     variant, why = entry.choice(block, held=held), f"{source}: measured for {entry.layout} with {entry.mpi}"
-    if not is_able(entry.collective, topology, inplace, variant):
-        variant, why = Variant(NATIVE), f"{why}; the choice there cannot work in place"
+    if not able(variant):
+        what = "work in place" if combining == FREE else f"give {_ORDERED[combining.of_auto]}"
+        variant, why = NATIVE_VARIANT, f"{why}; the choice there cannot {what}"
+    if not able(variant):
+        others = ranking or rank_by_model(entry.collective, topology, block, inplace=inplace, order=combining.of_auto)
+        variant = others[0].variant
     return Decision(variant, why, ranking)
 
 
-def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, source: str) -> Decision:
+_ORDERED = {Order.ANY: "one order", Order.RANK: "the order of ranks", Order.FIXED: "the fixed order"}
+
+
+def _by_neighbour(
+    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, combining: Combining
+) -> Decision:
     """By an entry for another layout: the model's times here, times measured over modelled there, of what was chosen
     there and of native.
 
@@ -251,16 +302,20 @@ def _by_neighbour(entry: Entry, topology: Topology, block: int, inplace: bool, s
             continue
         own = [(variant.algorithm, variant.params)]
         known = rank_by_model(entry.collective, there, figure.size, links=entry.links, variants=own)
-        here = rank_by_model(entry.collective, topology, block, inplace=inplace, links=entry.links, variants=own)
+        here = rank_by_model(
+            entry.collective, topology, block, inplace=inplace, links=entry.links, variants=own, order=combining.of_auto
+        )
         if known and here and known[0].seconds > 0:
             factor = here[0].seconds / known[0].seconds
             growth.append(factor)
             corrected.append(here[0]._replace(variant=variant, seconds=figure.median * factor))
     natives = [figure.median for figure in entry.measured(block) if figure.variant == NATIVE_VARIANT]
-    if natives:
+    if natives and combining.native:
         corrected.append(Candidate(NATIVE_VARIANT, natives[0] * (median(growth) if growth else 1.0)))
     corrected.sort(key=lambda candidate: candidate.seconds)
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
+    if not corrected and not combining.native:
+        corrected = rank_by_model(entry.collective, topology, block, inplace=inplace, order=combining.of_auto)
     if not corrected:
         return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
     return Decision(corrected[0].variant, why, tuple(corrected))

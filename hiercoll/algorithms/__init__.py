@@ -1,6 +1,16 @@
 """The algorithms, each a pure function from (topology, rank, parameters) to a schedule."""
 
-from hiercoll.algorithms import allgather, allgather_nodes, alltoall, alltoall_nodes, alltoallv, bcast, reductions
+from hiercoll.algorithms import (
+    allgather,
+    allgather_nodes,
+    allreduce,
+    alltoall,
+    alltoall_nodes,
+    alltoallv,
+    bcast,
+    gather_scatter,
+    reduce,
+)
 from hiercoll.algorithms.registry import REGISTRY, Algorithm, Parameter, Params, get_algorithm, register
 
 __all__ = [
@@ -14,7 +24,9 @@ __all__ = [
     "alltoall_nodes",
     "alltoallv",
     "bcast",
+    "gather_scatter",
+    "reduce",
     "get_algorithm",
-    "reductions",
+    "allreduce",
     "register",
 ]

@@ -20,7 +20,7 @@ STEPS = ("ring", "recursive_doubling")
 Part: TypeAlias = "Callable[[Builder, Sequence[int], Buffer, int, list[int]], list[int]]"
 
 
-def _branches(n: int, me: int) -> Iterator[int]:
+def branches(n: int, me: int) -> Iterator[int]:
     """Whom position ``me`` of ``n`` serves in a binomial tree, the largest subtree first."""
     lowest = me & -me if me else 1 << (n - 1).bit_length()
     while lowest := lowest >> 1:
@@ -28,7 +28,7 @@ def _branches(n: int, me: int) -> Iterator[int]:
             yield me + lowest
 
 
-def _subtree(n: int, me: int) -> range:
+def subtree(n: int, me: int) -> range:
     """The positions below ``me`` in a binomial tree, with itself."""
     return range(me, min(me + (me & -me), n) if me else n)
 
@@ -38,7 +38,7 @@ def _along_tree(b: Builder, line: Sequence[int], buffer: Buffer, tag: int, after
     n, me = len(line), line.index(b.rank)
     region = buffer[0 : b.blocks]
     here = [b.recv(line[me & (me - 1)], region, tag=tag, after=after)] if me else after
-    for peer in _branches(n, me):
+    for peer in branches(n, me):
         b.send(line[peer], region, tag=tag, after=here)
     return here
 
@@ -49,13 +49,13 @@ def _scattered(steps: str) -> Part:
 
     def part(b: Builder, line: Sequence[int], buffer: Buffer, tag: int, after: list[int]) -> list[int]:
         n, me = len(line), line.index(b.rank)
-        here = [b.recv(line[me & (me - 1)], buffer[_subtree(n, me)], tag=tag, after=after)] if me else after
-        held = dict.fromkeys(_subtree(n, me), here)  # by what each block comes
-        for peer in _branches(n, me):
-            b.send(line[peer], buffer[_subtree(n, peer)], tag=tag, after=here)
+        here = [b.recv(line[me & (me - 1)], buffer[subtree(n, me)], tag=tag, after=after)] if me else after
+        held = dict.fromkeys(subtree(n, me), here)  # by what each block comes
+        for peer in branches(n, me):
+            b.send(line[peer], buffer[subtree(n, peer)], tag=tag, after=here)
         for step, peer, sends, receives in _steps(n, me, steps):
-            lacking = [block for block in receives if block not in _subtree(n, me)]
-            wanted = [block for block in sends if block not in _subtree(n, peer)]
+            lacking = [block for block in receives if block not in subtree(n, me)]
+            wanted = [block for block in sends if block not in subtree(n, peer)]
             own = {op for block in wanted for op in held[block]}
             if lacking:
                 came = [b.recv(line[peer], buffer[lacking], tag=tag + step, after=after)]

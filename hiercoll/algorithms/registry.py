@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import index
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from hiercoll.collectives import COLLECTIVES, Collective, Contract, InPlace
+from hiercoll.collectives import COLLECTIVES, Collective, Contract, InPlace, Order
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.schedule import Schedule, in_place
 from hiercoll.schedule.system import System
@@ -19,6 +19,7 @@ Value: TypeAlias = "int | str"
 Params: TypeAlias = "dict[str, Value]"
 Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
 Choices: TypeAlias = "Sequence[Params]"
+OrderOn: TypeAlias = "Callable[[Topology, Params], Order]"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Algorithm:
 
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; ``search``: what ``hiercoll tune`` measures besides those and `variants`;
-    ``trial``: what a program's own calls try where nobody knows all sizes, and most blocks are small.
+    ``trial``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
+    ``order``: in which reductions combine contributions, on a topology.
     """
 
     collective: str
@@ -74,6 +76,7 @@ class Algorithm:
     auto: tuple[Params, ...] = ()
     search: Callable[[Topology], Choices] = lambda topology: ()
     trial: Params | None = None
+    order: OrderOn = lambda topology, params: Order.ANY
 
     @property
     def in_places(self) -> tuple[bool, ...]:
@@ -103,10 +106,12 @@ class Algorithm:
         *,
         inplace: bool = False,
         root: int = 0,
+        order: Order = Order.ANY,
     ) -> Schedule:
-        """The schedule of ``rank``, in a collective with a root for that ``root``.
+        """The schedule of ``rank``, in a collective with a root for that ``root``, in a reduction in that ``order`` or
+        one that it includes.
 
-        Raises ParameterError, or ConstraintError if the topology (or in-place use)
+        Raises ParameterError, or ConstraintError if the topology (or in-place use, or the order)
         does not suit the algorithm.
         """
         resolved = self.resolve(params or {})
@@ -116,6 +121,10 @@ class Algorithm:
         if refusal is not None:
             got = f"{topology}, {'in place' if inplace else 'not in place'}, {spelled(resolved)}"
             raise ConstraintError(f"algorithm {self.name!r}", refusal, got, rank)
+        own = self.order(topology, resolved)
+        if order > own:
+            got = f"order {order.name.lower()!r} on {topology}"
+            raise ConstraintError(f"algorithm {self.name!r}", f"order {own.name.lower()!r}", got, rank)
         rooted = {"root": root} if COLLECTIVES[self.collective].root else {}
         schedule = self.function(topology, rank, **resolved, **rooted)
         return in_place(schedule, COLLECTIVES[self.collective].in_place is InPlace.OWN) if inplace else schedule
@@ -128,14 +137,16 @@ class Algorithm:
         inplace: bool = False,
         transport: Transport = DIRECT,
         root: int = 0,
+        order: Order | None = None,
     ) -> System:
         """The schedules of all ranks, and the contract that they are to fulfil: in place, too, where there is only one
-        buffer. Each schedule raises, when it is asked for, as `schedule` and `transports.cut` do."""
+        buffer; ``order``: None for the algorithm's own. Each schedule raises, when it is asked for, as `schedule` and
+        `transports.cut` do."""
         inplace = inplace or self.in_places == (True,)
-        contract = Contract(self.collective, topology.size, root=root, in_place=inplace)
-        plain = System(
-            topology, contract, lambda rank: self.schedule(topology, rank, params, inplace=inplace, root=root)
-        )
+        order = self.order(topology, self.resolve(params)) if order is None else order
+        contract = Contract(self.collective, topology.size, root=root, in_place=inplace, order=order)
+        options: dict[str, Any] = {"inplace": inplace, "root": root, "order": order}
+        plain = System(topology, contract, lambda rank: self.schedule(topology, rank, params, **options))
         if not COLLECTIVES[self.collective].is_even:  # a rank knows no places of blocks that are not its own
             transport = transport._replace(shared=False)
         return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)
@@ -183,15 +194,21 @@ def register(
     auto: tuple[Params, ...] = (),
     search: Callable[[Topology], Choices] | None = None,
     trial: Params | None = None,
+    order: Order | OrderOn = Order.ANY,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Enter the decorated function into the registry under its own name; see `Algorithm`."""
+
+    def kind(topology: Topology, params: Params) -> Order:
+        if topology.size == 1:
+            return Order.FIXED
+        return order(topology, params) if callable(order) else order
 
     def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
         name = function.__name__.removesuffix(f"_{collective.name}")
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
         able = in_place or collective.one_buffer
         entry = Algorithm(
-            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trial
+            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trial, kind
         )
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mpi4py import MPI
@@ -27,11 +26,11 @@ from hiercoll.calls.serving import (
     learner_of_unknown,
     or_native,
     remember,
-    remember_native,
     repeat,
     run_known,
     serve,
     serve_first,
+    serve_native,
     serve_unknown_sizes,
     sizes_are_unknown,
     take_turn,
@@ -45,7 +44,6 @@ from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE
-from hiercoll.tuning.learning import Learner
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
@@ -191,59 +189,57 @@ def _revive(kind: type[MPI.Comm], name: str) -> MPI.Comm:
 
 # ---- blocking calls: functions that serve them, and return what ran; ``given`` are mpi4py's arguments
 
-Serving: TypeAlias = "Callable[[Any, Any, Any, Any, tuple[Any, ...]], str]"
+Serving: TypeAlias = "Callable[[Any, Arguments, tuple[Any, ...]], str]"
 
 
 def _equal_blocks(collective: Collective, native: Native) -> Serving:
     """For a collective with equal blocks."""
 
-    def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
-        known = by_handle.get(self.handle)
+    def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
+        known, (send, recv) = by_handle.get(self.handle), arguments[:2]
         if known is not None and type(recv) is ndarray and (type(send) is ndarray or collective.one_buffer):
-            learner = known.policy.by_bytes.get((collective, recv.nbytes))
+            learner = known.policy.by_bytes.get(_by_bytes(collective, arguments))
             if learner is not None and learner.is_fixed and learner.current.is_native and known.broken is None:
-                _count_native(learner, native, self, *given)
-                remember_native(known, collective, Arguments(send, recv, root), learner.tally)
+                serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
                 return NATIVE
-            if learner is not None and learner.compares and known.unwatched:
-                arguments = Arguments(None if collective.one_buffer else send, recv, root)
-                if ran := take_turn(learner, collective, self, arguments, partial(native, self, *given)):
-                    return ran
-            # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
-            watched = not known.unwatched
-            ran = run_known(self, collective, send, recv, root, "auto", AUTO, NO_PARAMS, passes_native=watched)
-            if ran:
+            call: Any = partial(native, self, *given)
+            compares = learner is not None and learner.compares and known.unwatched
+            if learner is not None and compares and (ran := take_turn(learner, collective, self, arguments, call)):
                 return ran
-        return _serve(self, collective, Arguments(send, recv, root), partial(native, self, *given))
-
-    return serve_call
-
-
-def _uneven_blocks(collective: Collective, native: Native) -> Serving:
-    """For a collective with blocks of any sizes."""
-
-    def serve_call(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> str:
-        known, arguments = by_handle.get(self.handle), Arguments(send, recv)
-        if known is not None and known.unwatched and not known.is_plain:
-            learner = learner_of_unknown(known, collective, arguments)
-            if learner is not None and learner.is_fixed and learner.current.is_native and not is_on_device(recv):
-                _count_native(learner, native, self, *given)
-                remember_native(known, collective, arguments, learner.tally)
-                return NATIVE
-            if (ran := repeat(known, self, collective, arguments)) is not None:
+            # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
+            how = (arguments.op, arguments.order) if collective.operation else (None, None)
+            choice = (arguments.root, "auto", AUTO, *how, NO_PARAMS)
+            ran = run_known(self, collective, send, recv, *choice, passes_native=not known.unwatched)
+            if ran:
                 return ran
         return _serve(self, collective, arguments, partial(native, self, *given))
 
     return serve_call
 
 
-def _count_native(learner: Learner, native: Native, *given: Any) -> None:
-    """The MPI library's own, for a call that a learner counts."""
-    if progress.active:
-        progress.before_blocking()
-    begin = perf_counter()
-    native(*given)
-    learner.count(perf_counter() - begin)
+def _by_bytes(collective: Collective, arguments: Arguments) -> tuple[Any, ...]:
+    """What calls on arrays have in common from which the same is learned."""
+    if not collective.operation:
+        return collective, arguments.recv.nbytes
+    return collective, arguments.recv.nbytes, id(arguments.op), arguments.recv.dtype
+
+
+def _uneven_blocks(collective: Collective, native: Native) -> Serving:
+    """For a collective with blocks of any sizes."""
+
+    def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
+        known = by_handle.get(self.handle)
+        if known is not None and known.unwatched and not known.is_plain:
+            learner = learner_of_unknown(known, collective, arguments)
+            is_native = learner is not None and learner.is_fixed and learner.current.is_native
+            if learner is not None and is_native and not is_on_device(arguments.recv):
+                serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
+                return NATIVE
+            if (ran := repeat(known, self, collective, arguments)) is not None:
+                return ran
+        return _serve(self, collective, arguments, partial(native, self, *given))
+
+    return serve_call
 
 
 def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable[[], object]) -> str:
@@ -268,9 +264,10 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         return NATIVE
     # Calls that are left to MPI are on the user's communicator, on all ranks, however they spell it.
     passes = session.unwatched and request.memory == "host" and not request.is_empty
-    if passes and request.is_auto and collective.is_even and not (request.in_place and not collective.one_buffer):
+    plain = not (request.in_place and not collective.one_buffer) and type(given.recv) is ndarray
+    if passes and request.is_auto and collective.is_even and plain:
         if request.learner is not None:
-            session.policy.by_bytes[collective, request.received.nbytes] = request.learner
+            session.policy.by_bytes[_by_bytes(collective, given)] = request.learner
         if request.variant.is_native and (request.learner is None or request.learner.is_fixed):
             remember(session, request, given, None)
     if passes and request.learner is None and request.variant.is_native:
@@ -349,31 +346,60 @@ def _is_left(error: ArgumentError, given: Arguments) -> bool:
 # ---- the methods
 
 
-def _blocking(collective: Collective) -> Callable[..., None]:
+Method: TypeAlias = "Callable[..., Any]"
+Serve: TypeAlias = "Callable[[Any, Arguments, tuple[Any, ...], dict[str, Any]], Any]"
+
+
+def _method(collective: Collective, serve: Serve) -> Method:
+    """A method with mpi4py's arguments, which also come as they are given; ``more`` of them are mpi4py's to look at."""
+
+    def one_buffer(self: Any, buf: Any, root: int = 0, *more: Any, **options: Any) -> Any:
+        return serve(self, Arguments(None, buf, root), (buf, root, *more), options)
+
+    def two_buffers(self: Any, sendbuf: Any, recvbuf: Any, *more: Any, **options: Any) -> Any:
+        return serve(self, Arguments(sendbuf, recvbuf), (sendbuf, recvbuf, *more), options)
+
+    def reduction(self: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *more: Any, **options: Any) -> Any:
+        return serve(self, Arguments(sendbuf, recvbuf, op=op), (sendbuf, recvbuf, op, *more), options)
+
+    def rooted(self: Any, sendbuf: Any, recvbuf: Any, root: int = 0, *more: Any, **options: Any) -> Any:
+        return serve(self, Arguments(sendbuf, recvbuf, root), (sendbuf, recvbuf, root, *more), options)
+
+    def rooted_reduction(
+        self: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, *more: Any, **options: Any
+    ) -> Any:
+        given = (sendbuf, recvbuf, op, root, *more)
+        return serve(self, Arguments(sendbuf, recvbuf, root, op=op), given, options)
+
+    if collective.one_buffer:
+        return one_buffer
+    return {
+        (): two_buffers, ("op",): reduction, ("root",): rooted, ("op", "root"): rooted_reduction,
+    }[collective.more]  # fmt: skip
+
+
+def _blocking(collective: Collective) -> Method:
     """mpi4py's blocking method, served by hiercoll."""
     native = getattr(MPI.Comm, collective.native)
     serve_call = (_equal_blocks if collective.is_even else _uneven_blocks)(collective, native)
+    number = len(collective.more) + (1 if collective.one_buffer else 2)
 
-    def watched(self: Any, send: Any, recv: Any, root: Any, given: tuple[Any, ...]) -> None:
+    def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if options or len(given) > number:
+            native(self, *given, **options)  # raises what is wrong
         begun = [observer.begin(self, collective, Mode.BLOCKING, given) for observer in observers]
-        ran = serve_call(self, send, recv, root, given)
+        ran = serve_call(self, arguments, given)
         for observer, each in zip(observers, begun, strict=True):
             observer.end(each, ran)
 
-    def one_buffer(self: Any, buf: Any, root: int = 0) -> None:
-        (watched if observers else serve_call)(self, None, buf, root, (buf, root))
-
-    def two_buffers(self: Any, sendbuf: Any, recvbuf: Any) -> None:
-        (watched if observers else serve_call)(self, sendbuf, recvbuf, 0, (sendbuf, recvbuf))
-
-    return one_buffer if collective.one_buffer else two_buffers
+    return _method(collective, serve)
 
 
-def _returning(collective: Collective, name: str, mode: Mode) -> Callable[..., MPI.Request]:
+def _returning(collective: Collective, name: str, mode: Mode) -> Method:
     """mpi4py's method that returns a request, served by hiercoll."""
     native, make = getattr(MPI.Comm, name), _persistent if mode is Mode.HELD else _nonblocking
 
-    def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> MPI.Request:
+    def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> MPI.Request:
         begun = [observer.begin(self, collective, mode, given) for observer in observers]
         request: Any = make(self, collective, arguments)
         ran = NATIVE if request is None else request.stand_in.name
@@ -383,13 +409,7 @@ def _returning(collective: Collective, name: str, mode: Mode) -> Callable[..., M
             observer.end(each, ran)
         return request  # type: ignore[no-any-return]
 
-    def one_buffer(self: Any, buf: Any, root: int = 0, *more: Any, **options: Any) -> MPI.Request:
-        return serve_call(self, Arguments(None, buf, root), (buf, root, *more), options)
-
-    def two_buffers(self: Any, sendbuf: Any, recvbuf: Any, *more: Any, **options: Any) -> MPI.Request:
-        return serve_call(self, Arguments(sendbuf, recvbuf), (sendbuf, recvbuf, *more), options)
-
-    return one_buffer if collective.one_buffer else two_buffers
+    return _method(collective, serve)
 
 
 def _add_methods() -> None:
@@ -403,7 +423,9 @@ def _add_methods() -> None:
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
             if name == collective.native:
-                method = compiled.method(MPI.Intracomm, name, collective, collective.one_buffer, method)
+                method = compiled.method(
+                    MPI.Intracomm, name, collective, collective.one_buffer, collective.more, method
+                )
             setattr(Collectives, name, method)
 
 

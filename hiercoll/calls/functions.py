@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -20,19 +19,32 @@ from hiercoll.calls.serving import (
     is_on_device,
     learner_of_unknown,
     new_result,
-    remember_native,
     repeat,
     serve,
     serve_first,
+    serve_native,
     serve_unknown_sizes,
     sizes_are_unknown,
 )
-from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
+from hiercoll.collectives import (
+    ALLGATHER,
+    ALLGATHERV,
+    ALLREDUCE,
+    ALLTOALL,
+    ALLTOALLV,
+    BCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    Collective,
+)
 from hiercoll.errors import BufferTypeError, ParameterError
-from hiercoll.runtime import compiled, native, progress
+from hiercoll.runtime import compiled, native
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
 from hiercoll.runtime.native import mpi_library
+from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
@@ -42,6 +54,7 @@ from hiercoll.tables import NATIVE, Table
 Function = TypeVar("Function", bound="Callable[..., Any]")
 PLAIN = frozenset("bBhHiIlLqQfd")  # types of elements, as NumPy spells them
 LEARN = {"online": inf, "off": 0.0}  # share of the time of calls that learning may cost, by the word for it
+Order: TypeAlias = Literal["any", "rank", "fixed"] | None  # of a reduction
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
 __all__ = [
@@ -50,6 +63,8 @@ __all__ = [
     "allgather_init",
     "allgatherv",
     "allgatherv_init",
+    "allreduce",
+    "allreduce_init",
     "alltoall",
     "alltoall_init",
     "alltoallv",
@@ -58,12 +73,25 @@ __all__ = [
     "bcast_init",
     "config",
     "configure",
+    "gather",
+    "gather_init",
     "get_topology",
     "iallgather",
     "iallgatherv",
+    "iallreduce",
     "ialltoall",
     "ialltoallv",
     "ibcast",
+    "igather",
+    "ireduce",
+    "ireduce_scatter",
+    "iscatter",
+    "reduce",
+    "reduce_init",
+    "reduce_scatter",
+    "reduce_scatter_init",
+    "scatter",
+    "scatter_init",
     "waitall",
 ]
 
@@ -217,6 +245,137 @@ def bcast(
     return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
 
+@_quick(ALLREDUCE)
+def allreduce(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Combine the ``sendbuf`` of all ranks, element by element, on every rank: the same bits on all.
+
+    ``sendbuf``: a contiguous array of numbers, whatever ``comm.Allreduce`` takes, or ``MPI.IN_PLACE``, with the input
+    in ``recvbuf``. ``recvbuf``: likewise, with as many elements of the same type; None for a new array. ``op``:
+    one of MPI's operations, or one that the program has made (``MPI.Op.Create``), on all ranks alike.
+
+    ``order``: in which contributions are combined. "rank": in that of the ranks, with brackets anywhere. "fixed": by
+    one tree that depends on the number of ranks alone: the same bits whatever the size, the algorithm and the placement
+    of ranks. "any": each once, as is fastest. None (or ``HIERCOLL_ORDER``): operations that do not commute in the order
+    of ranks. For sums and products of floating-point numbers, and operations of the program's, "auto" is the MPI
+    library's own or, where a table says so, an algorithm with that one tree; for all others, of which every order gives
+    the same bits, any.
+
+    All else as for `alltoall`. Returns the receive array. Raises an ArgumentError before any data moves:
+    BufferSizeError, BufferTypeError (``op`` cannot combine such elements, too), BufferOverlapError, CommunicatorError,
+    UnknownAlgorithmError, ParameterError (``op`` and ``order``, too), ConstraintError (of the order, too).
+    Collective (MPI 4.1, 6.9.6).
+    """
+    if stream is None:
+        into = new_result(ALLREDUCE, comm, sendbuf) if recvbuf is None else recvbuf
+        if call_known(ALLREDUCE, comm, sendbuf, into, 0, algorithm, transport, op, order, **params):
+            return into
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    return _call(comm, ALLREDUCE, given)
+
+
+@_quick(REDUCE_SCATTER)
+def reduce_scatter(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Combine block j of all ranks' ``sendbuf``, element by element, on rank j.
+
+    ``sendbuf``: comm.size equal blocks, as for `alltoall`, of numbers. ``recvbuf``: one block; None for a new array,
+    like ``sendbuf[0]`` if that has comm.size rows, else of one axis. With ``MPI.IN_PLACE`` the blocks are in
+    ``recvbuf``, and the result comes to its beginning. ``op``, ``order`` and all else: see `allreduce`.
+    Collective (MPI 4.1, 6.10.1: MPI_Reduce_scatter_block).
+    """
+    is_plain = stream is None and recvbuf is not None
+    how = (algorithm, transport, op, order)
+    if is_plain and call_known(REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, *how, **params):
+        return recvbuf
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    return _call(comm, REDUCE_SCATTER, given)
+
+
+@_quick(REDUCE)
+def reduce(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Combine the ``sendbuf`` of all ranks, element by element, on rank ``root``.
+
+    As `allreduce`, but that ``recvbuf`` matters on ``root`` alone, and so does ``MPI.IN_PLACE``. Returns the receive
+    array on ``root``, None elsewhere. Collective (MPI 4.1, 6.9.1).
+    """
+    given = Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order)
+    return _call(comm, REDUCE, given)
+
+
+@_quick(GATHER)
+def gather(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Gather the ``sendbuf`` of every rank, in rank order, on rank ``root``.
+
+    As `allgather`, but that ``recvbuf`` matters on ``root`` alone, and so does ``MPI.IN_PLACE``: there the root's block
+    is in its place. Returns the receive array on ``root``, None elsewhere. Collective (MPI 4.1, 6.5).
+    """
+    return _call(comm, GATHER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+
+
+@_quick(SCATTER)
+def scatter(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Send block j of the ``sendbuf`` of rank ``root`` to rank j.
+
+    ``sendbuf`` matters on ``root`` alone: comm.size equal blocks, as for `alltoall`. ``recvbuf``: one block; or, on
+    ``root``, ``MPI.IN_PLACE``: its block stays where it is. All else as for `bcast`. Returns the receive array.
+    Collective (MPI 4.1, 6.6).
+    """
+    return _call(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+
+
 def alltoall_init(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -296,6 +455,90 @@ def bcast_init(
     return _init(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
 
+def allreduce_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `allreduce` on these buffers; see `alltoall_init`."""
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    return _init(comm, ALLREDUCE, given)
+
+
+def reduce_scatter_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `reduce_scatter` on these buffers; see `alltoall_init`."""
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    return _init(comm, REDUCE_SCATTER, given)
+
+
+def reduce_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `reduce` on these buffers; see `alltoall_init`."""
+    given = Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order)
+    return _init(comm, REDUCE, given)
+
+
+def gather_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `gather` on these buffers; see `alltoall_init`."""
+    given = Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream)
+    return _init(comm, GATHER, given)
+
+
+def scatter_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `scatter` on these buffers; see `alltoall_init`."""
+    given = Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream)
+    return _init(comm, SCATTER, given)
+
+
 def ialltoall(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -333,6 +576,75 @@ def iallgatherv(
 def ibcast(comm: MPI.Intracomm, buf: Any, *, root: int = 0, algorithm: str = "auto", **params: Any) -> BackgroundCall:
     """`bcast` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.2)."""
     return _begin(comm, BCAST, Arguments(None, buf, root, algorithm, params))
+
+
+def iallreduce(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`allreduce` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.8)."""
+    return _begin(comm, ALLREDUCE, Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order))
+
+
+def ireduce_scatter(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`reduce_scatter` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.9)."""
+    return _begin(comm, REDUCE_SCATTER, Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order))
+
+
+def ireduce(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    root: int = 0,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`reduce` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.7)."""
+    return _begin(comm, REDUCE, Arguments(sendbuf, recvbuf, root, algorithm, params, op=op, order=order))
+
+
+def igather(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer = None,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`gather` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.3)."""
+    return _begin(comm, GATHER, Arguments(sendbuf, recvbuf, root, algorithm, params))
+
+
+def iscatter(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`scatter` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.4)."""
+    return _begin(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params))
 
 
 def config() -> dict[str, str]:
@@ -405,6 +717,7 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
         or given.transport != AUTO
         or given.params
         or given.stream is not None
+        or given.order is not None
     )
     if asks or given.limit != LIMIT or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
@@ -417,8 +730,8 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
     """A call by the MPI library's own, with all checks."""
     if _is_plain(first, collective, given):
         send = () if collective.one_buffer else (given.send,)
-        root = (given.root,) if collective.root else ()
-        serve_first(first, collective, given, partial(getattr(first.user, collective.native), *send, given.recv, *root))
+        more = [getattr(given, name) for name in collective.more]
+        serve_first(first, collective, given, partial(getattr(first.user, collective.native), *send, given.recv, *more))
         return given.recv
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:
@@ -435,13 +748,21 @@ def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> boo
     """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
     C, of the right sizes, that do not overlap."""
     send, recv = given.send, given.recv
+    if collective.is_rooted:
+        return False
     if type(recv) is not np.ndarray or recv.dtype.char not in PLAIN or not recv.flags.carray or not recv.nbytes:
         return False
     if collective.one_buffer:
         return type(given.root) is int and 0 <= given.root < first.size
     if type(send) is not np.ndarray or send.dtype != recv.dtype or not send.flags.c_contiguous:
         return False
-    if send.size * (1 if collective.send is collective.recv else first.size) != recv.size or recv.size % first.size:
+    if send.size * collective.blocks(collective.recv, first.size) != (
+        recv.size * collective.blocks(collective.send, first.size)
+    ):
+        return False
+    if collective.operation:
+        find_operation(given.op, recv.dtype, first.rank)
+    elif recv.size % first.size:  # else vectors, and what has as many elements in one block of many
         return False
     begin, end = MPI.Get_address(recv), MPI.Get_address(send)
     return bool(end >= begin + recv.nbytes or begin >= end + send.nbytes)
@@ -461,11 +782,7 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
     learner = learner_of_unknown(session, collective, given)
     is_native = learner is not None and learner.is_fixed and learner.current.is_native and session.unwatched
     if learner is not None and is_native and _sound(session, given):
-        progress.before_blocking()
-        begin = perf_counter()
-        _native(session, collective, given)
-        learner.count(perf_counter() - begin)
-        remember_native(session, collective, given, learner.tally)
+        serve_native(session, collective, given, partial(_native, session, collective, given), learner.tally)
     elif repeat(session, comm, collective, given) is not None:
         pass
     elif learner is not None:

@@ -31,7 +31,7 @@ from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request,
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT
-from hiercoll.tuning.learning import Learner
+from hiercoll.tuning.learning import Learner, count
 from hiercoll.tuning.policy import Wanted
 
 Made = TypeVar("Made")
@@ -49,6 +49,8 @@ def run_known(
     root: Any,
     algorithm: str,
     transport: str,
+    op: Any,
+    order: Any,
     params: dict[str, Any],
     *,
     passes_native: bool = True,
@@ -66,24 +68,24 @@ def run_known(
         return ""
     try:
         session = by_handle[comm.handle]
-        plan, learner = session.recent[_equal_key(collective, algorithm, transport, root, send, recv, params)]
+        plan, tally = session.recent[_equal_key(collective, algorithm, transport, op, order, root, send, recv, params)]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return ""
     if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
         return ""
-    if (learner is not None and not learner.is_fixed) or (plan.schedule is None and not passes_native):
+    if (tally is not None and tally[0] <= 0) or (plan.schedule is None and not passes_native):
         return ""
-    _run_kept(session, plan, learner)
+    _run_kept(session, plan, tally)
     return plan.name
 
 
-def _run_kept(session: Session, plan: Plan, learner: Learner | None) -> None:
-    """Run a plan once more, for a call that a learner counts, if there is one."""
+def _run_kept(session: Session, plan: Plan, tally: array[int] | None) -> None:
+    """Run a plan once more, for a call that is counted, if there is a ``tally``."""
     session.touch(plan)
     begin = perf_counter()
     session.run(plan)
-    if learner is not None:
-        learner.count(perf_counter() - begin)
+    if tally is not None:
+        count(tally, perf_counter() - begin)
 
 
 def _known(
@@ -94,13 +96,15 @@ def _known(
     root: Any,
     algorithm: str,
     transport: str,
+    op: Any = None,
+    order: Any = None,
     /,
     **params: Any,
 ) -> bool:
     """Serve a call with equal blocks on arrays, if it is known; whether it has been."""
     if type(recv) is not np.ndarray or not (send is None or type(send) is np.ndarray):
         return False
-    return bool(run_known(comm, collective, send, recv, root, algorithm, transport, params))
+    return bool(run_known(comm, collective, send, recv, root, algorithm, transport, op, order, params))
 
 
 _first = compiled.call()
@@ -123,7 +127,12 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
         return False
     send = None if collective.one_buffer else given.send
     call = (collective, comm, send, given.recv, given.root, given.algorithm, given.transport)
-    return _first(*call, **given.params)
+    return _first(*call, *_how(collective, given), **given.params)
+
+
+def _how(collective: Collective, given: Arguments) -> tuple[Any, Any]:
+    """Operation and order of a reduction."""
+    return (given.op, given.order) if collective.operation else (None, None)
 
 
 def take_turn(
@@ -139,8 +148,9 @@ def take_turn(
         progress.before_blocking()
         native()
     elif not call_known(
-        collective, comm, given.send, given.recv, given.root, variant.algorithm, given.transport, **variant.params
-    ):
+        collective, comm, given.send, given.recv, given.root, variant.algorithm, given.transport,
+        *_how(collective, given), **variant.params,
+    ):  # fmt: skip
         return ""
     learner.note(perf_counter() - begin)
     return NATIVE if variant.is_native else spelled(collective, variant.algorithm, variant.params)
@@ -165,18 +175,28 @@ def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
         return None
     if collective.one_buffer:
         send = None
-    elif type(send) is not np.ndarray:
+    elif type(send) is not np.ndarray or not _has_known_operation(collective, given):
         return None
     if not _PLAIN.issuperset(map(type, given.params.values())):
         return None
-    return _equal_key(collective, given.algorithm, given.transport, given.root, send, recv, given.params)
+    how = _how(collective, given)
+    return _equal_key(collective, given.algorithm, given.transport, *how, given.root, send, recv, given.params)
 
 
 def _equal_key(
-    collective: Collective, algorithm: Any, transport: Any, root: int, send: Any, recv: Any, params: dict[str, Any]
+    collective: Collective,
+    algorithm: Any,
+    transport: Any,
+    op: Any,
+    order: Any,
+    root: int,
+    send: Any,
+    recv: Any,
+    params: dict[str, Any],
 ) -> Alias:
-    """The key of a call on arrays; ``send`` is None where one buffer serves. AttributeError: not arrays."""
-    key: Alias = (collective, algorithm, transport, root, _address(recv), recv.nbytes, recv.dtype)
+    """The key of a call on arrays; ``send`` is None where one buffer serves. AttributeError: not arrays. Operations are
+    MPI's own: there is one object of each."""
+    key: Alias = (collective, algorithm, transport, id(op), order, root, _address(recv), recv.nbytes, recv.dtype)
     if send is not None:
         key += (_address(send), send.nbytes, send.dtype)
     return (*key, *params.items()) if params else key
@@ -261,13 +281,12 @@ def _serve_learning(
     if learner.is_trying:
         session.begin_together()
     together = perf_counter()
-    is_left = variant.is_native and native is not None and session.unwatched and not is_on_device(given.recv)
+    is_left = variant.is_native and session.unwatched and not is_on_device(given.recv)
     named = given._replace(algorithm=variant.algorithm, params=variant.params)
-    seconds = None
+    is_possible, ran = True, NATIVE
     if is_left and native is not None:
         progress.before_blocking()
         native()
-        ran = NATIVE
     # While it is tried or compared, it is called as it is otherwise once it is settled on.
     elif (learner.is_trying or learner.compares) and _is_known(session, collective, named):
         ran = spelled(collective, variant.algorithm, variant.params)
@@ -280,8 +299,8 @@ def _serve_learning(
                 raise
             by_name = given._replace(algorithm=NATIVE, params=NO_PARAMS)
             ran = _serve(session, by_name, replace(request, variant=NATIVE_VARIANT, learner=None))
-            seconds = inf
-    learner.note(perf_counter() - together if seconds is None else seconds, together - begin)
+            is_possible = False
+    learner.note(perf_counter() - together if is_possible else inf, together - begin)
     return ran
 
 
@@ -319,21 +338,34 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
     if alias is not None and (program is not None or _may_pass(session, request, given)):
         _remember_call(session, program or getattr(type(session.user), collective.native), collective, given, tally)
     if plan is not None and program is None:
-        session.remember(alias, plan, learner)
+        session.remember(alias, plan, tally)
 
 
 def serve_first(first: Beginning, collective: Collective, given: Arguments, native: Callable[[], object]) -> None:
     """Leave a call to the MPI library, ``native``, on a communicator on which hiercoll is not set up."""
+    run_native(native, first.tally)
+    if first.has_come_again:
+        _remember_native(first, collective, given, first.tally)
+
+
+def serve_native(
+    session: Session, collective: Collective, given: Arguments, native: Callable[[], object], tally: array[int]
+) -> None:
+    """Leave a call by "auto" to the MPI library, ``native``, and let it serve such calls, as many as are left."""
+    run_native(native, tally)
+    _remember_native(session, collective, given, tally)
+
+
+def run_native(native: Callable[[], object], tally: array[int]) -> None:
+    """The MPI library's own collective, counted."""
     if progress.active:
         progress.before_blocking()
     begin = perf_counter()
     native()
-    first.count(perf_counter() - begin)
-    if first.has_come_again:
-        remember_native(first, collective, given, first.tally)
+    count(tally, perf_counter() - begin)
 
 
-def remember_native(session: Session | Beginning, collective: Collective, given: Arguments, tally: array[int]) -> None:
+def _remember_native(session: Session | Beginning, collective: Collective, given: Arguments, tally: array[int]) -> None:
     """Let mpi4py's own method serve such calls by "auto", as many as are left, as long as nobody looks on."""
     if collective.is_even:
         arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
@@ -353,7 +385,9 @@ def _remember_call(
 ) -> None:
     """Let the compiled engine find what serves such calls."""
     send = None if collective.one_buffer else given.send
-    choice = (given.root, given.algorithm, given.transport)
+    choice = (given.root, given.algorithm, given.transport, *_how(collective, given))
+    if not _has_known_operation(collective, given):
+        return
     session.routes.remember(target, counter, collective, send, given.recv, *choice, **given.params)
 
 
@@ -366,6 +400,11 @@ def _suits_mpi4py(array: Any) -> bool:
     """Whether it is an array in the order of C, with elements that mpi4py knows."""
     elements: Any = MPI._typedict
     return type(array) is np.ndarray and array.flags.c_contiguous and array.dtype.char in elements
+
+
+def _has_known_operation(collective: Collective, given: Arguments) -> bool:
+    """Whether a reduction's operation is one of MPI's own: others may be freed, and mean something else later."""
+    return not collective.operation or (isinstance(given.op, MPI.Op) and bool(given.op.is_predefined))
 
 
 def is_on_device(spec: Any) -> bool:
@@ -400,7 +439,7 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
     plan, _ = session.recent.get(uneven_alias(collective, given), (None, None))
     if plan is None or plan.is_freed:
         return None
-    _run_kept(session, plan, learner)
+    _run_kept(session, plan, None if learner is None else learner.tally)
     return plan.name
 
 

@@ -172,9 +172,14 @@ ELEMENTS = {
 COMBINE = {"sum": "(a) + (b)", "prod": "(a) * (b)", "min": "(b) < (a) ? (b) : (a)", "max": "(a) < (b) ? (b) : (a)"}
 
 
+def can_combine(how: Reduction) -> bool:
+    """Whether there is a kernel for it."""
+    return how.dtype.name in ELEMENTS and how.dtype.isnative and how.operation in COMBINE
+
+
 def reduction_source(how: Reduction) -> str:
     """The kernel for a type and an operation. Raises DeviceError for types that are none of `ELEMENTS`."""
-    if how.dtype.name not in ELEMENTS or not how.dtype.isnative:
+    if not can_combine(how):
         raise DeviceError("reduction", f"elements of {', '.join(ELEMENTS)}", str(how.dtype))
     given = f"#define Element {ELEMENTS[how.dtype.name]}\n#define COMBINE(a, b) ({COMBINE[how.operation]})\n"
     return given + SPANS + REDUCTION

@@ -47,21 +47,34 @@ class UnevenLayout:
 
     def __init__(self, segments: int = 1) -> None:
         self._places: dict[tuple[BufferName, int | None], tuple[list[int], list[int]]] = {}
+        self._slots: dict[BufferName, tuple[int, BufferName]] = {}
         self.segments = segments
 
     def place(self, buffer: BufferName, part: int | None, at: Array, sizes: Array) -> None:
         """Say where every block's part (None: all of it) lies: offset and length in bytes."""
         self._places[buffer, part] = at.tolist(), sizes.tolist()
 
+    def slots(self, buffer: BufferName, block: int, like: BufferName) -> None:
+        """Say that blocks of a buffer begin ``block`` bytes apart, each as long as the one of the buffer ``like`` that
+        regions name (`Region.like`)."""
+        self._slots[buffer] = block, like
+
+    def _located(self, region: Region) -> Iterator[tuple[int, int]]:
+        """Offset and length of each block."""
+        if region.like is None or region.buffer not in self._slots:
+            starts, lengths = self._places[region.buffer, region.part]
+            return ((starts[block], lengths[block]) for block in region.blocks)
+        step, like = self._slots[region.buffer]
+        (starts, lengths), (wholes, _) = self._places[like, region.part], self._places[like, None]
+        both = zip(region.blocks, region.like, strict=True)
+        return ((slot * step + starts[block] - wholes[block], lengths[block]) for slot, block in both)
+
     def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:
         """(offset, offset, length) of the pieces that are contiguous in both regions; of blocks of which another rank
         says another size, as much as there is room for."""
-        starts, lengths = self._places[source.buffer, source.part]
-        ends, rooms = self._places[target.buffer, target.part]
         at = to = length = 0
-        for block, other in zip(source.blocks, target.blocks, strict=True):
-            if more := min(lengths[block], rooms[other]):
-                start, end = starts[block], ends[other]
+        for (start, most), (end, room) in zip(self._located(source), self._located(target), strict=True):
+            if more := min(most, room):
                 if start == at + length and end == to + length:
                     length += more
                 else:
@@ -73,11 +86,9 @@ class UnevenLayout:
 
     def runs(self, region: Region) -> list[tuple[int, int]]:
         """(offset, length) in bytes of the contiguous pieces of ``region``, in order; none are empty."""
-        offsets, lengths = self._places[region.buffer, region.part]
         runs: list[tuple[int, int]] = []
         end = -1
-        for block in region.blocks:
-            start, length = offsets[block], lengths[block]
+        for start, length in self._located(region):
             if not length:
                 continue
             if start == end:

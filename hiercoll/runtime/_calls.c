@@ -56,15 +56,15 @@ typedef struct {
     PyObject *record; /* called with the entry of each */
 } Routes;
 
-enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OPTIONS };
-static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream"};
+enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OP, ORDER, OPTIONS };
+static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream", "op", "order"};
 
 static struct {
     PyTypeObject *comm, *array;
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
-    PyObject *automatic, *zero;       /* "auto"; 0 */
+    PyObject *automatic, *zero, *sum; /* "auto"; 0; MPI.SUM */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
     PyObject *routes;                 /* of each communicator, by handle */
@@ -209,7 +209,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->arrays[0] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
-    call->options[STREAM] = Py_None;
+    call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
     call->key.objects = 0;
     call->key.length = 0;
 }
@@ -224,6 +224,8 @@ static int describe(Call *call, PyObject *collective, unsigned options, PyObject
         return -1;
     if (given[STREAM] != Py_None || !PyLong_CheckExact(given[ROOT]) || add_whole_number(key, given[ROOT]) < 0 ||
         add_text(key, given[ALGORITHM]) < 0 || add_text(key, given[TRANSPORT]) < 0)
+        return -1;
+    if ((given[OP] != Py_None && add_object(key, given[OP]) < 0) || (given[ORDER] != Py_None && add_text(key, given[ORDER]) < 0))
         return -1;
     return add_object(key, collective);
 }
@@ -441,9 +443,16 @@ static int run(Routes *routes, Program *program, const Call *call)
 
 static int run_native(PyObject *method, const Call *call)
 {
-    const Array *send = call->arrays[0];
-    PyObject *first = call->given[!send], *second = send ? call->given[1] : call->options[ROOT];
-    PyObject *done = PyObject_CallFunctionObjArgs(method, call->comm, first, second, NULL);
+    PyObject *more[] = {NULL, NULL, NULL, NULL, NULL};
+    int count = 0;
+    if (call->arrays[0])
+        more[count++] = call->given[0];
+    more[count++] = call->given[1];
+    if (call->options[OP] != Py_None)
+        more[count++] = call->options[OP];
+    if (call->options[ROOT] != calls.zero) /* which is not given where there is none */
+        more[count++] = call->options[ROOT];
+    PyObject *done = PyObject_CallFunctionObjArgs(method, call->comm, more[0], more[1], more[2], more[3], NULL);
     Py_XDECREF(done);
     return done ? 1 : -1;
 }
@@ -501,13 +510,15 @@ static int serve_known(Call *call, PyObject *collective, unsigned options, PyObj
     return outcome;
 }
 
-/* Of Python's: send, recv, root, algorithm and transport. */
-static void begin_named(Call *call, PyObject *comm, PyObject *const *args)
+/* Of Python's: send, recv, root, algorithm, transport; of a reduction operation and order. */
+static void begin_named(Call *call, PyObject *comm, PyObject *const *args, int is_reduction)
 {
     begin_call(call, comm, args[0], args[1]);
     call->options[ROOT] = args[2];
     call->options[ALGORITHM] = args[3];
     call->options[TRANSPORT] = args[4];
+    call->options[OP] = is_reduction ? args[5] : Py_None;
+    call->options[ORDER] = is_reduction ? args[6] : Py_None;
 }
 
 static PyObject *has_arguments(Py_ssize_t count, Py_ssize_t wanted)
@@ -518,20 +529,20 @@ static PyObject *has_arguments(Py_ssize_t count, Py_ssize_t wanted)
 static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     (void)module;
-    if (!has_arguments(count, 7))
+    if (!has_arguments(count, count == 7 ? 7 : 9))
         return NULL;
     Call call;
-    begin_named(&call, args[1], args + 2);
+    begin_named(&call, args[1], args + 2, count == 9);
     int outcome = serve_known(&call, args[0], 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
 static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (!has_arguments(count, 8))
+    if (!has_arguments(count, 10))
         return NULL;
     Call call;
-    begin_named(&call, NULL, args + 3);
+    begin_named(&call, NULL, args + 3, 1);
     int good = describe(&call, args[2], 0, args + count, names) == 0 && keep(self, &call, args[0], args[1]) > 0;
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
@@ -541,7 +552,8 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 
 static struct entry {
     int one_buffer;
-    unsigned options; /* that the function has, a bit each */
+    unsigned options; /* that it has, a bit each */
+    int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
     PyMethodDef definition;
 } entries[MOST_ENTRIES];
@@ -574,12 +586,14 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
     Py_ssize_t first = self == NULL, buffers = entry->one_buffer ? 1 : 2, more = count - first - buffers;
     int is_plain = more == 0;
     if (self)
-        is_plain = !names && (is_plain || (more == 1 && buffers == 1)) && !Py_SIZE(calls.observers);
+        is_plain = (is_plain || (more > 0 && more <= entry->more && !names)) && !Py_SIZE(calls.observers);
     if (is_plain) {
         Call call;
         begin_call(&call, self ? self : args[0], buffers == 1 ? Py_None : args[first], args[first + buffers - 1]);
-        if (more)
-            call.options[ROOT] = args[first + 1];
+        if (entry->options >> OP & 1)
+            call.options[OP] = calls.sum;
+        for (Py_ssize_t each = 0; each < more; each++)
+            call.options[entry->place[each]] = args[first + buffers + each];
         int outcome = serve_known(&call, entry->collective, entry->options, args + count, names);
         PyObject *result = self || outcome <= 0 ? Py_None : (PyObject *)call.arrays[1];
         if (outcome)
@@ -613,8 +627,12 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOssOpO!O", &type, &where, &name, &doc, &entry->collective, &entry->one_buffer,
                           &PyTuple_Type, &options, &entry->python))
         return NULL;
-    for (int option = 0; option < OPTIONS; option++)
-        entry->options |= PySequence_Contains(options, calls.options[option]) > 0 ? 1u << option : 0;
+    for (Py_ssize_t each = 0; each < PyTuple_Size(options); each++)
+        for (int option = 0; option < OPTIONS; option++)
+            if (PyUnicode_Compare(PyTuple_GetItem(options, each), calls.options[option]) == 0) {
+                entry->options |= 1u << option;
+                entry->place[entry->more++] = option;
+            }
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
     entry->definition = made;
@@ -708,7 +726,7 @@ static PyMethodDef routes_methods[] = {
     {"clear", (PyCFunction)Routes_clear, METH_NOARGS, "Forget all calls."},
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
-     "remember(target, counter, collective, send, recv, root, algorithm, transport, **params): let a program, or a "
+     "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, **params): let a program, or a "
      "method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; whether it will."},
     {"limit", (PyCFunction)Routes_limit, METH_VARARGS,
      "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
@@ -735,8 +753,8 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     unsigned long long data;
     int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OnOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.background,
-                          &calls.observers, &calls.automatic, &example, &data, &flags, &calls.wide, &calls.narrow))
+    if (!PyArg_ParseTuple(args, "OnOOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.background,
+                          &calls.observers, &calls.automatic, &calls.sum, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
     if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
@@ -766,13 +784,13 @@ static PyObject *engine_register(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
-     "setup_calls(comm, offset, array, background, observers, auto, (example, address, flags), types of counts)"},
+     "setup_calls(comm, offset, array, background, observers, auto, sum, (example, address, flags), types of counts)"},
     {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
-     "call(collective, comm, send, recv, root, algorithm, transport, **params): whether it was known, and is served."},
+     "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},
     {"entry", engine_entry, METH_VARARGS,
-     "entry(type, module, name, doc, collective, one_buffer, options, python): a method of that type, or (None) a "
-     "function with such options; None if there are too many."},
+     "entry(type, module, name, doc, collective, one_buffer, options, python): a method of that type, whose options come "
+     "after the buffers, or (None) a function with such options; None if there are too many."},
     {NULL, NULL, 0, NULL}};
 
 int add_calls(PyObject *module)

@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <sched.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
@@ -36,14 +37,17 @@ enum kind {
     SEND_BLOCKS, /* peer, tag, slot, base, table, blocks ..: where and as long as the table says in this start */
     RECEIVE_BLOCKS,
     COPY_BLOCKS, /* base, table, base and table of the target, blocks .., blocks of the target .. */
-    PLACE        /* table, base, offset, entry in the base, block, entry, block ..: blocks whose sizes the entries hold
+    PLACE,       /* table, base, offset, entry in the base, block, entry, block ..: blocks whose sizes the entries hold
                   * come to lie one after the other from the offset on */
+    REDUCE       /* operation, datatype, bytes of an element, whether operands may change places, bytes; base and offset
+                  * of left, right and target */
 };
+enum { CHUNK = 32768 }; /* bytes that are copied and combined at a time: so many stay in the caches */
 
 /* ---- The MPI library */
 
 static struct {
-    void *isend, *irecv, *testall, *testsome, *test, *iprobe, *hindexed, *commit, *free_type;
+    void *isend, *irecv, *testall, *testsome, *test, *iprobe, *hindexed, *commit, *free_type, *reduce_local;
     int width, any_tag;   /* bytes of a handle; MPI_ANY_TAG */
     long long null, byte; /* MPI_REQUEST_NULL, MPI_BYTE */
     Py_ssize_t status;    /* bytes */
@@ -76,6 +80,8 @@ typedef int (*iprobe_pointer)(int, int, void *, int *, void *);
 typedef int (*hindexed_int)(int, const int *, const int64_t *, int, void *);
 typedef int (*hindexed_pointer)(int, const int *, const int64_t *, void *, void *);
 typedef int (*type_any)(void *);
+typedef int (*reduce_int)(const void *, void *, int, int, int);
+typedef int (*reduce_pointer)(const void *, void *, int, void *, void *);
 
 static int failed(int code)
 {
@@ -277,6 +283,45 @@ static void place_blocks(const Program *self, const int64_t *words)
     }
 }
 
+static int combine(const int64_t *words, const void *left, void *target, int64_t bytes)
+{
+    int count = (int)(bytes / words[4]), code;
+    if (mpi.width == 4)
+        code = ((reduce_int)mpi.reduce_local)(left, target, count, (int)words[3], (int)words[2]);
+    else
+        code = ((reduce_pointer)mpi.reduce_local)(left, target, count, (void *)words[3], (void *)words[2]);
+    return code ? failed(code) : 1;
+}
+
+/* target = left (+) right: the MPI library puts it into the right operand. */
+static int reduce(const Program *self, const int64_t *words)
+{
+    int64_t bytes = words[6], most = CHUNK;
+    char *ends[3], *kept = NULL; /* left, right, target */
+    int done = 1;
+    for (int end = 0; end < 3; end++)
+        ends[end] = (char *)(uintptr_t)(self->bases[words[7 + 2 * end]] + words[8 + 2 * end]);
+    if (ends[2] == ends[0] && words[5]) {
+        ends[0] = ends[1];
+        ends[1] = ends[2];
+    }
+    if (ends[1] == ends[2])
+        most = INT_MAX; /* as the MPI library counts elements */
+    int64_t step = most > words[4] ? most / words[4] * words[4] : words[4];
+    if (ends[2] == ends[0] && !(kept = malloc((size_t)step)))
+        return PyErr_NoMemory(), -1;
+    for (int64_t at = 0; at < bytes && done > 0; at += step) {
+        int64_t length = bytes - at < step ? bytes - at : step;
+        if (kept)
+            memcpy(kept, ends[0] + at, (size_t)length);
+        if (ends[1] != ends[2])
+            memcpy(ends[2] + at, ends[1] + at, (size_t)length);
+        done = combine(words, kept ? kept : ends[0] + at, ends[2] + at, length);
+    }
+    free(kept);
+    return done;
+}
+
 /* Do the words of a step: 1 when that is done, 0 if not, -1 with an exception. */
 static int do_words(Program *self, const int64_t *words, int block)
 {
@@ -308,6 +353,9 @@ static int do_words(Program *self, const int64_t *words, int block)
         return 1;
     case PLACE:
         place_blocks(self, words);
+        return 1;
+    case REDUCE:
+        return reduce(self, words);
     }
     return 1;
 }
@@ -621,7 +669,8 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
                (mpi.test = resolve(library, "MPI_Test")) && (mpi.iprobe = resolve(library, "MPI_Iprobe")) &&
                (mpi.hindexed = resolve(library, "MPI_Type_create_hindexed")) &&
                (mpi.commit = resolve(library, "MPI_Type_commit")) &&
-               (mpi.free_type = resolve(library, "MPI_Type_free"));
+               (mpi.free_type = resolve(library, "MPI_Type_free")) &&
+               (mpi.reduce_local = resolve(library, "MPI_Reduce_local"));
     return good ? Py_BuildValue("") : NULL;
 }
 

@@ -32,7 +32,7 @@ from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 LONGEST = 1 << 16  # calls between two looks at their time
-FIRST_CALL = "set-up (the first call of hiercoll on a communicator)"
+SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 50  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
@@ -41,7 +41,7 @@ MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda
 class Beginning:
     """A communicator on which hiercoll is not set up; so far as `make_request` asks, it is like a session."""
 
-    stages, check, library, unwatched = False, False, "", True
+    stages, check, library, unwatched, order = False, False, "", True, None
     memories = MEMORIES
 
     def __init__(self, comm: MPI.Intracomm, calls: int) -> None:
@@ -68,11 +68,6 @@ class Beginning:
     def policy(self) -> Policy:
         """Native for everything."""
         return Policy(self.rank, self.topology, "", True, list, list)
-
-    def count(self, seconds: float) -> None:
-        """A call has taken so long."""
-        self.tally[0] -= 1
-        self.tally[1] += int(seconds * 1e9)
 
     @property
     def has_come_again(self) -> bool:
@@ -103,16 +98,16 @@ def begin(comm: MPI.Intracomm, watch: Watch | None) -> Beginning | None:
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)
-        wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR), FIRST_CALL, watch)
+        wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR), SET_UP, watch)
         wishes = found
-    if wishes & SET_UP:
+    if wishes & WANTS_SET_UP:
         return None
-    made = Beginning(comm, FOR_GOOD if comm.size == 1 or wishes & KEEP_STILL else FIRST)
+    made = Beginning(comm, FOR_GOOD if comm.size == 1 or wishes & WANTS_QUIET else FIRST)
     made.meeting = perf_counter() - since
     return made
 
 
-SET_UP, KEEP_STILL = 1, 2  # what a rank may wish
+WANTS_SET_UP, WANTS_QUIET = 1, 2  # what a rank may wish
 _seen: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())  # when; whether there is a table; what is known
 
 
@@ -120,13 +115,13 @@ def _wishes(comm: MPI.Intracomm) -> int:
     """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned
     on as many ranks. Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
-    wishes = SET_UP * settings.is_special() + KEEP_STILL * (not settings.learns())
-    if wishes & SET_UP or comm.rank:
+    wishes = WANTS_SET_UP * settings.is_special() + WANTS_QUIET * (not settings.learns())
+    if wishes & WANTS_SET_UP or comm.rank:
         return wishes
     now = monotonic()
     if now > _seen[0] + LOOK:
         _seen = (now, settings.own_table().exists(), known_ranks(mpi_library()))
-    return wishes | (SET_UP if _seen[1] or comm.size in _seen[2] else 0)
+    return wishes | (WANTS_SET_UP if _seen[1] or comm.size in _seen[2] else 0)
 
 
 def _cannot_fail(*_: object) -> None:

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from hiercoll.errors import PlanError
-from hiercoll.memory import Layout, Memory, Reduction
+from hiercoll.memory import Layout, Memory, common_pieces
 from hiercoll.runtime.addresses import Addresses
 from hiercoll.runtime.compiled import Compiled, load
 from hiercoll.runtime.engines import Dataflow, Flags, Message, Notice, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.messages import INT_MAX, Datatypes, message
+from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.sizes import GivenSizes, SizeTable
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import (
@@ -50,7 +51,7 @@ class Binding:
 
     ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags. ``peers``: where the buffers of
     ranks of the node lie, for schedules that copy from them.
-    ``reduction``: what reductions do. ``once``: the plan runs only once.
+    ``operation``: what reductions do. ``once``: the plan runs only once.
     ``sizes``: of uneven blocks, for schedules that exchange them. ``traced``: operations are to be timed.
     ``given``: blocks whose sizes come with each start.
     """
@@ -63,7 +64,7 @@ class Binding:
     tag: int
     window: Window | None = None
     peers: Addresses | None = None
-    reduction: Reduction | None = None
+    operation: Operation | None = None
     once: bool = False
     sizes: SizeTable | None = None
     traced: bool = False
@@ -74,7 +75,7 @@ def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compi
     """What runs ``steps``."""
     if not binding.traced and can_compile(steps, binding.memory.kind, binding.given is not None):
         where = (binding.comm, binding.tag, binding.addresses, binding.window, binding.lane_of)
-        return Compiled(steps, binding.layout, *where, binding.given)
+        return Compiled(steps, binding.layout, *where, binding.given, binding.operation)
     parts: dict[int, Part] = {}
     bind_steps(steps, steps.constant, binding, parts)
     if not steps.in_sequence:
@@ -314,7 +315,10 @@ def _bind_local(op: Op, binding: Binding) -> Part:
 
 
 def _bind_reduction(op: Reduce, binding: Binding) -> Part:
-    if binding.reduction is None:
-        raise PlanError("a schedule with reductions needs a type and an operation (Binding.reduction)")
+    if binding.operation is None:
+        raise PlanError("a schedule with reductions needs an operation (Binding.operation)")
     left, right, target = ((binding.addresses[region.buffer], region) for region in (op.left, op.right, op.target))
-    return binding.memory.reduce(binding.layout, binding.reduction, left, right, target)
+    if binding.memory.kind == "host":
+        return binding.operation.combining(common_pieces(binding.layout, left, right, target))
+    assert binding.operation.on_device is not None
+    return binding.memory.reduce(binding.layout, binding.operation.on_device, left, right, target)

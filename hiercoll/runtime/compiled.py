@@ -29,13 +29,15 @@ from hiercoll.memory import BlockLayout, Layout, common_pieces
 from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.messages import Datatypes, typed
+from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.sizes import GivenSizes
 from hiercoll.runtime.window import Window
-from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Send, Signal, Wait
+from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
 from hiercoll.schedule.transports import AUTO
 
-SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, SEND_BLOCKS, RECEIVE_BLOCKS, COPY_BLOCKS, PLACE = range(11)  # _engine.c
+SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, *_REST = range(12)  # kinds of words, as in _engine.c
+SEND_BLOCKS, RECEIVE_BLOCKS, COPY_BLOCKS, PLACE, REDUCE = _REST
 BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared", "sizes")
 ANY_SIZE = 2**63 - 1  # no block is as large
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -67,7 +69,7 @@ def _set_up(module: Any) -> None:
     offset = MPI._addressof(MPI.COMM_SELF) - id(MPI.COMM_SELF)  # of the handle in a communicator object
     known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
     example = (known, known.ctypes.data, known.flags.num)
-    module.setup_calls(MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO, example, counts)
+    module.setup_calls(MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO, MPI.SUM, example, counts)
 
 
 def value_of(handle: Any) -> int:
@@ -98,6 +100,9 @@ class Data(Protocol):
     def copies(self, op: Copy) -> Iterable[tuple[int, ...]]:
         """Of a copy."""
 
+    def reductions(self, op: Reduce) -> Iterable[tuple[int, ...]]:
+        """Of a reduction, but for what it does."""
+
     def learned(self) -> Iterable[tuple[int, ...]]:
         """Of what is to be done once the sizes of others' blocks are learned."""
 
@@ -123,6 +128,13 @@ class LaidOut:
         pieces = common_pieces(self._layout, (0, op.source), (0, op.target))
         for at, there, *rest in _evenly(pieces):
             yield COPY, base, at, to, there, *rest
+
+    def reductions(self, op: Reduce) -> Iterator[tuple[int, ...]]:
+        """See `Data`."""
+        ends = op.left, op.right, op.target
+        bases = [BASES.index(each.buffer) for each in ends]
+        for *places, nbytes in common_pieces(self._layout, *((0, each) for each in ends)):
+            yield nbytes, *(word for end in zip(bases, places, strict=True) for word in end)
 
     def learned(self) -> Iterable[tuple[int, ...]]:
         """See `Data`."""
@@ -172,6 +184,10 @@ class Tabulated:
         places = [word for each in ends for word in (BASES.index(each.buffer), self._table(each.buffer, each.part))]
         yield COPY_BLOCKS, *places, *op.source.blocks, *op.target.blocks
 
+    def reductions(self, op: Reduce) -> Iterable[tuple[int, ...]]:
+        """See `Data`: there are none of such blocks."""
+        return ()
+
     def own(self) -> Iterator[tuple[int, ...]]:
         """Words that place the blocks that this rank writes into the node's buffer."""
         if self._areas is not None:
@@ -188,8 +204,10 @@ class Tabulated:
         return PLACE, self._table("shared", TOGETHER), BASES.index("sizes"), start, *entries
 
 
-def compile_steps(steps: Steps, data: Data, window: Window | None, lane_of: Sequence[int]) -> Code:
-    """Steps that `Steps.are_basic`, or, with tables, that `Steps.are_by_block`."""
+def compile_steps(
+    steps: Steps, data: Data, window: Window | None, lane_of: Sequence[int], operation: Operation | None = None
+) -> Code:
+    """Steps that `Steps.are_basic`, or, with tables, that `Steps.are_by_block`; ``operation``: what reductions do."""
     code, ops = Code(array("q"), array("q"), [], {}), steps.schedule.ops
     completes = {} if steps.in_sequence else steps.flow.completes
     slots: dict[int, int] = {}  # of the requests of messages that are under way, by operation
@@ -211,6 +229,10 @@ def compile_steps(steps: Steps, data: Data, window: Window | None, lane_of: Sequ
         elif isinstance(op, Copy):
             for words in data.copies(op):
                 add(*words)
+        elif isinstance(op, Reduce) and operation is not None:
+            how = (value_of(operation.op), value_of(operation.datatype), operation.item, operation.commutes)
+            for words in data.reductions(op):
+                add(REDUCE, *how, *words)
         elif isinstance(op, Signal) and window is not None:
             add(RAISE, window.slot(window.lane, op.flag))
         elif isinstance(op, Wait) and window is not None:
@@ -281,13 +303,14 @@ class Compiled:
         window: Window | None,
         lane_of: Sequence[int],
         given: GivenSizes | None = None,
+        operation: Operation | None = None,
     ) -> None:
         module: Any = load()[0]
         self._ops, self._window, self._lane_of = steps.schedule.ops, window, lane_of
         self._datatypes: Datatypes = {}  # needed as long as the program is
         tables = Tabulated(given) if given is not None else None
         data = tables or LaidOut(layout, self._datatypes)
-        self._code = code = compile_steps(steps, data, window, lane_of)
+        self._code = code = compile_steps(steps, data, window, lane_of, operation)
         bases = tuple(addresses.get(base, 0) for base in BASES[:-1])
         flags, counts = (window.flags_address, window.counts.buffer_info()[0]) if window is not None else (0, 0)
         number = 0 if steps.in_sequence else len(steps.steps)
@@ -295,7 +318,7 @@ class Compiled:
         lanes = (0, 1) if areas is None else (areas.lane, areas.lanes)
         self.program = module.Program(
             code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases,
-            tables.rows if tables is not None else b"", *lanes, flags, counts, (window, comm),
+            tables.rows if tables is not None else b"", *lanes, flags, counts, (window, comm, operation),
         )  # fmt: skip
         self.run: Callable[[], None] = self.program.run
         self._by_block = given is not None
@@ -369,15 +392,19 @@ def make_routes(failed: Callable[..., None], rank: int, size: int) -> Any:
 
 def call() -> Callable[..., bool] | None:
     """What serves a call on arrays that is known: of a collective, the communicator, the buffers (None for send where
-    there is one buffer), each an array or, for blocks of any sizes, one with its counts, the root, algorithm and
-    transport, and by name the parameters. It returns whether it has."""
+    there is one buffer), each an array or, for blocks of any sizes, one with its counts, the root, algorithm,
+    transport, operation and order (None where there are none), and by name the parameters. It returns whether it has.
+    """
     module: Any = load()[0]
     return None if module is None else module.call
 
 
-def method(kind: type, name: str, collective: object, one_buffer: bool, python: Function) -> Function:
-    """A method of communicators that serves calls that are known, and leaves all others to ``python``."""
-    return _entry(kind, None, name, "As mpi4py's.", collective, one_buffer, (), python) or python
+def method(
+    kind: type, name: str, collective: object, one_buffer: bool, more: tuple[str, ...], python: Function
+) -> Function:
+    """A method of communicators that serves calls that are known, and leaves all others to ``python``; ``more``: the
+    arguments after the buffers, "op" and "root"."""
+    return _entry(kind, None, name, "As mpi4py's.", collective, one_buffer, more, python) or python
 
 
 def function(collective: object, one_buffer: bool, python: Function) -> Function:

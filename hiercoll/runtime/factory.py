@@ -158,12 +158,12 @@ class PlanFactory:
             request.in_place,
             request.root,
             request.transport,
+            request.combining.order,
         )
         if key not in self._schedules:
             entry, topology = get_algorithm(family, variant.algorithm), self._session.topology
-            system = entry.system(
-                topology, variant.params, inplace=request.in_place, transport=request.transport, root=request.root
-            )
+            how: dict[str, Any] = {"inplace": request.in_place, "transport": request.transport, "root": request.root}
+            system = entry.system(topology, variant.params, **how, order=request.combining.order)
             self._schedules[key] = system[self._session.rank]
         return self._schedules[key]
 
@@ -176,7 +176,8 @@ class PlanFactory:
             got = f"{request.name}, which uses shared memory"
             what = f"algorithm {request.variant.algorithm!r}"
             raise ConstraintError(what, "private memory for calls in the background", got, self._session.rank)
-        wanted = Wanted(request.collective, max(request.size, 1), request.in_place)
+        size = max(request.size, 1)
+        wanted = Wanted(request.collective, size, request.in_place, combining=request.combining)
         for candidate in self._session.policy.decide(wanted).ranking:
             variant = candidate.variant
             if variant.algorithm == NATIVE_VARIANT.algorithm:
@@ -241,7 +242,8 @@ class PlanFactory:
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
         peers = self._addresses(schedule, memory, places) if request.transport.peer else None
-        binding = Binding(*where, once=once, sizes=table, traced=traced, given=given, peers=peers)
+        how = request.operation
+        binding = Binding(*where, once=once, sizes=table, traced=traced, given=given, peers=peers, operation=how)
         return laid.steps, binding, places
 
     def _addresses(self, schedule: Schedule, memory: Memory, places: Places) -> Addresses:
@@ -259,11 +261,11 @@ class PlanFactory:
         received, rank = request.received, self._session.rank
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
-            layout = BlockLayout(block, 1, schedule.segments)  # nothing but bytes is moved
+            layout = BlockLayout(block, request.item, schedule.segments)
             steps = lower(schedule, by_message=traced)
             return Laid(layout, schedule.shared * block, steps, schedule.scratch * block, schedule.host * block)
         if request.collective.is_even:
-            vector, block, shared = vector_layout(schedule, received.block)
+            vector, block, shared = vector_layout(schedule, received.block, request.item)
             steps = lower(schedule, by_message=traced)
             return Laid(vector, shared, steps, schedule.scratch * block, schedule.host * block)
         by_block, blocks = self._by_block(request, traced), request.blocks(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +14,14 @@ from hiercoll.runtime.sizes import Blocks, Sizes
 from hiercoll.schedule import BufferName, Copy, Schedule, reads, writes
 from hiercoll.schedule.lowering import Steps, lower, without
 
+PASSED: tuple[BufferName, ...] = ("host", "scratch")  # what messages pass through, besides the node's buffer
 
-def _place(layout: UnevenLayout, name: BufferName, at: Sizes, sizes: Sizes) -> None:
-    """Blocks, and the segments that they are cut into."""
+
+def _place(layout: UnevenLayout, name: BufferName, at: Sizes, sizes: Sizes, item: int = 1) -> None:
+    """Blocks, and the segments that they are cut into, between items of so many bytes."""
     layout.place(name, None, at, sizes)
     for part in range(layout.segments if layout.segments > 1 else 0):
-        start, end = (sizes * k // layout.segments for k in (part, part + 1))
+        start, end = (sizes // item * k // layout.segments * item for k in (part, part + 1))
         layout.place(name, part, at + start, end - start)
 
 
@@ -59,14 +62,17 @@ def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLa
 
 
 def _place_passed(
-    layout: UnevenLayout, schedule: Schedule, known: dict[int | None, dict[BufferName, Sizes]]
+    layout: UnevenLayout,
+    schedule: Schedule,
+    known: dict[int | None, dict[BufferName, Sizes]],
+    names: Sequence[BufferName] = PASSED,
 ) -> dict[BufferName, int]:
     """Place the blocks that messages pass through, on the host or in scratch, by those that are copied there, or from
     there; these are ``known`` by their part (None: whole ones, in whatever parts they are copied). Returns the bytes of
     these buffers. Raises ConstraintError for blocks that are not copied."""
     nbytes: dict[BufferName, int] = {}
-    passed: tuple[tuple[BufferName, int], ...] = (("host", schedule.host), ("scratch", schedule.scratch))
-    for name, blocks in passed:
+    for name in names:
+        blocks = schedule.host if name == "host" else schedule.scratch
         by_part = {part: _sizes_of_copies(schedule, name, blocks, sizes, part) for part, sizes in known.items()}
         most = np.max(list(by_part.values()), axis=0)
         if (most < 0).any():
@@ -82,30 +88,41 @@ def _place_passed(
     return nbytes
 
 
-def vector_layout(schedule: Schedule, nbytes: int) -> tuple[Layout, int, int]:
-    """Where the blocks of a vector lie that is cut as evenly as it can be, the bytes of the largest, and those of the
-    node's buffer. Raises ConstraintError for schedules that need scratch for other things than to pack messages."""
+def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layout, int, int]:
+    """Where the blocks of a vector lie, the bytes of the largest, and those of the node's buffer. They are cut between
+    items of ``item`` bytes, all as long as the first but for the last ones, which may be shorter or empty. Raises
+    ConstraintError for schedules with scratch that is for no block (`Region.like`), nor just to pack messages."""
     count = schedule.blocks
-    if nbytes % count == 0:
-        block = nbytes // count
-        return BlockLayout(block, 1, schedule.segments), block, schedule.shared * block
-    ends = np.arange(count + 1, dtype=np.int64) * nbytes // count
+    block = -(-nbytes // (count * item)) * item
+    shared = schedule.shared * block
+    if nbytes == count * block:
+        return BlockLayout(block, item, schedule.segments), block, shared
+    ends = np.minimum(np.arange(count + 1, dtype=np.int64) * block, nbytes)
     sizes, layout = np.diff(ends), UnevenLayout(schedule.segments)
-    _place(layout, "recv", ends[:-1], sizes)
-    held = sizes[[block for _, block in schedule.holds]]
-    passing = _sizes_of_copies(schedule, "shared", schedule.shared, {"recv": sizes}, None)[len(held) :]
-    # Places of messages within the node (see `transports.staged`) are alike: each rank knows only what it copies.
-    places = held.sum() + sizes.max() * np.arange(len(passing))
-    held_at, held = np.concatenate((np.cumsum(held) - held, places)), np.concatenate((held, np.maximum(passing, 0)))
-    _place(layout, "shared", held_at, held)
-    shared = int(places[-1] + sizes.max()) if len(places) else int(held.sum())
+    _place(layout, "recv", ends[:-1], sizes, item)
+    _place(layout, "send", ends[:-1], sizes, item)
+    layout.slots("scratch", block, "recv")
+    layout.slots("shared", block, "recv")
+    # What algorithms share is said by block; places of messages within the node (see `transports.staged`) are not.
+    known: dict[BufferName, Sizes] = {"recv": sizes, "send": sizes}
+    held = _sizes_of_copies(schedule, "shared", schedule.shared, known, None)
+    held[: len(schedule.holds)] = sizes[[each for _, each in schedule.holds]]
+    known["shared"] = np.maximum(held, 0)
+    _place(layout, "shared", np.arange(schedule.shared, dtype=np.int64) * block, known["shared"], item)
     try:
-        _place_passed(layout, schedule, {None: {"recv": sizes, "shared": held}})
+        _place_passed(layout, schedule, {None: known}, _passing(schedule))
     except ConstraintError:
         raise ConstraintError(
-            "buf", f"a multiple of {count} bytes, with this algorithm", nbytes, schedule.rank
+            "buf", f"a multiple of {count * item} bytes, with this algorithm", nbytes, schedule.rank
         ) from None
-    return layout, int(sizes.max()), shared
+    return layout, block, shared
+
+
+def _passing(schedule: Schedule) -> list[BufferName]:
+    """The buffers besides those of the program and the node in which blocks lie of which nothing is said."""
+    regions = [region for op in schedule.ops for region in (*reads(op), *writes(op)) if region.like is None]
+    used = {region.buffer for region in regions if region.blocks}
+    return [name for name in PASSED if name in used]
 
 
 def _sizes_of_copies(

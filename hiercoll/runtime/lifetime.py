@@ -20,9 +20,9 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import compiled, progress
-from hiercoll.runtime.beginning import Beginning, begin
+from hiercoll.runtime.beginning import SET_UP, Beginning, begin
 from hiercoll.runtime.plan import abandoned
-from hiercoll.runtime.session import SET_UP, Session, first_watch
+from hiercoll.runtime.session import Session, first_watch
 from hiercoll.topology import Topology
 from hiercoll.tuning.policy import forced_variants
 

@@ -11,6 +11,7 @@ from hiercoll.collectives import Holds
 from hiercoll.errors import ConstraintError
 from hiercoll.runtime.engines import Engine, Native, NativePersistent
 from hiercoll.runtime.messages import native_message
+from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.request import Request
 
 
@@ -28,6 +29,8 @@ def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received
     """
     record, form = request.collective, request.variant.params.get("form", "")
     args, datatypes = (_equal if record.is_even else _uneven)(request, rank, sent, received)
+    if request.operation is not None:
+        args = (*args, request.operation.op)
     if record.root:
         args = (*args, request.root)
     if form == "persistent":
@@ -53,15 +56,35 @@ Parts = tuple[tuple[Any, ...], list[MPI.Datatype]]
 
 def _equal(request: Request, rank: int, sent: int, received: int) -> Parts:
     """Buffers of equal blocks as arguments, and datatypes to free with them."""
-    block, data = request.received.block, request.received
-    given = [(received, data.blocks)]
+    block, data, record = request.received.block, request.received, request.collective
+    ends = [(received, data.blocks)]
     if request.sent is not None:
-        given.insert(0, (sent, request.sent.blocks))
-    made = [native_message(address, block, blocks) for address, blocks in given]
-    args: tuple[Any, ...] = tuple(message for message, _ in made)
-    if request.sent is None and not request.collective.one_buffer:
-        args = (MPI.IN_PLACE, *args)
-    return args, [datatype for _, datatype in made if datatype is not None]
+        ends.insert(0, (sent, request.sent.blocks))
+    made = [_message(request, address, block, blocks) for address, blocks in ends]
+    args: list[Any] = [message if blocks else None for (message, _), (_, blocks) in zip(made, ends, strict=True)]
+    if request.sent is None and not record.one_buffer:
+        args.insert(0, MPI.IN_PLACE)
+    elif record.is_rooted and request.root == rank and not record.operation and _overlap(ends, block):
+        args[1 if record.send is Holds.EACH else 0] = MPI.IN_PLACE
+    return tuple(args), [datatype for _, datatype in made if datatype is not None]
+
+
+def _overlap(ends: list[tuple[int, int]], block: int) -> bool:
+    """Whether one of two buffers lies in the other."""
+    (one, few), (other, more) = ends
+    return one < other + more * block and other < one + few * block
+
+
+def _message(request: Request, address: int, block: int, blocks: int) -> tuple[list[Any], MPI.Datatype | None]:
+    """A buffer of equal blocks, and a datatype to free with it."""
+    if request.operation is None:
+        return native_message(address, block, blocks)
+    return _elements(request.operation, address, block, blocks), None
+
+
+def _elements(how: Operation, address: int, block: int, blocks: int) -> list[Any]:
+    """A buffer of equal blocks of elements that are to be combined."""
+    return [MPI.buffer.fromaddress(address, block * blocks), block // how.item, how.datatype]
 
 
 def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:

@@ -7,6 +7,7 @@ blocking calls, background calls and plans in who starts what serves them, equal
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import memmove
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.collectives import Collective, Contract, Holds, Sizes
+from hiercoll.collectives import Collective, Contract, Holds, Order, Sizes
 from hiercoll.cuda import device_at, is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS, Producers, device_array, new_like, stream_handle
+from hiercoll.cuda.kernel import can_combine
 from hiercoll.errors import (
     ArgumentError,
     BufferOverlapError,
@@ -28,6 +30,7 @@ from hiercoll.errors import (
 )
 from hiercoll.memory import Now, Transfer, host_buffer
 from hiercoll.runtime.checking import Description
+from hiercoll.runtime.operations import Operation, find_operation
 from hiercoll.runtime.sizes import Blocks
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import (
@@ -41,8 +44,9 @@ from hiercoll.runtime.specifications import (
     vector_message,
 )
 from hiercoll.schedule.transports import AUTO, DIRECT, Transport, parse_transport
+from hiercoll.settings import ORDERS
 from hiercoll.tables import NATIVE, Variant
-from hiercoll.tuner import Spread
+from hiercoll.tuner import FREE, Combining, Spread
 from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted
 
@@ -64,7 +68,8 @@ class Mode(Enum):
 
 
 class Arguments(NamedTuple):
-    """What a program gives. ``recv`` is the one buffer of collectives that have one; ``limit`` is in bytes."""
+    """What a program gives. ``recv`` is the one buffer of collectives that have one; ``limit`` is in bytes; ``op`` and
+    ``order`` are of reductions."""
 
     send: Any
     recv: Any
@@ -74,6 +79,8 @@ class Arguments(NamedTuple):
     transport: Any = AUTO
     stream: Any = None
     limit: Any = LIMIT
+    op: Any = MPI.SUM
+    order: Any = None
 
 
 class Data(NamedTuple):
@@ -154,6 +161,7 @@ class Key:
     place: str
     sent: tuple[object, ...]
     received: tuple[object, ...]
+    operation: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,8 @@ class Request:
     ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block, their mean where they
     differ and all ranks know it, else 0; ``before`` and ``after`` are what comes before and after each start;
     ``result`` is what the call returns; ``producers`` is what starts come after, on devices. ``is_auto``:
-    whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it.
+    whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it. Reductions have an
+    ``operation``, and ask for an order (``combining``).
     """
 
     collective: Collective
@@ -177,7 +186,8 @@ class Request:
     producers: Producers = NO_PRODUCERS
     limit: int = 0
     memory: str = "host"
-    operation: str = ""
+    operation: Operation | None = None
+    combining: Combining = FREE
     result: Any = None
     before: tuple[Transfer, ...] = ()
     after: tuple[Transfer, ...] = ()
@@ -209,13 +219,23 @@ class Request:
         """See `Common`."""
         block = self.received.block if self.collective.is_even else None
         settled = (self.collective.name, self.variant.key, self.transport, self.memory, self.sent is None)
-        return Common(*settled, self.root, self.operation, block, self.limit)
+        operation = "" if self.operation is None else self.operation.name
+        return Common(*settled, self.root, operation, block, self.limit)
 
     @property
     def key(self) -> Key:
         """See `Key`."""
         sent = () if self.sent is None else self.sent.key
-        return Key(self.common, self.received.place, sent, self.received.key)
+        return Key(self.common, self.received.place, sent, self.received.key, self._combines)
+
+    @property
+    def _combines(self) -> tuple[object, ...]:
+        return () if self.operation is None else self.operation.key
+
+    @property
+    def item(self) -> int:
+        """Bytes that stay together where a block is cut: of an element, where elements are combined."""
+        return 1 if self.operation is None else self.operation.item
 
     @property
     def moving_key(self) -> Key:
@@ -223,7 +243,7 @@ class Request:
         if not self.collective.is_even:
             return Key(self.common, self.received.place, (), ())
         sent = () if self.sent is None else self.sent.key[1:]
-        return Key(self.common, self.received.place, sent, self.received.key[1:])
+        return Key(self.common, self.received.place, sent, self.received.key[1:], self._combines)
 
     @property
     def counts_are_ints(self) -> bool:
@@ -261,8 +281,11 @@ class Request:
         out, received = self.sent or self.received, self.received
         if self.collective.is_even:
             root = f", root {self.root}" if self.collective.root else ""
-            place = "" if self.collective.one_buffer else ", in place" if self.in_place else ", not in place"
-            return Description(f"{name}{root}{place}, {received.block} bytes per block", received.elements)
+            place = ", in place" if self.in_place else ", not in place"
+            place = "" if self.collective.one_buffer or self.collective.is_rooted else place
+            how = "" if self.operation is None else f", {self.operation.name}, order {given.order or 'not given'}"
+            elements = (received if received.blocks else out).elements
+            return Description(f"{name}{root}{how}{place}, {received.block} bytes per block", elements)
         blocks = self.blocks(rank)
         sent = np.repeat(blocks.sent, size) if len(blocks.sent) < size else blocks.sent.copy()
         return Description(name, "", (sent, blocks.received.copy()), (out.elements, received.elements))
@@ -295,12 +318,19 @@ def _equal_blocks(
     rank = session.rank
     root = _root(session, given.root, strict) if collective.root else 0
     is_read, is_written = _use(collective, session.size, rank, root)
-    sent, received = _equal_data(session, collective, given, strict, is_written)
+    sent: Data | None
+    if collective.is_rooted:
+        sent, received = _rooted_data(session, collective, given, root, strict)
+    else:
+        sent, received = _equal_data(session, collective, given, strict, is_written)
     block, memory = received.block, session.memories[received.place].kind
     place = received.place if block or not is_device_array(received.owner) else ""
     transport = _transport(session, given.transport, place, mode)
     producers = _producers(session, given, sent, received, memory)
-    policy, wanted = session.policy, Wanted(collective, block, sent is None, memory, mode is Mode.HELD)
+    operation = _operation(session, given.op, received, memory) if collective.operation else None
+    combining = FREE if operation is None else _combining(session, given.order, operation)
+    policy = session.policy
+    wanted = Wanted(collective, block, sent is None, memory, mode is Mode.HELD, combining)
     is_auto = policy.is_auto(collective, given.algorithm)
     learner = policy.learner(wanted) if is_auto and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
@@ -308,11 +338,34 @@ def _equal_blocks(
     if able and given.transport == AUTO and memory != "host":
         transport = _transport(session, variant.transport, received.place, mode)
     before = (received if sent is None else sent).copies(True) if is_read else ()
+    returned = received.owner if received.blocks else None
     return Request(
         collective, sent, received, root, block, variant, transport, mode, producers, memory=memory,
-        result=received.owner if given.recv is None or strict else None, before=before,
-        after=received.copies(False) if is_written else (), is_auto=is_auto, learner=learner,
+        result=returned if given.recv is None or strict else None, before=before,
+        after=received.copies(False) if is_written else (), is_auto=is_auto, learner=learner, operation=operation,
+        combining=combining,
     )  # fmt: skip
+
+
+def _operation(session: Session | Beginning, op: Any, received: Data, memory: str) -> Operation:
+    """The operation on elements like those received. Raises ParameterError, and BufferTypeError for elements that it
+    cannot combine there."""
+    found = find_operation(op, received.type, session.rank)
+    if memory != "host" and (found.on_device is None or not can_combine(found.on_device)):
+        raise BufferTypeError("op", "SUM, PROD, MIN or MAX of plain numbers, on a device", found.name, session.rank)
+    return found
+
+
+def _combining(session: Session | Beginning, given: Any, operation: Operation) -> Combining:
+    """What a reduction asks for: the ``given`` order, or that of the environment, or one that the communicator's calls
+    keep to. Raises ParameterError."""
+    if given is not None and not (isinstance(given, str) and given in ORDERS):
+        raise ParameterError("order", f"{' or '.join(map(repr, ORDERS))}, or None", repr(given), session.rank)
+    asked = given or session.order
+    order = Order[asked.upper()] if asked else Order.ANY
+    native = order is Order.ANY or session.size == 1
+    changes = operation.is_exact or asked == "any"
+    return Combining(max(order, Order.ANY if operation.commutes else Order.RANK), native, changes)
 
 
 @lru_cache(maxsize=1024)
@@ -327,19 +380,72 @@ def _equal_data(
     """What is sent, None in place, and where it is received."""
     size, sent = session.size, None
     count = collective.blocks(collective.recv, size)
+    if collective.send is Holds.EACH and is_in_place(given.send):
+        count = size  # what is combined begins where the result comes to lie
+    read = partial(_equal, session, strict=strict, combined=collective.operation)
     if collective.one_buffer:
-        return None, _equal(session, given.recv, "buf", count, strict, writable=is_written)
+        return None, read(given.recv, "buf", count, writable=is_written)
     if not is_in_place(given.send):
-        sent = _equal(session, given.send, "sendbuf", collective.blocks(collective.send, size), strict, writable=False)
+        sent = read(given.send, "sendbuf", collective.blocks(collective.send, size), writable=False)
     if given.recv is not None:
-        received = _equal(session, given.recv, "recvbuf", count, strict)
+        received = read(given.recv, "recvbuf", count)
     elif sent is not None and strict:
-        received = _new_like(sent, count, collective.send is not collective.recv, session.rank)
+        received = _new_like(sent, count, _axes(collective), session.rank)
     else:
         raise BufferTypeError("recvbuf", "an array, with sendbuf=MPI.IN_PLACE", "None", session.rank)
     if sent is not None:
         _check_pair(session, sent, received, strict)
     return sent, received
+
+
+def _rooted_data(
+    session: Session | Beginning, collective: Collective, given: Arguments, root: int, strict: bool
+) -> tuple[Data, Data]:
+    """The same of a collective with a root, which alone has both buffers: there are no blocks in the one that a rank
+    has not, whatever it gives for it. In place, the root's own block is where it is among all, and is not moved."""
+    rank, size = session.rank, session.size
+    read = partial(_equal, session, strict=strict, combined=collective.operation)
+    blocks = collective.blocks(collective.send, size), collective.blocks(collective.recv, size)
+    shape = Contract(collective.name, size, root=root).shape(rank)
+    moves = collective.send is Holds.EACH  # out of the root: then the root's result may be in place, else its input
+    aside = given.recv if moves else given.send
+    in_place = rank == root and (aside is MPI.IN_PLACE if moves and strict else is_in_place(aside))
+    sent = received = None
+    if shape.held and not (in_place and not moves):
+        sent = read(given.send, "sendbuf", blocks[0], writable=False)
+    if shape.due and not (in_place and moves):
+        if given.recv is None and not moves and sent is not None and strict:
+            received = _new_like(sent, blocks[1], _axes(collective), rank)
+        else:
+            received = read(given.recv, "recvbuf", blocks[1])
+    if sent is not None and received is not None:
+        _check_pair(session, sent, received, strict)
+    elif sent is None and received is not None:
+        sent = _put_aside(received) if in_place and collective.operation else _alias(received, root, int(in_place))
+    elif sent is not None:
+        received = _alias(sent, root, int(in_place))
+    assert sent is not None and received is not None
+    return sent, received
+
+
+def _alias(data: Data, root: int, blocks: int) -> Data:
+    """The root's own block of ``data``, or no block (``blocks`` is 0), as a buffer of its own."""
+    address = data.address + root * data.block if blocks else 0
+    return Data(address, blocks, data.block, data.type, data.owner if blocks else None, place=data.place)
+
+
+def _put_aside(data: Data) -> Data:
+    """A copy of what is overwritten, made before each start."""
+    if data.place != "host" or data.copying is not None:
+        raise BufferTypeError("sendbuf", "an array of its own", "MPI.IN_PLACE, with such a recvbuf")
+    kept = np.empty(data.nbytes, np.uint8)
+    address = MPI.Get_address(kept)
+
+    def copying(outward: bool) -> Transfer:
+        source, target = (data.address, address) if outward else (address, data.address)
+        return Now(partial(memmove, target, source, data.nbytes))
+
+    return data._replace(address=address, owner=kept, copying=copying)
 
 
 def _root(session: Session | Beginning, root: Any, strict: bool) -> int:
@@ -351,19 +457,29 @@ def _root(session: Session | Beginning, root: Any, strict: bool) -> int:
 
 
 def _equal(
-    session: Session | Beginning, spec: Any, argument: str, blocks: int, strict: bool, *, writable: bool = True
+    session: Session | Beginning,
+    spec: Any,
+    argument: str,
+    blocks: int,
+    *,
+    strict: bool,
+    combined: bool = False,
+    writable: bool = True,
 ) -> Data:
-    """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type."""
+    """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type.
+    Elements that are to be ``combined`` stay as they are, with what lies between their parts."""
     if strict and not isinstance(spec, list | tuple):
         return _array(session, spec, argument, blocks, writable)
     message = _read(session, block_message, spec, argument, blocks, writable=writable)
     element, start = message.element, message.displs * message.element.extent
+    if combined:
+        element = element._replace(size=element.extent, plain=True)
     block = message.counts * element.size
     if strict and element.plain and start + block * blocks > message.nbytes:
         got = f"{message.counts} items of {element.size} bytes in each of {blocks} blocks"
         got += f" from byte {start} on, with a buffer of {message.nbytes} bytes"
         raise BufferSizeError(argument, "counts that fit the buffer", got, session.rank)
-    if block and not (element.plain and message.address):
+    if block and not (element.plain and (message.address or combined)):
         return _copied(session, message, blocks, block)
     place = _device(session, message.buffer, argument, writable)
     return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
@@ -427,21 +543,33 @@ def _check_pair(session: Session | Beginning, sent: Data, received: Data, strict
         raise BufferOverlapError("recvbuf", expected, f"{shared} shared bytes", rank)
 
 
-def _new_like(sent: Data, blocks: int, stacked: bool, rank: int) -> Data:
-    """A new array like that of ``sent``, with so many of it along a new first axis if ``stacked``.
+def _axes(collective: Collective) -> int:
+    """How many axes a result has more than what is sent."""
+    return (collective.recv is Holds.EACH) - (collective.send is Holds.EACH)
+
+
+def _new_like(sent: Data, blocks: int, axes: int, rank: int) -> Data:
+    """A new array like that of ``sent``, with so many of it along a new first axis, if there are more ``axes``; if
+    there are fewer, one of its rows, or so much in one axis.
 
     Memory order is kept within a block, so that what arrives has the sender's indices.
     """
-    array, first = sent.owner, (blocks,) if stacked else ()
+    array, first, stacked = sent.owner, (blocks,) if axes > 0 else (), axes > 0
     if is_device_array(array):
         found = device_array(array, "sendbuf", rank, writable=False)
         shape = found.shape if sent.nbytes == found.nbytes else (sent.nbytes // max(found.dtype.itemsize, 1),)
+        if axes < 0:
+            shape = shape[1:] if shape[0] == sent.blocks else (sent.block // found.dtype.itemsize,)
         made = new_like(array, (*first, *shape), rank)
         address = device_array(made, "recvbuf", rank, writable=True).address
         return sent._replace(address=address, blocks=blocks, owner=made)
     if not isinstance(array, np.ndarray):
         array = np.asarray(memoryview(array))
-    if sent.nbytes != array.nbytes:  # a count smaller than the buffer: only so much, as a plain array
+    if axes < 0:
+        rows = sent.nbytes == array.nbytes and array.shape[0] == sent.blocks and array.flags.c_contiguous
+        shape = array.shape[1:] if rows else (sent.block // max(array.dtype.itemsize, 1),)
+        new = view = np.empty(shape, array.dtype)
+    elif sent.nbytes != array.nbytes:  # a count smaller than the buffer: only so much, as a plain array
         new = view = np.empty((*first, sent.nbytes // max(array.dtype.itemsize, 1)), array.dtype)
     elif not stacked:
         new = view = np.empty_like(array, subok=False)
@@ -496,7 +624,7 @@ def _producers(
             raise ParameterError(error.argument, error.expected, error.got, session.rank) from None
     if memory == "host":
         return NO_PRODUCERS
-    owners = [data.owner for data in (sent, received) if data is not None]
+    owners = [data.owner for data in (sent, received) if data is not None and data.blocks]
     made = (owners.pop(),) if given.recv is None else ()
     return Producers(given.stream, tuple(owners), made)
 

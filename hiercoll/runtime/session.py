@@ -11,6 +11,7 @@ import os
 import uuid
 import warnings
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,6 +30,7 @@ from hiercoll.collectives import COLLECTIVES, called
 from hiercoll.errors import ArgumentError, TableError, TableWarning
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
+from hiercoll.runtime.beginning import SET_UP
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
@@ -46,14 +48,14 @@ from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import is_able
-from hiercoll.tuning.learning import SHARE, Finding, Learner
+from hiercoll.tuning.learning import SHARE, Finding
 from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Policy, Wanted
 
+STRICTNESS = ("any", None, "rank", "fixed")  # orders of reductions; None: the one that calls have had before
 Alias: TypeAlias = "tuple[object, ...]"
 Read = TypeVar("Read")
 
-SET_UP = "set-up (the first call of hiercoll on a communicator)"
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SEEN = 1024  # requests that are remembered without a plan
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
@@ -123,6 +125,11 @@ def read_table(table: Table | str | Path | None) -> Table:
     return found
 
 
+def _strictness() -> int:
+    """Of the order that this rank's environment asks for."""
+    return STRICTNESS.index(settings.order())
+
+
 class Session:
     """hiercoll's side of one communicator. Made and freed collectively.
 
@@ -162,8 +169,8 @@ class Session:
         meeting = partial(self.meet, "agreement on a larger window")
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meeting)
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
-        # By arguments as they were given, with what counts such calls, if anything does.
-        self.recent: dict[Alias | None, tuple[Plan, Learner | None]] = {}
+        # By arguments as they were given; with the calls that the plan still serves (see `Learner.tally`), None: all.
+        self.recent: dict[Alias | None, tuple[Plan, array[int] | None]] = {}
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
@@ -184,14 +191,15 @@ class Session:
         self._use_timeout(timeout)
 
     def _agree_on_settings(self, timeout: float) -> float:
-        """Whether hiercoll is disabled, device memory staged, calls checked, threads kept out of MPI, native compared,
-        and what learning may cost of the time of calls: what is so on one rank is so for all. Returns the longest
-        timeout. Collective."""
+        """The order of reductions, whether hiercoll is disabled, device memory staged, calls checked, threads kept out
+        of MPI, native compared, and what learning may cost of the time of calls: what is so on one rank is so for all.
+        Returns the longest timeout. Collective."""
         own = [
             settings.is_disabled(), not takes_device_memory(self.comm), settings.checks_calls(),
             MPI.Query_thread() != MPI.THREAD_MULTIPLE, settings.compares, not settings.learns(), settings.hurries(),
         ]  # fmt: skip
-        *flags, longest = self._largest(np.array([*own, timeout], float)).tolist()
+        order, *flags, longest = self._largest(np.array([_strictness(), *own, timeout], float)).tolist()
+        self.order = STRICTNESS[int(order)]
         self.disabled, self.stages, self.check, self.threadless, self._compares, still, hurries = map(bool, flags)
         self.learns = 0.0 if still else inf if hurries else SHARE
         return float(longest)
@@ -205,12 +213,12 @@ class Session:
                 family = COLLECTIVES[lesson.collective].family
                 if is_able(family, self.topology, lesson.in_place, lesson.variant):
                     times = (lesson.seconds, lesson.native, lesson.calls, lesson.date)
-                    known[lesson.collective, lesson.size, lesson.in_place, memory] = Finding(lesson.variant, *times)
+                    known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = Finding(lesson.variant, *times)
         return uuid.uuid4().hex, read_table(None), known
 
     def _keep(self, wanted: Wanted, finding: Finding) -> None:
         """Let later jobs know what has been found."""
-        name, size, in_place, memory = wanted.key
+        name, size, in_place, memory, _ = wanted.key
         setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
         times = (finding.seconds, finding.native, finding.calls, learned.now())
         learned.job_file(setting).keep(learned.Lesson(name, size, in_place, finding.variant, *times))
@@ -341,14 +349,14 @@ class Session:
             made.free()
         return made.name
 
-    def remember(self, alias: Alias | None, plan: Plan, learner: Learner | None = None) -> None:
-        """Find a kept plan by the arguments of its call, as they were given; ``learner`` counts such calls."""
+    def remember(self, alias: Alias | None, plan: Plan, tally: array[int] | None = None) -> None:
+        """Find a kept plan by the arguments of its call, as they were given, for as many calls as ``tally`` says."""
         if alias is not None and plan.key is not None:
             if len(self.recent) >= 2 * MAX_PLANS:
                 self._forget_freed()
             if len(self.recent) >= 2 * MAX_PLANS:  # plans that many buffers have in common
                 self.recent.clear()
-            self.recent[alias] = (plan, learner)
+            self.recent[alias] = (plan, tally)
 
     def _forget_freed(self) -> None:
         self.recent = {alias: found for alias, found in self.recent.items() if not found[0].is_freed}

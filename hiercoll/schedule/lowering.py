@@ -112,13 +112,15 @@ class Steps:
 
     @cached_property
     def are_basic(self) -> bool:
-        """Whether they are messages, copies and flags, with lengths that are known."""
+        """Whether they are messages, copies, reductions and flags, with lengths that are known."""
         return self._are_simple and not self.schedule.sizes
 
     @cached_property
     def are_by_block(self) -> bool:
         """Whether sizes and places of the blocks of send and recv may come with each start: nothing else depends on
         them, but for shared blocks where sizes are learned."""
+        if any(isinstance(op, Reduce) for op in self.schedule.ops):
+            return False
         regions = [region for op in self.schedule.ops for region in (*reads(op), *writes(op))]
         if self.schedule.sizes:
             moved = [each for each in regions if each.buffer not in SIZE_BUFFERS]
@@ -128,7 +130,7 @@ class Steps:
 
     @property
     def _are_simple(self) -> bool:
-        return all(isinstance(op, (Send, Recv, Copy, Signal, Wait, Join)) for op in self.schedule.ops)
+        return all(isinstance(op, (Send, Recv, Copy, Reduce, Signal, Wait, Join)) for op in self.schedule.ops)
 
     @cached_property
     def flow(self) -> Flow:

@@ -26,12 +26,14 @@ class Region(NamedTuple):
 
     ``blocks`` is a ``range`` where the blocks are evenly spaced (so that it binds
     to one strided copy or datatype), else a tuple. ``part`` selects one segment
-    of every block; None means whole blocks.
+    of every block; None means whole blocks. ``like``: the blocks of a vector that
+    those of a buffer of hiercoll's own are as long as, if they are there for such.
     """
 
     buffer: BufferName
     blocks: Blocks
     part: int | None = None
+    like: Blocks | None = None
 
     @property
     def size(self) -> int:
@@ -46,7 +48,11 @@ class Region(NamedTuple):
 
     def segment(self, part: int) -> Region:
         """The given segment of each block of this region."""
-        return Region(self.buffer, self.blocks, part)
+        return self._replace(part=part)
+
+    def of(self, blocks: int | Iterable[int]) -> Region:
+        """The same, for these blocks of a vector."""
+        return self._replace(like=as_blocks([blocks] if isinstance(blocks, int) else blocks))
 
     def __str__(self) -> str:
         blocks = self.blocks

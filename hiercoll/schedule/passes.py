@@ -110,7 +110,7 @@ def in_place(schedule: Schedule, own_block: bool) -> Schedule:
         if region.buffer != "send":
             return region
         blocks = range(schedule.rank, schedule.rank + 1) if own_block else region.blocks
-        return Region("recv", blocks, region.part)
+        return Region("recv", blocks, region.part, region.like)
 
     def rewritten(op: Op) -> Op:
         if isinstance(op, Send):

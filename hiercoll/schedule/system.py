@@ -8,14 +8,14 @@ each schedule by itself (`with_pass`: `in_order`, `cut`, `staged`), or of those 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from hiercoll import schedule as operations
 from hiercoll.collectives import Contract, InPlace
 from hiercoll.errors import ScheduleError
-from hiercoll.schedule import BufferName, Op, Region, Schedule
+from hiercoll.schedule import Blocks, BufferName, Op, Region, Schedule
 from hiercoll.topology import Topology
 
 Emit: TypeAlias = "Callable[[int], Schedule]"
@@ -128,15 +128,23 @@ def _decoded_value(value: Any) -> Any:
 
 
 def _encoded_region(region: Region) -> dict[str, Any]:
+    like = {} if region.like is None else {"like": _encoded_blocks(region.like)}
+    return {"buffer": region.buffer, **_encoded_blocks(region.blocks), "part": region.part, **like}
+
+
+def _encoded_blocks(blocks: Blocks) -> dict[str, Sequence[int]]:
     """Evenly spaced blocks as their start, stop and step."""
-    blocks = region.blocks
-    spaced = isinstance(blocks, range)
-    listed = [blocks.start, blocks.stop, blocks.step] if isinstance(blocks, range) else blocks
-    return {"buffer": region.buffer, "range" if spaced else "blocks": listed, "part": region.part}
+    return {"range": (blocks.start, blocks.stop, blocks.step)} if isinstance(blocks, range) else {"blocks": blocks}
 
 
-def _decoded_region(buffer: BufferName, part: int | None, **blocks: list[int]) -> Region:
+def _decoded_region(
+    buffer: BufferName, part: int | None, like: dict[str, list[int]] | None = None, **blocks: list[int]
+) -> Region:
     if buffer not in get_args(BufferName):
         raise ValueError(f"no buffer {buffer!r}")
+    return Region(buffer, _decoded_blocks(blocks), part, None if like is None else _decoded_blocks(like))
+
+
+def _decoded_blocks(blocks: dict[str, list[int]]) -> Blocks:
     [(name, listed)] = blocks.items()
-    return Region(buffer, range(*listed) if name == "range" else tuple(int(block) for block in listed), part)
+    return range(*listed) if name == "range" else tuple(int(block) for block in listed)

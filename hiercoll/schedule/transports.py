@@ -61,9 +61,11 @@ class Transport(NamedTuple):
         return self.peer or self.shared
 
     def schedule(self, emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
-        """What a rank runs instead of ``emit(rank)``. Raises ConstraintError as `cut` does."""
+        """What a rank runs instead of ``emit(rank)``. Raises ConstraintError as `cut` does, on all ranks alike."""
         if self == DIRECT:
             return emit(rank)
+        if self.segments > 1:  # a rank alone on its node raises no flags where others do
+            cut(emit(max(topology.nodes, key=len)[0]), self.segments)
         schedule = peer(emit, topology, rank) if self.peer else emit(rank)
         on_host = ("host",) if self.peer else ON_HOST
         if self.segments:

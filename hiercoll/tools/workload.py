@@ -1,7 +1,8 @@
 """What a measured call works on, by its collective's record: unique tokens in every block, and what is due of them.
 
-Blocks are of one size or, where the record lets them differ, of sizes with that mean. A reduction is the sum of bytes,
-modulo 256, in which every contribution counts. What must pass the links of nodes follows from the same blocks.
+Blocks are of one size or, where the record lets them differ, of sizes with that mean. A reduction is a sum of numbers
+that all orders give alike, of single precision where blocks divide into such, else of bytes; every contribution counts.
+What must pass the links of nodes follows from the same blocks.
 """
 
 from __future__ import annotations
@@ -77,12 +78,19 @@ class Workload:
         """What ``rank`` passes, to a method of mpi4py or to hiercoll's function, with arrays like `before` and `due`;
         ``send`` is left out where there is only one buffer."""
         record, shape = self.collective, self.contract.shape(rank)
+        if record.operation:
+            send, recv = (each.view(self.elements) for each in (send, recv))
         ends = ((record.send, send, shape.held), (record.recv, recv, shape.due))
         buffers = [
             array if record.is_even or holds is not Holds.EACH else [array, self._sizes(blocks)]
             for holds, array, blocks in ends[record.one_buffer :]
         ]
         return buffers, {"root": self.root} if record.root else {}
+
+    @property
+    def elements(self) -> np.dtype[Any]:
+        """Of what is combined."""
+        return np.dtype(np.uint8 if self.size % 4 else np.float32)
 
     def sent(self) -> Counts:
         """Bytes of every block that any rank holds before the call."""
@@ -127,13 +135,20 @@ class Workload:
         """The contents of blocks, one after the other."""
         weights = block_sizes(self.collective, self.size, self.ranks)
         pieces = [np.empty(0, np.uint8)]
-        # Sums stay below 256: Open MPI's of bytes stop there, others go on from 0.
-        share = self.ranks if self.collective.operation else 1
         for source, block in blocks:
             ranks = range(self.ranks) if source is None else (source,)
-            every = [tokens(rank, block, weights[rank, block]) // share for rank in ranks]
-            pieces.append(np.sum(every, axis=0, dtype=np.uint8))
+            every = [tokens(rank, block, weights[rank, block]) for rank in ranks]
+            pieces.append(self._total(every) if self.collective.operation else every[0])
         return np.concatenate(pieces)
+
+    def _total(self, contributions: list[Bytes]) -> Bytes:
+        """The sum of numbers made of tokens, so small that it is exact: Open MPI's sums of bytes stop at 255,
+        others go on from 0, and those of single precision are rounded from 2**24 on."""
+        floats = self.elements == np.float32
+        most = ((1 << 24) if floats else 256) // self.ranks
+        words = [each.view(np.uint32) if floats else each for each in contributions]
+        total = np.sum([each.astype(np.int64) % most for each in words], axis=0)
+        return total.astype(self.elements).view(np.uint8)
 
 
 def buffers(collective: str, size: int, rank: int, ranks: int) -> tuple[Bytes, Bytes]:

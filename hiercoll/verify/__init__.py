@@ -11,9 +11,13 @@ The rules, for all ranks' schedules together:
    and messages between the ranks of the node, and two consecutive starts are looked at,
    since nothing separates them. What others get from a rank they get during its start;
 4. nothing is read that was not written before;
-5. the receive buffer ends with exactly the tokens of the contract;
+5. the receive buffer ends with exactly the tokens of the contract; a reduction, which combines each contribution once
+   in the order of the contract, is the same expression tree on all ranks that get it;
 6. every operation's result is needed by somebody;
 7. what a schedule says that a block of ``shared`` holds is what is written there.
+
+Where blocks may differ in size (those of a vector that is cut, or of a reduce_scatter), what is said to be as long as
+some block (`Region.like`) moves with data of that block only: by rules 1 and 5.
 
 Where sizes are exchanged, an operation on blocks of ``shared`` reads, besides, the rows of
 ``sizes`` that give their lengths: rules 3, 4 and 6 hold for those as for blocks.
@@ -70,4 +74,4 @@ def verify(
                 break
         if findings:
             break
-    return Proof(contract, len(given.ops), tuple(findings))
+    return Proof(contract, len(given.ops), tuple(findings), given.combined)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hiercoll.collectives import UNDEFINED
+from hiercoll.collectives import UNDEFINED, Contract, Order
 from hiercoll.schedule import OF_NODE, Copy, Get, Recv, Reduce, Region, reads, writes
 from hiercoll.verify.numbered import Numbered
 from hiercoll.verify.proof import Finding
@@ -67,6 +67,13 @@ def contents(given: Numbered) -> Iterator[Finding]:
                 text += f", which is said to hold {given.contract.describe(stated[wrong_at])}"
                 yield given.finding("holds", gid, text, target)
                 return
+        if (like := given.like(rank, target)) is not None:
+            blocks = [sums.block_of(token) for token in result[:: given.segments if target.part is None else 1]]
+            if blocks != list(like):
+                wrong_at = next(i for i, (a, b) in enumerate(zip(blocks, like, strict=True)) if a != b)
+                text = f"writes data of block {blocks[wrong_at]} to a place for block {like[wrong_at]}"
+                yield given.finding("size", gid, text, target)
+                return
         for reader, region in _sizes_read(given, gid) if given.sizes_read else ():
             rows, places = memory[given.rank_of[reader], "sizes"], given.units(region)
             tokens = _pick(rows.tokens, places)
@@ -126,24 +133,46 @@ def _read(given: Numbered, gid: int) -> list[tuple[int, Region]] | None:
 
 
 def _undelivered(given: Numbered, memory: dict[tuple[int, str], _Memory], sums: Sums) -> Iterator[Finding]:
-    """What receive buffers hold that is not due: the first block of each."""
+    """What receive buffers hold that is not due: the first block of each. Fills in ``combined``."""
+    reduced = _Reduced(given.contract, sums)
     for rank in range(given.contract.size):
         due = given.contract.expected(rank).tolist()
         got = memory[rank, "recv"].tokens[: len(due)]
         if got == due:
             continue
         for unit, (want, have) in enumerate(zip(due, got, strict=True)):
-            if not sums.same(want, have):
+            problem = "" if want == have else reduced.problem(rank, want, have)
+            if problem:
                 block = unit // given.segments
-                yield Finding(
-                    "contract",
-                    f"block {block} of the receive buffer must hold {given.contract.describe(want)} "
-                    f"and holds {sums.describe(have)}",
-                    rank,
-                    None,
-                    Region("recv", range(block, block + 1)),
-                )
+                region = Region("recv", range(block, block + 1))
+                yield Finding("contract", f"block {block} of the receive buffer {problem}", rank, None, region)
                 break
+    given.combined = min(reduced.orders, default=None)
+
+
+class _Reduced:
+    """What ranks get by reductions, and in which orders."""
+
+    def __init__(self, contract: Contract, sums: Sums) -> None:
+        self._contract, self._sums = contract, sums
+        self._trees: dict[int, tuple[int, int]] = {}  # of each reduction: the first rank that gets it, and its tree
+        self.orders: set[Order] = set()
+
+    def problem(self, rank: int, want: int, have: int) -> str:
+        """What is wrong with the token ``have``, where another one is due; "" if it is that reduction."""
+        sums, contract = self._sums, self._contract
+        if want in self._trees:
+            first, tree = self._trees[want]
+            if tree == have:
+                return ""
+            if contract.is_reduction(want) and sums.order(want, have) is not None:
+                return f"is {sums.tree(have)} here, and {sums.tree(tree)} on rank {first}: other bits"
+        elif contract.is_reduction(want) and (order := sums.order(want, have)) is not None:
+            self._trees[want] = rank, have
+            self.orders.add(order)
+            asked = contract.order
+            return "" if order >= asked else f"is {sums.tree(have)}, which is not in the order {asked.name.lower()!r}"
+        return f"must hold {contract.describe(want)} and holds {sums.describe(have)}"
 
 
 def _unneeded(

@@ -95,6 +95,8 @@ def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
         ends = (blocks[0], blocks[-1]) if blocks and isinstance(blocks, range) else blocks
         if ends and (min(ends) < 0 or max(ends) >= limits[region.buffer]):
             return f"{region} lies outside the buffer of {limits[region.buffer]} blocks"
+        if region.like is not None and len(region.like) != len(blocks):
+            return f"{region} says of {len(region.like)} blocks how long they are"
         if region.part is not None and not 0 <= region.part < given.segments:
             return f"{region} names a segment of {given.segments}"
         if region.buffer in SIZE_BUFFERS and not _moves_rows(op):
@@ -104,9 +106,10 @@ def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
             return "writes to the send buffer, which belongs to the user"
         if not isinstance(region.blocks, range) and len(set(region.blocks)) < len(region.blocks):
             return f"writes a block of {region} twice"
-    if isinstance(op, (Copy, Get)) and given.width(op.source) != given.width(op.target):
+    source = op.peer if isinstance(op, Get) else rank
+    if isinstance(op, (Copy, Get)) and given.differ_in_size((source, op.source), (rank, op.target)):
         return f"copies {op.source} to {op.target}, which differ in size"
-    if isinstance(op, Reduce) and len({given.width(r) for r in (op.left, op.right, op.target)}) > 1:
+    if isinstance(op, Reduce) and given.differ_in_size(*((rank, each) for each in (op.left, op.right, op.target))):
         return "reduces regions that differ in size"
     if isinstance(op, (Copy, Reduce)) and any(_clash(given, region, op.target) for region in reads(op)):
         return "writes to blocks that it reads elsewhere in the region"

@@ -41,7 +41,7 @@ def unmatched(given: Numbered) -> Iterator[Finding]:
             elif (
                 isinstance(send, Send)
                 and isinstance(into, Recv)
-                and given.width(send.region) != given.width(into.region)
+                and given.differ_in_size((into.peer, send.region), (send.peer, into.region))
             ):
                 yield given.finding(
                     "unmatched",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from hiercoll.collectives import Contract
+from hiercoll.collectives import Contract, Holds, Order
 from hiercoll.schedule import SIZE_BUFFERS, Get, Op, Region, Schedule, reads, size_rows, sizes_read, writes
 from hiercoll.topology import Topology
 from hiercoll.verify.proof import Finding
@@ -17,7 +17,7 @@ class Numbered:
     """All ranks' operations, numbered through: what every rule looks at.
 
     The numbers (gid) count rank by rank. Rules fill in what later ones need: ``signals`` (`form`),
-    ``send_of`` (`matching`), ``order`` (`deadlock`).
+    ``send_of`` (`matching`), ``order`` (`deadlock`), ``combined`` (`contents`).
     """
 
     def __init__(self, schedules: Sequence[Schedule], contract: Contract, topology: Topology) -> None:
@@ -31,6 +31,7 @@ class Numbered:
         self.send_of: dict[int, int] = {}  # receive -> its send
         self.signals: dict[tuple[int, int], int] = {}  # (rank, flag) -> signal
         self.order: list[int] = []
+        self.combined: Order | None = None  # how contributions to a reduction are
 
     def units(self, region: Region) -> Sequence[int]:
         """The segments that ``region`` covers, in order."""
@@ -82,6 +83,26 @@ class Numbered:
             touched.append((op.peer, op.source, False))
         return touched + [(rank, region, True) for region in writes(op)]
 
-    def width(self, region: Region) -> tuple[int, int | None]:
-        """Size of a region: blocks, and which part of them (parts may differ in bytes)."""
-        return len(region.blocks), region.part
+    def differ_in_size(self, *regions: tuple[int, Region]) -> bool:
+        """Whether regions of ranks differ in blocks, in which part of them (parts may differ in bytes), or in the
+        blocks that they are as long as, where that is known."""
+        if len({(len(region.blocks), region.part) for _, region in regions}) > 1:
+            return True
+        like = [tuple(found) for each in regions if (found := self.like(*each)) is not None]
+        return len(set(like)) > 1
+
+    def like(self, rank: int, region: Region) -> Sequence[int] | None:
+        """The blocks of the whole vector that those of ``region`` are as long as; None where all are of one size, or it
+        is not said."""
+        record = self.contract.record
+        if not record.is_cut or region.like is not None:
+            return region.like
+        if region.buffer == "shared" and self.schedules[rank].holds:
+            return [self.schedules[rank].holds[block][1] for block in region.blocks]
+        holds = {"send": record.send, "recv": record.recv}.get(region.buffer)
+        if holds is None:
+            return None
+        if holds is not Holds.ONE:
+            return region.blocks
+        # In place blocks are of one size: what is put to the front may end elsewhere otherwise.
+        return None if self.contract.in_place else [rank] * len(region.blocks)

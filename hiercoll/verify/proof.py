@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hiercoll.collectives import Contract
+from hiercoll.collectives import Contract, Order
 from hiercoll.errors import VerificationError
 from hiercoll.schedule import Region
 
@@ -27,11 +27,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Proof:
-    """What `verify` found; ``ok`` if nothing."""
+    """What `verify` found; ``ok`` if nothing. ``order``: in which a reduction combines its contributions, None for
+    others."""
 
     contract: Contract
     operations: int
     findings: tuple[Finding, ...]
+    order: Order | None = None
 
     @property
     def ok(self) -> bool:

@@ -117,7 +117,7 @@ def _node_races(given: Numbered, ranks: set[int], common: set[tuple[int, str]]) 
                     others = [writer[unit]] if unit in writer else []
                     others += readers.pop(unit, ()) if writing else ()
                     for other in others:
-                        if not before & bit_of[other]:
+                        if other != (start, gid) and not before & bit_of[other]:  # x = x (+) y
                             yield _shared_race(given, other, (start, gid), region)
                             return
                     if writing:

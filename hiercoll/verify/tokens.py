@@ -1,35 +1,59 @@
-"""Tokens of reductions: which contributions a value is made of."""
+"""Tokens of reductions: the expression trees that values are made by."""
 
 from __future__ import annotations
 
-from hiercoll.collectives import Contract
+from hiercoll.collectives import Contract, Order, fixed_tree
 
 
 class Sums:
-    """Tokens of partial reductions: the contributors of each, in order."""
+    """Tokens of partial reductions: the two operands of each. Equal trees have equal tokens."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
-        self._parts: dict[int, tuple[int, ...]] = {}
-        self._known: dict[tuple[int, ...], int] = {}
+        self._operands: dict[int, tuple[int, int]] = {}
+        self._known: dict[tuple[int, int], int] = {}
 
     def add(self, left: int, right: int) -> int:
         """The token of left (+) right."""
-        parts = self._parts.get(left, (left,)) + self._parts.get(right, (right,))
-        token = self._known.setdefault(parts, -2 - len(self._known))
-        self._parts[token] = parts
-        return token
+        operands = (left, right)
+        if operands not in self._known:
+            self._known[operands] = token = -2 - len(self._known)
+            self._operands[token] = operands
+        return self._known[operands]
 
-    def same(self, want: int, have: int) -> bool:
-        """Whether the token ``have`` is what the contract calls ``want``."""
-        if not self._contract.is_reduction(want):
-            return want == have
-        parts = list(self._parts.get(have, (have,)))
-        if self._contract.commutative:
-            parts.sort()
-        return parts == self._contract.contributors(want)
+    def order(self, want: int, have: int) -> Order | None:
+        """The order in which the token ``have`` combines what the reduction ``want`` is of, each contribution once;
+        None if it does not."""
+        parts, due = self.parts(have), self._contract.contributors(want)
+        if parts != due:
+            return Order.ANY if sorted(parts) == due else None
+        return Order.FIXED if have == fixed_tree(due, self.add) else Order.RANK
+
+    def parts(self, token: int) -> list[int]:
+        """What the value is made of, in order."""
+        found, todo = [], [token]
+        while todo:
+            operands = self._operands.get(last := todo.pop())
+            if operands is None:
+                found.append(last)
+            else:
+                todo += reversed(operands)
+        return found
+
+    def block_of(self, token: int) -> int:
+        """The number of the block that a value is of."""
+        while token in self._operands:
+            token = self._operands[token][0]
+        return self._contract.block_of(token)
 
     def describe(self, token: int) -> str:
         """The token in words."""
-        parts = self._parts.get(token)
-        return " + ".join(map(self._contract.describe, parts)) if parts else self._contract.describe(token)
+        return " + ".join(map(self._contract.describe, self.parts(token)))
+
+    def tree(self, token: int) -> str:
+        """The tree in numbers of ranks: "(0 + 1) + 2"."""
+        operands = self._operands.get(token)
+        if operands is None:
+            return str(self._contract.rank_of(token))
+        left, right = (f"({self.tree(each)})" if each in self._operands else self.tree(each) for each in operands)
+        return f"{left} + {right}"

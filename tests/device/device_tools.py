@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,19 +16,11 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.cli import main
-from hiercoll.cuda.arrays import Producers
 from hiercoll.cuda.device import copy_shape, reduction_shape
-from hiercoll.cuda.memory import DeviceMemory
-from hiercoll.errors import PlanError
-from hiercoll.memory import BlockLayout, HostMemory, Memory, Reduction
-from hiercoll.runtime import plan as executor
-from hiercoll.runtime.addresses import NAMES, Addresses
-from hiercoll.runtime.binding import Binding
+from hiercoll.memory import BlockLayout, Reduction
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
-from hiercoll.schedule import RECV, SEND, Get, Schedule
-from hiercoll.schedule.lowering import lower
-from hiercoll.schedule.transports import DIRECT, Transport
+from hiercoll.schedule import RECV, SEND, Get
 from hiercoll.tables import Choice, Entry, Table, Variant, load
 from hiercoll.tools.bench import Bench
 from hiercoll.tools.measuring import Contest
@@ -96,63 +86,40 @@ def test_tools_bench_and_tune_commands(
     assert RANK or {"staged", "peer"} <= set(told[0].split())
 
 
-def addresses_of(comm: MPI.Intracomm, schedule: Schedule, memory: DeviceMemory, places: dict[Any, int]) -> Addresses:
-    """As plans have them."""
-    session = get_session(comm)
-    own = {name: places[name] for name in NAMES if name in schedule.offered}
-    wanted = [(op.peer, op.source.buffer) for op in schedule.ops if isinstance(op, Get)]
-    least = partial(session.agreement.least, what="addresses")
-    lanes = session.topology.lane_of
-    return Addresses(RANK, lanes, session.node.size, memory, own, wanted, session.node.Allgather, least)
-
-
-HOW = {"host": None, "direct": Transport(False, 0), "staged": Transport(False, 1), "peer": Transport(True, 1)}
-
-
 @pytest.mark.parametrize("layout", layouts())
-@pytest.mark.parametrize("way", HOW)
-def test_plans_with_reductions(
-    machine: Machine, on_layout: Callable[[str], MPI.Intracomm], way: str, layout: str
+@pytest.mark.parametrize("transport", ["direct", "staged", "staged:2", "peer"])
+@pytest.mark.parametrize("algorithm", REGISTRY["allreduce"])
+def test_tools_reductions(
+    machine: Machine, on_layout: Callable[[str], MPI.Intracomm], algorithm: str, transport: str, layout: str
 ) -> None:
-    """Plans of a schedule with reductions, on the host too, bound by hand: no call makes one yet."""
-    why = machine.why_no_peers() if way == "peer" else machine.why_not_direct() if way == "direct" else ""
+    """Elements of a device are combined there, whatever way they go; vectors need not divide by the number of ranks."""
+    why = machine.why_no_peers() if transport == "peer" else machine.why_not_direct() if transport == "direct" else ""
     if why:
         pytest.skip(why)
-    transport, comm, how, items = HOW[way], on_layout(layout), Reduction(np.dtype("i4"), "sum"), 6
+    comm = on_layout(layout)
     topology = hiercoll.get_topology(comm)
-    emit = partial(REGISTRY["allreduce"]["ring"].schedule, topology, params={}, inplace=False)
-    schedule = (transport or DIRECT).schedule(emit, topology, RANK)
-    memory: Memory = DeviceMemory(machine.device) if transport else HostMemory()
-    values = np.arange(SIZE * items, dtype="i4") + RANK
-    send, recv = (machine.put(v) if transport else v for v in (values.copy(), np.full_like(values, -1)))
-    addresses = [address_of(array) if transport else array.ctypes.data for array in (send, recv)]
-    (scratch, one), (host, two) = (
-        memory.allocate(schedule.scratch * items * 4),
-        memory.allocate_host(schedule.host * items * 4),
-    )
-    places: dict[Any, int] = dict(zip(("send", "recv", "scratch", "host"), (*addresses, scratch, host), strict=True))
-    peers = None
-    if transport and transport.peer:
-        assert isinstance(memory, DeviceMemory)
-        peers = addresses_of(comm, schedule, memory, places)
-    block = BlockLayout(items * 4, 4, schedule.segments)
-    binding = Binding(comm, topology.lane_of, memory, block, places, 0, peers=peers)
-    plan = executor.plan_of(lower(schedule), replace(binding, reduction=how), "allreduce")
-    if transport:
-        plan.producers, plan.tell = Producers(None, (send, recv)), peers.tell if peers else None
-    for salt in (0, 1):
-        if transport:
-            machine.fill(send, values + np.int32(salt))
-        else:
-            send += salt
-        plan()
-        expected = SIZE * (np.arange(SIZE * items) + salt) + SIZE * (SIZE - 1) // 2
-        np.testing.assert_array_equal(machine.get(recv) if transport else recv, expected)
-    plan.free()
-    assert one is not None and two is not None
-    if SIZE > 1:
-        with pytest.raises(PlanError, match=r"Binding\.reduction"):
-            executor.plan_of(lower(schedule), binding, "allreduce")
+    for items, op, numpy_op in ((6 * SIZE, MPI.SUM, np.add), (6 * SIZE, MPI.MAX, np.maximum)):
+        values = [np.arange(items, dtype="i4") * (1 + rank) for rank in range(SIZE)]
+        want = reduce(numpy_op, values)
+        send, recv = machine.put(values[RANK]), machine.put(np.full(items, -1, "i4"))
+        for salt in (0, 1):
+            machine.fill(send, values[RANK] + np.int32(salt))
+            if transport == "staged:2" and algorithm == "hierarchical" and max(topology.node_sizes) > 1:
+                with pytest.raises(hiercoll.ConstraintError, match="without segments and flags"):
+                    hiercoll.allreduce(comm, send, recv, algorithm=algorithm, transport=transport)
+                return
+            hiercoll.allreduce(comm, send, recv, op=op, algorithm=algorithm, transport=transport)
+            expected = want + (SIZE * salt if op == MPI.SUM else salt)
+            np.testing.assert_array_equal(machine.get(recv), expected)
+
+
+def test_tools_reductions_that_a_device_cannot_do(machine: Machine, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """Typed errors, before data move."""
+    comm = on_layout(f"1x{SIZE}")
+    send, recv = machine.put(np.ones(6, "i4")), machine.put(np.full(6, -1, "i4"))
+    with pytest.raises(hiercoll.BufferTypeError, match="op: expected SUM, PROD, MIN or MAX of plain numbers"):
+        hiercoll.allreduce(comm, send, recv, op=MPI.BXOR)
+    np.testing.assert_array_equal(machine.get(recv), -1)
 
 
 SCATTERED = [7, 0, 3, 5]

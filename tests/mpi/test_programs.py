@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll.collectives import COLLECTIVES, Holds, InPlace
 
 RANK, SIZE = WORLD.rank, WORLD.size
 PROGRAMS = 500 if SIZE == 3 else 60
-KINDS = ("alltoall", "allgather", "alltoallv", "allgatherv")
+KINDS = (
+    "alltoall",
+    "allgather",
+    "alltoallv",
+    "allgatherv",
+    "allreduce",
+    "reduce_scatter",
+    "reduce",
+    "gather",
+    "scatter",
+)
 
 
 class Step(NamedTuple):
@@ -68,49 +79,72 @@ class Case:
 
     def __init__(self, step: Step, comm: MPI.Intracomm) -> None:
         size, rank = comm.size, comm.rank
+        self.step, self.record, self.root = step, COLLECTIVES[step.kind], step.salt % size
+        self.alone = self.record.is_rooted and rank != self.root  # has one of the buffers only
         table = np.random.default_rng(step.salt).integers(0, step.items + 1, (size, size))
-        self.step, uneven = step, step.kind.endswith("v")
+        uneven = not self.record.is_even
         if uneven and step.inplace and step.kind == "alltoallv":
             table = table + table.T
         if step.kind == "allgatherv":
             table = np.broadcast_to(table[:, :1], (size, size))
         if not uneven:
             table = np.full((size, size), step.items)
-        out = table[rank] if step.kind.startswith("alltoall") else table[rank, :1]
-        into = table[:, rank]
-        self.send = (np.arange(out.sum()) * 7 + 31 * rank + step.salt).astype(step.dtype)
+        out = table[rank] if self.record.send is Holds.EACH else table[rank, :1]
+        into = table[:, rank] if self.record.recv is Holds.EACH else table[:1, rank]
+        self.due = int(into.sum())
+        if step.kind == "reduce_scatter" and step.inplace:
+            into = table[:, rank]
+        self.send = ((np.arange(out.sum()) * 7 + 31 * rank + step.salt) % 50).astype(step.dtype)
         self.recv = np.full(into.sum(), 99, step.dtype)
-        if step.inplace:
-            own = slice(None) if step.kind.startswith("alltoall") else slice(into[:rank].sum(), into[: rank + 1].sum())
-            self.recv[own] = self.send
+        if step.inplace and not self.alone:
+            own = slice(into[:rank].sum(), into[: rank + 1].sum())
+            if step.kind == "scatter":
+                self.recv = self.send[out[:rank].sum() : out[: rank + 1].sum()]
+            else:
+                self.recv[own if self.record.in_place is InPlace.OWN or step.kind == "gather" else slice(None)] = (
+                    self.send
+                )
         self.expected = self.recv.copy()
         self.out, self.into = out, into
 
-    def arguments(self, recv: Any) -> tuple[Any, Any]:
+    def arguments(self, recv: Any) -> tuple[list[Any], dict[str, Any]]:
         """As mpi4py takes them."""
-        send: Any = MPI.IN_PLACE if self.step.inplace else self.send
-        if self.step.kind == "alltoallv" and not self.step.inplace:
-            send = [self.send, self.out]
-        return send, [recv, self.into] if self.step.kind.endswith("v") else recv
+        send, step = self.send, self.step
+        more: dict[str, Any] = {"root": self.root} if self.record.root else {}
+        if self.record.operation:
+            more["op"] = MPI.MAX if step.dtype == "u1" else MPI.SUM  # sums of bytes may stop at 255
+        if not self.record.is_even:
+            sent: Any = [send, self.out] if step.kind == "alltoallv" else send
+            return [MPI.IN_PLACE if step.inplace else sent, [recv, self.into]], more
+        if step.inplace and not self.alone:
+            return [send, MPI.IN_PLACE] if step.kind == "scatter" else [MPI.IN_PLACE, recv], more
+        if self.alone:
+            return [None, recv] if step.kind == "scatter" else [send, None], more
+        return [send, recv], more
+
+    def check(self) -> None:
+        """What is due has come, and nothing else."""
+        end = self.due if self.step.kind == "reduce_scatter" else len(self.recv)
+        np.testing.assert_array_equal(self.recv[:end], self.expected[:end], err_msg=str(self.step))
 
 
 def perform(case: Case, ours: MPI.Intracomm) -> Callable[[], Any] | None:
     """Do the step; what completes it, if it is under way."""
-    kind, send, recv = case.step.kind, *case.arguments(case.recv)
+    kind, record, (buffers, more) = case.step.kind, case.record, case.arguments(case.recv)
     if case.step.mode == "blocking":
-        getattr(hiercoll, kind)(ours, send, recv)
+        getattr(hiercoll, kind)(ours, *buffers, **more)
     elif case.step.mode == "drop-in":
-        getattr(hiercoll.Intracomm(ours), kind.capitalize())(send, recv)
+        getattr(hiercoll.Intracomm(ours), record.native)(*buffers, **more)
     elif case.step.mode == "background":
-        return getattr(hiercoll, f"i{kind}")(ours, send, recv).wait  # type: ignore[no-any-return]
+        return getattr(hiercoll, f"i{kind}")(ours, *buffers, **more).wait  # type: ignore[no-any-return]
     elif case.step.mode == "request":
-        return getattr(hiercoll.Intracomm(ours), f"I{kind}")(send, recv).Wait  # type: ignore[no-any-return]
+        return getattr(hiercoll.Intracomm(ours), record.nonblocking)(*buffers, **more).Wait  # type: ignore[no-any-return]
     elif case.step.mode == "persistent":
-        request = getattr(hiercoll.Intracomm(ours), f"{kind.capitalize()}_init")(send, recv)
+        request = getattr(hiercoll.Intracomm(ours), record.persistent)(*buffers, **more)
         request.Start()
         return lambda: (MPI.Request.Waitall([request]), request.Free())
     else:
-        plan = getattr(hiercoll, f"{kind}_init")(ours, send, recv)
+        plan = getattr(hiercoll, f"{kind}_init")(ours, *buffers, **more)
         plan.start()
         return lambda: (plan.wait(), plan.free())
     return None
@@ -127,11 +161,11 @@ def test_random_programs(communicators: list[tuple[MPI.Intracomm, MPI.Intracomm]
     for step in program:
         ours, plain = communicators[step.communicator % len(communicators)]
         case = Case(step, ours)
-        send, recv = case.arguments(case.expected)
-        getattr(plain, step.kind.capitalize())(send, recv)
+        buffers, more = case.arguments(case.expected)
+        getattr(plain, case.record.native)(*buffers, **more)
         complete = perform(case, ours)
         if complete is None:
-            np.testing.assert_array_equal(case.recv, case.expected, err_msg=str(step))
+            case.check()
         else:
             under_way.append((case, complete))
         for _ in range(min(step.completes, len(under_way))):
@@ -144,4 +178,4 @@ def finish(pair: tuple[Case, Callable[[], Any]]) -> None:
     """Complete a call, and look at its data."""
     case, complete = pair
     complete()
-    np.testing.assert_array_equal(case.recv, case.expected, err_msg=str(case.step))
+    case.check()

@@ -41,7 +41,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from hiercoll.collectives import Contract
+from hiercoll.collectives import Contract, Order
 from hiercoll.schedule import Copy, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait, reads, writes
 from hiercoll.topology import Topology
 
@@ -375,10 +375,10 @@ class _Machine:
         elif isinstance(op, Copy | Reduce) and ending:
             self._write(run, i, run.held.pop(2 * i))
         elif isinstance(op, Recv | Copy | Reduce):
+            if not isinstance(op, Recv):  # which may write what it reads, block by block
+                run.held[2 * i] = self._combined(run, i)
             for cell in self.targets[i]:
                 run.memory[cell] = GARBAGE
-            if not isinstance(op, Recv):
-                run.held[2 * i] = self._combined(run, i)
 
     def _send(self, run: _Run, i: int, ending: bool) -> None:
         """A send keeps what it read twice: for itself until it ends, and for its receive."""
@@ -401,7 +401,7 @@ class _Machine:
         if len(operands) == 1:
             return operands[0]
         sums = [left + right for left, right in zip(*operands, strict=True)]
-        return [tuple(sorted(value)) for value in sums] if self.contract.commutative else sums
+        return [tuple(sorted(value)) for value in sums] if self.contract.order is Order.ANY else sums
 
     def _read(self, run: _Run, i: int, cells: list[int]) -> list[Value]:
         values = [run.memory[cell] for cell in cells]

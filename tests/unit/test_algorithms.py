@@ -8,27 +8,18 @@ import re
 from math import ceil, log2
 
 import pytest
+from entries import each_entry, entries_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY, Algorithm
-from hiercoll.collectives import COLLECTIVES, Contract
+from hiercoll.collectives import COLLECTIVES, Contract, Order
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import RankCounts, count_rank
 from hiercoll.model.simulate import count_rounds
 from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags, writes
 from hiercoll.tools.proving import generate, prove
 from hiercoll.topology import Topology, parse_layout
-
-ENTRIES = [entry for entries in REGISTRY.values() for entry in entries.values()]
-IDS = [f"{entry.collective} {entry.name}" for entry in ENTRIES]
-each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=IDS)
-
-
-def entries_of(*collectives: str, but: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """As `each_entry`, for those of some collectives, without some algorithms."""
-    chosen = [entry for entry in ENTRIES if entry.collective in collectives and entry.name not in but]
-    return pytest.mark.parametrize("entry", chosen, ids=[f"{entry.collective} {entry.name}" for entry in chosen])
 
 
 def schedules_of(entry: Algorithm, topology: Topology, **params: int | str) -> list[Schedule]:
@@ -250,3 +241,33 @@ def test_errors() -> None:
         neighbours.schedule(parse_layout("1x3"), 2)
     with pytest.raises(ConstraintError, match="separate send and receive buffers"):
         get_algorithm("alltoall", "pairwise").schedule(parse_layout("1x2"), 0, inplace=True)
+
+
+REDUCTIONS = [record.name for record in COLLECTIVES.values() if record.operation]
+
+
+@entries_of(*REDUCTIONS)
+def test_orders_of_reductions(entry: Algorithm) -> None:
+    """What an algorithm states is what its schedules are proved to have; more is refused."""
+    for layout in ("1x1", "1x2", "2x3", "2x4", "3+2", "2x2:cyclic", "1+2+1"):
+        topology = parse_layout(layout)
+        for params in entry.variants():
+            if entry.refusal(topology, params) is not None:
+                continue
+            stated = entry.order(topology, params)
+            assert prove(entry.collective, entry.name, params, topology).require().order is stated, (params, layout)
+            for order in Order:
+                if order > stated:
+                    with pytest.raises(ConstraintError, match=f"expected order {stated.name.lower()!r}"):
+                        entry.schedule(topology, 0, params, order=order)
+
+
+@each_entry
+def test_nodes_share_memory_together(entry: Algorithm) -> None:
+    """All ranks make windows together: where one asks for a shared buffer, all do."""
+    for layout in ("2x3", "3+1", "1+2+1"):
+        topology = parse_layout(layout)
+        for params in entry.variants():
+            if entry.refusal(topology, params) is None:
+                schedules = generate(entry.collective, entry.name, params, topology)
+                assert len({schedule.shared > 0 for schedule in schedules}) == 1, (params, layout)

@@ -25,6 +25,7 @@ from hiercoll.runtime.binding import Binding
 from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories
+from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_request
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
@@ -45,7 +46,8 @@ RANKS = 4
 DATA = Data(4096, RANKS, 64, np.dtype("f8"))
 SIZES, AT = np.array([8, 0, 16, 24]), np.array([0, 8, 8, 24])
 UNEVEN = Data(4096, RANKS, 0, MPI.DOUBLE, None, SIZES, AT)
-EVEN = Request(ALLTOALL, DATA._replace(address=8192), DATA, 0, 64, Variant("bruck", {"radix": 2}), operation="sum")
+SUM = Operation(MPI.SUM, MPI.DOUBLE, 8, "SUM of float64", True, False)
+EVEN = Request(ALLTOALL, DATA._replace(address=8192), DATA, 0, 64, Variant("bruck", {"radix": 2}), operation=SUM)
 VARYING = Request(ALLTOALLV, UNEVEN._replace(address=8192), UNEVEN, 0, 0, Variant("pairwise"), limit=4096)
 
 
@@ -65,7 +67,9 @@ CHANGED = {
     "memory": replace(EVEN, memory="cuda"),
     "place": replace(EVEN, received=DATA._replace(place="cuda:1")),
     "in place": replace(EVEN, sent=None),
-    "operation": replace(EVEN, operation="max"),
+    "operation": replace(EVEN, operation=replace(SUM, op=MPI.MAX, name="MAX of float64")),
+    "operation of the same name": replace(EVEN, operation=replace(SUM, op=MPI.MAX)),
+    "datatype of the operation": replace(EVEN, operation=replace(SUM, datatype=MPI.INT64_T)),
     "send address": replace(EVEN, sent=DATA._replace(address=8200)),
     "recv address": replace(EVEN, received=DATA._replace(address=4104)),
     "send type": replace(EVEN, sent=DATA._replace(address=8192, type=np.dtype("i8"))),

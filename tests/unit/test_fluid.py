@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
+from entries import each_entry, small_systems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -372,19 +373,12 @@ def test_nothing_is_faster_than_its_links(
     assert seconds <= longest
 
 
-ENTRIES = [REGISTRY[name][each] for name in ("alltoall", "allgather", "bcast") for each in REGISTRY[name]]
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=[f"{e.collective} {e.name}" for e in ENTRIES])
+@each_entry
 def test_every_algorithm_ends(entry: Algorithm) -> None:
     """In all variants, small and large. Many bytes take longer; with a few, messages may come in a better order."""
-    for layout in ("2x3", "3+2"):
-        topology = parse_layout(layout)
-        for params in entry.variants():
-            if entry.refusal(topology, params) is None:
-                schedules = generate(entry.collective, entry.name, params, topology)
-                found = [flow_seconds(schedules, topology, block, Machine("any")) for block in (0, 64, 1 << 20)]
-                assert 0 < found[0] <= 1.1 * found[1] < found[2] < 1, (params, layout)
+    for topology, params, schedules in small_systems(entry):
+        found = [flow_seconds(schedules, topology, block, Machine("any")) for block in (0, 64, 1 << 20)]
+        assert 0 < found[0] <= 1.1 * found[1] < found[2] < 1, (params, topology)
 
 
 @pytest.mark.parametrize("transport", [Transport(peer=True), Transport(segments=1, shared=True)], ids=str)

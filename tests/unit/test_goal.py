@@ -7,8 +7,9 @@ from collections import Counter
 from graphlib import TopologicalSorter
 
 import pytest
+from entries import each_entry, small_systems
 
-from hiercoll.algorithms import REGISTRY, Algorithm
+from hiercoll.algorithms import Algorithm
 from hiercoll.errors import ArgumentError, ScheduleError
 from hiercoll.model.goal import to_goal
 from hiercoll.model.machine import Machine, Parameters
@@ -89,30 +90,22 @@ def sizes(schedules: list[Schedule], block: int) -> Counter[tuple[int, int, int]
     return found
 
 
-ENTRIES = [REGISTRY[name][each] for name in ("alltoall", "allgather", "bcast", "allreduce") for each in REGISTRY[name]]
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=[f"{e.collective} {e.name}" for e in ENTRIES])
+@each_entry
 def test_every_algorithm_can_be_read_back(entry: Algorithm) -> None:
     """In all variants; operations, dependencies and bytes are those of the schedules."""
-    for layout in ("2x3", "3+2"):
-        topology = parse_layout(layout)
-        for params in entry.variants():
-            if entry.refusal(topology, params) is not None:
-                continue
-            schedules = generate(entry.collective, entry.name, params, topology)
-            goal = Goal(to_goal(schedules, topology, 120))
-            goal.check()
-            assert goal.ranks == topology.size and goal.blocks == list(range(topology.size))
-            found = Counter({key: size for key, (size, _) in goal.ends("send").items()})
-            assert +found == +sizes(schedules, 120)
-            for s in schedules:
-                for index, op in enumerate(s.ops):
-                    before = {(s.rank, f"l{dep + 1}") for dep in op.deps}
-                    assert before <= goal.after[s.rank, f"l{index + 1}"]
-                    assert (goal.ops[s.rank, f"l{index + 1}"]["ns"] is None) == isinstance(op, MESSAGES)
-                    if isinstance(op, Join):
-                        assert goal.ops[s.rank, f"l{index + 1}"]["ns"] == "0"
+    for topology, _, schedules in small_systems(entry):
+        goal = Goal(to_goal(schedules, topology, 120))
+        goal.check()
+        assert goal.ranks == topology.size and goal.blocks == list(range(topology.size))
+        found = Counter({key: size for key, (size, _) in goal.ends("send").items()})
+        assert +found == +sizes(schedules, 120)
+        for s in schedules:
+            for index, op in enumerate(s.ops):
+                before = {(s.rank, f"l{dep + 1}") for dep in op.deps}
+                assert before <= goal.after[s.rank, f"l{index + 1}"]
+                assert (goal.ops[s.rank, f"l{index + 1}"]["ns"] is None) == isinstance(op, MESSAGES)
+                if isinstance(op, Join):
+                    assert goal.ops[s.rank, f"l{index + 1}"]["ns"] == "0"
 
 
 @pytest.mark.parametrize("transport", [Transport(peer=True), Transport(segments=1, shared=True)], ids=str)

@@ -12,13 +12,15 @@ from hiercoll.schedule.transports import staged
 
 
 def relayed(scratch: int = 0) -> Schedule:
-    """A rank that passes on two of three blocks, by way of the node's buffer."""
+    """A rank that passes on two of three blocks, by way of the node's buffer, and so many by way of scratch."""
     b = Builder(0, blocks=3)
     shared = b.shared(2, [(0, 2), (0, 0)])
-    b.scratch(scratch)
+    piece = b.scratch(scratch)
     got = b.recv(1, RECV[[2, 0]])
     b.copy(RECV[[2, 0]], shared[0:2], after=[got])
     b.send(2, RECV[1:3], after=[got])
+    if scratch:
+        b.recv(3, piece[0:scratch])
     return b.build()
 
 
@@ -28,15 +30,18 @@ def test_even() -> None:
     assert layout == BlockLayout(4) and (block, shared) == (4, 8)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 2, 4, 5, 10, 1000])
-def test_blocks_cover_the_vector(nbytes: int) -> None:
-    """In order, without gaps, none longer than a byte more than another; the same bytes in other buffers."""
-    layout, block, shared = vector_layout(relayed(), nbytes)
+@pytest.mark.parametrize("item", [1, 3, 8])
+@pytest.mark.parametrize("items", [0, 1, 2, 4, 5, 7, 10, 1000])
+def test_blocks_cover_the_vector(items: int, item: int) -> None:
+    """In order, without gaps, cut between items, as long as the first but for the last ones; the same bytes in other
+    buffers."""
+    layout, block, shared = vector_layout(relayed(), items * item, item)
     places = [layout.runs(RECV[index]) for index in range(3)]
     lengths = [sum(length for _, length in runs) for runs in places]
-    assert sum(lengths) == nbytes and max(lengths) == block <= min(lengths) + 1
-    assert layout.runs(RECV[0:3]) == ([(0, nbytes)] if nbytes else []) or nbytes % 3 == 0
-    assert shared == lengths[2] + lengths[0]
+    assert sum(lengths) == items * item and not any(length % item for length in lengths)
+    assert lengths[0] == block < (items / 3 + 1) * item and sorted(lengths, reverse=True) == lengths
+    assert layout.runs(RECV[0:3]) == ([(0, items * item)] if items else []) or items % 3 == 0
+    assert shared == 2 * block
     assert [sum(n for _, n in layout.runs(SHARED[index])) for index in (0, 1)] == [lengths[2], lengths[0]]
 
 
@@ -45,11 +50,25 @@ def test_messages_by_way_of_the_host() -> None:
     schedule = staged(relayed())
     layout, block, _ = vector_layout(schedule, 11)
     assert isinstance(layout, UnevenLayout) and schedule.host == 4 and block == 4
-    assert [length for index in range(4) for _, length in layout.runs(HOST[index])] == [4, 3, 4, 4]
-    assert layout.runs(HOST[0:4]) == [(0, 15)]
+    assert [length for index in range(4) for _, length in layout.runs(HOST[index])] == [3, 4, 4, 3]
+    assert layout.runs(HOST[0:4]) == [(0, 14)]
 
 
 def test_scratch() -> None:
-    """Of whatever blocks: there, they must be of one size."""
-    with pytest.raises(ConstraintError, match="buf: expected a multiple of 3 bytes"):
-        vector_layout(relayed(1), 11)
+    """Of which nothing is said: there, blocks must be of one size."""
+    with pytest.raises(ConstraintError, match="buf: expected a multiple of 6 bytes"):
+        vector_layout(relayed(1), 22, 2)
+
+
+def test_scratch_like_blocks() -> None:
+    """As long as the blocks, or parts of blocks, that are named; those in slots side by side lie together."""
+    b = Builder(0, segments=2, blocks=4)
+    piece = b.scratch(3)
+    b.recv(1, piece[0:3].of([1, 2, 3]))
+    layout, block, _ = vector_layout(b.build(), 7 * 8, 8)
+    assert block == 16
+    assert layout.runs(piece[0:3].of([1, 2, 3])) == [(0, 40)]
+    assert layout.runs(piece[1].of(3)) == [(16, 8)]
+    assert layout.runs(piece[1].of(2).segment(1)) == [(24, 8)]
+    assert layout.runs(piece[1].of(3).segment(0)) == [] and layout.runs(piece[1].of(3).segment(1)) == [(16, 8)]
+    assert list(layout.pairs(RECV[3], piece[0].of(3))) == [(48, 0, 8)]

@@ -10,8 +10,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from entries import each_entry, small_systems
 
-from hiercoll.algorithms import REGISTRY, Algorithm
+from hiercoll.algorithms import Algorithm
 from hiercoll.errors import ArgumentError, ConstraintError
 from hiercoll.model.machine import Machine, Parameters
 from hiercoll.model.simgrid import platform, star, traces
@@ -61,30 +62,22 @@ def replayed(texts: list[str]) -> Counter[tuple[int, int, int, int]]:
     return Counter((*key, size) for key, both in sizes.items() for size in both)
 
 
-ENTRIES = [REGISTRY[name][each] for name in ("alltoall", "allgather", "bcast", "allreduce") for each in REGISTRY[name]]
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=[f"{e.collective} {e.name}" for e in ENTRIES])
+@each_entry
 def test_every_algorithm_can_be_replayed(entry: Algorithm) -> None:
     """But those with flags. Messages and bytes are those of the schedules."""
-    for layout in ("2x3", "3+2"):
-        topology = parse_layout(layout)
-        for params in entry.variants():
-            if entry.refusal(topology, params) is not None:
-                continue
-            schedules = generate(entry.collective, entry.name, params, topology)
-            if any(s.flags for s in schedules):
-                with pytest.raises(ConstraintError, match=r"(Signal|Wait) of rank"):
-                    list(traces(schedules, topology, 120, STAR))
-                continue
-            found = replayed(list(traces(schedules, topology, 120, STAR)))
-            sent = Counter(
-                (s.rank, op.peer, op.tag, op.region.size * 120 // (1 if op.region.part is None else s.segments))
-                for s in schedules
-                for op in s.ops
-                if isinstance(op, Send)
-            )
-            assert found == sent
+    for topology, _, schedules in small_systems(entry):
+        if any(s.flags for s in schedules):
+            with pytest.raises(ConstraintError, match=r"(Signal|Wait) of rank"):
+                list(traces(schedules, topology, 120, STAR))
+            continue
+        found = replayed(list(traces(schedules, topology, 120, STAR)))
+        sent = Counter(
+            (s.rank, op.peer, op.tag, op.region.size * 120 // (1 if op.region.part is None else s.segments))
+            for s in schedules
+            for op in s.ops
+            if isinstance(op, Send)
+        )
+        assert found == sent
 
 
 def test_a_trace_in_full() -> None:

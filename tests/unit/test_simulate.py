@@ -7,6 +7,7 @@ from math import ceil, log2
 from typing import TypeAlias
 
 import pytest
+from entries import each_entry
 
 from hiercoll.algorithms import REGISTRY, Algorithm
 from hiercoll.model.cost import Link, Links
@@ -16,8 +17,6 @@ from hiercoll.tools.proving import generate
 from hiercoll.topology import Topology, parse_layout
 
 Fill: TypeAlias = "Callable[[Builder], object]"
-ENTRIES = [entry for entries in REGISTRY.values() for entry in entries.values()]
-each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=[f"{e.collective} {e.name}" for e in ENTRIES])
 
 # Near: 1 s latency, 10 bytes a second. Far: 100 s latency, 1 byte a second. Nothing else takes time.
 LINKS = Links(Link(1.0, 0.1), Link(100.0, 1.0), overhead=0.0, gap=0.0, operation=0.0)

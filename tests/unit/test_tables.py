@@ -173,7 +173,7 @@ BROKEN = [
     ("entries", {}, "entries"),
     ("entries", ..., "entries"),
     ("entries/0", 7, "entries[0]"),
-    ("entries/0/collective", "gather", "entries[0].collective"),
+    ("entries/0/collective", "gossip", "entries[0].collective"),
     ("entries/0/mpi", "", "entries[0].mpi"),
     ("entries/0/mpi", ["MPICH"], "entries[0].mpi"),
     ("entries/0/memory", "disk", "entries[0].memory"),

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from hiercoll.algorithms import get_algorithm
-from hiercoll.collectives import COLLECTIVES, Contract
+from hiercoll.collectives import COLLECTIVES, Contract, Order
 from hiercoll.errors import HiercollError, VerificationError
 from hiercoll.schedule import (
     RECV,
@@ -216,7 +216,7 @@ def test_plain_programs_are_proved(collective: str, p: int) -> None:
     """Any root, one block and several, reductions in rank order."""
     for root in {0, p // 2, p - 1}:
         for blocks in (1, 3):
-            contract = Contract(collective, p, root=root, blocks=blocks, commutative=False)
+            contract = Contract(collective, p, root=root, blocks=blocks, order=Order.RANK)
             proof = verify(program(contract), contract)
             assert proof.ok, proof.findings
             assert proof.operations == sum(len(schedule.ops) for schedule in program(contract))
@@ -1081,13 +1081,19 @@ def summing(*orders: tuple[int, ...]) -> list[Schedule]:
 
 def test_reductions_in_any_order() -> None:
     """Any order will do for commutative operations; for others, only that of the ranks."""
-    given, exact = Contract("allreduce", 3), Contract("allreduce", 3, commutative=False)
+    given, exact = Contract("allreduce", 3), Contract("allreduce", 3, order=Order.RANK)
     ordered = (0, 1, 2)
     assert verify(summing(ordered, ordered, ordered), exact).ok
-    turned = summing(ordered, (2, 0, 1), ordered)
+    turned = summing(*[(2, 0, 1)] * 3)
     assert verify(turned, given).ok
-    finding = refuted(turned, exact, "contract", "must hold the reduction of block 0")
-    assert "block 0 of rank 2 + block 0 of rank 0 + block 0 of rank 1" in finding.message
+    finding = refuted(turned, exact, "contract", "is (2 + 0) + 1, which is not in the order 'rank'")
+    assert place(finding) == (0, None)
+
+
+def test_all_ranks_get_the_same_bits() -> None:
+    """By one expression tree, whatever the order."""
+    turned = summing((0, 1, 2), (2, 0, 1), (0, 1, 2))
+    finding = refuted(turned, Contract("allreduce", 3), "contract", "is (2 + 0) + 1 here, and (0 + 1) + 2 on rank 0")
     assert place(finding) == (1, None)
 
 
@@ -1105,7 +1111,7 @@ def test_reductions_in_any_grouping() -> None:
             b.reduce(a[2], a[3], piece[1])
         b.reduce(piece[0], piece[1], RECV[0])
 
-    assert verify(system(*[fill] * 4), Contract("allreduce", 4, commutative=False)).ok
+    assert verify(system(*[fill] * 4), Contract("allreduce", 4, order=Order.RANK)).ok
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,14 @@ def test_roots() -> None:
 
 
 def test_reductions() -> None:
-    """Sums of bytes, below 256: a contribution that is left out, or counts twice, shows."""
-    load = workload("allreduce", 24, 3)
-    assert np.array_equal(load.due(1), sum(tokens(rank, 0, 24) // 3 for rank in range(3)))
-    assert np.array_equal(load.before(2), tokens(2, 0, 24) // 3)
-    assert np.array_equal(workload("reduce_scatter", 24, 2).due(1), tokens(0, 1, 24) // 2 + tokens(1, 1, 24) // 2)
+    """Exact sums, of single precision or of bytes: a contribution that is left out, or counts twice, shows."""
+    for size, dtype, most in ((24, "f4", (1 << 24) // 3), (23, "u1", 85)):
+        load = workload("allreduce", size, 3)
+        words = [tokens(rank, 0, size).view("u4" if dtype == "f4" else "u1") % most for rank in range(3)]
+        assert load.elements == dtype and np.array_equal(load.before(2).view(dtype), words[2])
+        assert np.array_equal(load.due(1).view(dtype), np.sum(words, axis=0, dtype=np.int64))
+    words = [tokens(rank, 1, 24).view("u4") % (1 << 23) for rank in range(2)]
+    assert np.array_equal(workload("reduce_scatter", 24, 2).due(1).view("f4"), words[0] + words[1])
 
 
 def closed_form(collective: str, topology: Topology, size: int) -> int:

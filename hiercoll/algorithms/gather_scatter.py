@@ -1,0 +1,119 @@
+"""To one rank from all, and from one rank to all: blocks for each, along a tree or at once."""
+
+from __future__ import annotations
+
+from hiercoll.algorithms.bcast import branches, subtree
+from hiercoll.algorithms.registry import register
+from hiercoll.collectives import GATHER, SCATTER
+from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
+from hiercoll.topology import Topology
+
+
+@register(GATHER, auto=({},))
+def binomial_gather(topology: Topology, rank: int, *, root: int) -> Schedule:
+    """Up a binomial tree; the blocks of a subtree travel together.
+
+    Contract: gather.
+
+        node 0: 0 1 2   | 1 -> 0, 3 -> 2, 5 -> 4;  2 -> 0 two blocks;  4 -> 0 two blocks
+        node 1: 3 4 5   | (ranks counted from the root)
+
+    Counts (root; any number of ranks): messages = 0; scratch = 0
+    Constraints: none.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4; Bruck et al. 1997.
+    """
+    p, b = topology.size, Builder(rank)
+    me, ranks = (rank - root) % p, [(root + place) % p for place in range(p)]
+    below = subtree(p, me)
+    if me == 0:
+        b.copy(SEND[0], RECV[root])
+        for peer in branches(p, 0):
+            b.recv(ranks[peer], RECV[[ranks[place] for place in subtree(p, peer)]])
+    elif len(below) == 1:
+        b.send(ranks[me & (me - 1)], SEND[0])
+    else:
+        piece = b.scratch(len(below))
+        here = [b.copy(SEND[0], piece[0])]
+        for peer in branches(p, me):
+            here.append(b.recv(ranks[peer], piece[[place - me for place in subtree(p, peer)]]))
+        b.send(ranks[me & (me - 1)], piece[0 : len(below)], after=here)
+    return in_order(b.build())
+
+
+@register(SCATTER, auto=({},))
+def binomial_scatter(topology: Topology, rank: int, *, root: int) -> Schedule:
+    """Down a binomial tree; the blocks of a subtree travel together.
+
+    Contract: scatter.
+
+        node 0: 0 1 2   | 0 -> 4 two blocks;  0 -> 2 two blocks;  0 -> 1, 2 -> 3, 4 -> 5
+        node 1: 3 4 5   | (ranks counted from the root)
+
+    Counts (root; any number of ranks): messages = ceil(log2(p)); blocks = p-1; scratch = 0
+    Constraints: none.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4.
+    """
+    p, b = topology.size, Builder(rank)
+    me, ranks = (rank - root) % p, [(root + place) % p for place in range(p)]
+    below = subtree(p, me)
+    if me == 0:
+        for peer in branches(p, 0):
+            b.send(ranks[peer], SEND[[ranks[place] for place in subtree(p, peer)]])
+        b.copy(SEND[root], RECV[0])
+    elif len(below) == 1:
+        b.recv(ranks[me & (me - 1)], RECV[0])
+    else:
+        piece = b.scratch(len(below))
+        here = [b.recv(ranks[me & (me - 1)], piece[0 : len(below)])]
+        for peer in branches(p, me):
+            b.send(ranks[peer], piece[[place - me for place in subtree(p, peer)]], after=here)
+        b.copy(piece[0], RECV[0], after=here)
+    return in_order(b.build())
+
+
+@register(GATHER, auto=({},))
+def linear_gather(topology: Topology, rank: int, *, root: int) -> Schedule:
+    """Every rank sends its block to the root.
+
+    Contract: gather.
+
+        node 0: 0 1 2   | 1 -> 0, 2 -> 0, 3 -> 0, 4 -> 0, 5 -> 0  (to root 0)
+        node 1: 3 4 5   |
+
+    Counts (root; any number of ranks): messages = 0; scratch = 0
+    Constraints: none.
+    Reference: MPI 4.1, section 6.5 (its definition).
+    """
+    b = Builder(rank)
+    if rank == root:
+        for peer in range(topology.size):
+            if peer != root:
+                b.recv(peer, RECV[peer])
+        b.copy(SEND[0], RECV[root])
+    else:
+        b.send(root, SEND[0])
+    return in_order(b.build())
+
+
+@register(SCATTER, auto=({},))
+def linear_scatter(topology: Topology, rank: int, *, root: int) -> Schedule:
+    """The root sends its block to every rank.
+
+    Contract: scatter.
+
+        node 0: 0 1 2   | 0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4, 0 -> 5  (from root 0)
+        node 1: 3 4 5   |
+
+    Counts (root; any number of ranks): messages = p-1; blocks = p-1; scratch = 0
+    Constraints: none.
+    Reference: MPI 4.1, section 6.6 (its definition).
+    """
+    b = Builder(rank)
+    if rank == root:
+        for peer in range(topology.size):
+            if peer != root:
+                b.send(peer, SEND[peer])
+        b.copy(SEND[root], RECV[0])
+    else:
+        b.recv(root, RECV[0])
+    return in_order(b.build())

@@ -1,0 +1,153 @@
+"""Reductions to one rank, and reductions whose result is scattered."""
+
+from __future__ import annotations
+
+from hiercoll.algorithms.allreduce import Line, Part, combined, folded, over_tree
+from hiercoll.algorithms.registry import Parameter, grid, register
+from hiercoll.collectives import REDUCE, REDUCE_SCATTER, Order
+from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
+from hiercoll.topology import Topology
+
+SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1)
+
+
+@register(REDUCE, SEGMENTS, order=Order.FIXED, auto=({},), search=lambda topology: grid(segments=(2, 4, 8)))
+def binomial_reduce(topology: Topology, rank: int, *, root: int, segments: int) -> Schedule:
+    """Along a binomial tree to rank 0, and from there to the root.
+
+    Contract: reduce in the fixed order; the vector is one block.
+
+        node 0: 0 1 2   | p=6: 1 -> 0, 3 -> 2;  2 -> 0, 5 -> 4;  4 -> 0;  0 -> root
+        node 1: 3 4 5   |
+
+    More ranks than a power of two: the first ones are combined in pairs before. Operands are in
+    the order of ranks, so that the tree cannot begin at another root.
+    Counts (root; p a power of two): messages = 0; blocks = 0
+    Constraints: none.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4.4.
+    """
+    b, p = Builder(rank, segments), topology.size
+    line = Line.of(range(p), rank)
+    spare, own = b.scratch(1)[0].of(0), b.scratch(1)[0].of(0)
+    target = RECV[0] if rank == root == 0 else own
+    for number in range(segments):
+        tag = number * (p.bit_length() + 2)
+        if segments == 1:
+            _to_root(b, line, root, target, spare, tag)
+        else:
+            with b.segment(number):
+                _to_root(b, line, root, target, spare, tag)
+    return in_order(b.build())
+
+
+def _to_root(b: Builder, line: Line, root: int, target: Region, spare: Region, tag: int) -> None:
+    """A vector, or a part of each of its blocks."""
+    takes_part, part = folded(b, line, Part(SEND[0], []), target, spare, tag)
+    for step, distance in enumerate(line.distances() if takes_part else [], tag + 1):
+        if line.place & distance:
+            b.send(line.rank(line.place - distance), part.region, tag=step, after=part.after)
+            break
+        came = [b.recv(line.rank(line.place + distance), spare, tag=step, after=part.after)]
+        part = combined(b, part, spare, came, target, is_first=False)
+    last = tag + len(line.distances()) + 1
+    if b.rank == 0 != root:
+        b.send(root, part.region, tag=last, after=part.after)
+    elif b.rank == root != 0:
+        b.recv(0, RECV[0], tag=last, after=[])
+    elif b.rank == root and not part.after:
+        b.copy(SEND[0], RECV[0])
+
+
+@register(REDUCE_SCATTER, in_place=True, order=Order.FIXED, auto=({},))
+def direct_reduce_scatter(topology: Topology, rank: int) -> Schedule:
+    """Every rank gets its block of all ranks, and combines them.
+
+    Contract: reduce_scatter in the fixed order.
+
+        node 0: 0 1 2   | every rank -> every other: the block that is the other's
+                |X|X|   |
+        node 1: 3 4 5   |
+
+    Counts: messages = p-1; blocks = p-1; scratch = p-1
+    Constraints: none.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4.3 (pairwise exchange); operands kept for the fixed tree.
+    """
+    b, p = Builder(rank), topology.size
+    spare, others = b.scratch(p - 1), [(rank + step) % p for step in range(1, p)]
+    parts = {rank: Part(SEND[rank], [])}
+    for slot, peer in enumerate(others):
+        parts[peer] = Part(spare[slot].of(rank), [b.recv(peer, spare[slot].of(rank))])
+    sent = {peer: b.send(peer, SEND[peer]) for peer in others}
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+    else:  # in place, block 0 lies where the result comes to lie
+        over_tree(b, [parts[each] for each in range(p)], RECV[0], [sent[0]] if rank else [])
+    return in_order(b.build())
+
+
+@register(REDUCE_SCATTER, order=lambda topology, params: Order.FIXED if topology.size < 3 else Order.ANY, auto=({},))
+def pairwise_reduce_scatter(topology: Topology, rank: int) -> Schedule:
+    """In step k, rank i gets its block from rank i-k, and adds it.
+
+    Contract: reduce_scatter in any order.
+
+        node 0: 0 1 2   | k = 1: 0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 0;  k = 2: 0 -> 2, 1 -> 3, ...
+        node 1: 3 4 5   |
+
+    Counts: messages = p-1; blocks = p-1; scratch = 1 if p > 1 else 0
+    Constraints: none. Not in place.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4.3.
+    """
+    b, p = Builder(rank), topology.size
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+        return b.build()
+    spare, part = b.scratch(1)[0].of(rank), Part(SEND[rank], [])
+    for step in range(1, p):
+        out, into = (rank + step) % p, (rank - step) % p
+        came = [b.recv(into, spare, after=part.after), b.send(out, SEND[out], after=part.after)]
+        part = combined(b, part, spare, came, RECV[0], is_first=into < rank)
+    return in_order(b.build())
+
+
+@register(REDUCE_SCATTER, order=Order.FIXED, auto=({},))
+def recursive_halving_reduce_scatter(topology: Topology, rank: int) -> Schedule:
+    """Ranks 1, 2, 4, ... apart exchange the half of the blocks that is for the other's side.
+
+    Contract: reduce_scatter in the fixed order.
+
+        node 0: 0 1 2   | p=6, in pairs 1 -> 0, 3 -> 2;  0 <-> 2, 4 <-> 5: every other block of
+        node 1: 3 4 5   |      those of the pairs;  0 <-> 4, 2 <-> 5;  0 -> 1, 2 -> 3
+
+    Counts (p a power of two): messages = log2(p); blocks = p-1
+    Constraints: none. Not in place.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4.3.
+    """
+    b, p = Builder(rank), topology.size
+    line = Line.of(range(p), rank)
+    place_of = [block // 2 if block < 2 * line.pairs else block - line.pairs for block in range(p)]
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+        return b.build()
+    spare, own = b.scratch(p), b.scratch(p)
+    whole = range(p)
+    takes_part, part = folded(b, line, Part(SEND[whole], []), own[whole].of(whole), spare[whole].of(whole), 0)
+    if not takes_part:
+        b.recv(line.rank(line.place), RECV[0], tag=0, after=part.after)
+        return in_order(b.build())
+    kept, after, buffer = list(whole), part.after, SEND if part.region.buffer == "send" else own
+    for step, distance in enumerate(line.distances(), 1):
+        peer, side = line.rank(line.place ^ distance), line.place & distance
+        given = [block for block in kept if place_of[block] & distance != side]
+        kept = [block for block in kept if place_of[block] & distance == side]
+        into = spare[kept].of(kept)
+        out = buffer[given] if buffer is SEND else own[given].of(given)
+        mine = buffer[kept] if buffer is SEND else own[kept].of(kept)
+        came = [b.recv(peer, into, tag=step, after=after), b.send(peer, out, tag=step, after=after)]
+        last = distance == line.distances()[-1] and line.partner is None
+        target = RECV[0] if last else own[kept].of(kept)
+        after, buffer = combined(b, Part(mine, after), into, came, target, is_first=bool(side)).after, own
+    if line.partner is not None:
+        b.copy(own[rank].of(rank), RECV[0], after=after)
+        b.send(line.partner, own[rank + 1].of(rank + 1), tag=0, after=after)
+    return in_order(b.build())

@@ -1,0 +1,135 @@
+"""What a reduction does with elements: an operation and a datatype of MPI's, checked to go together, and applied here.
+
+Whatever the MPI library can combine, its ``MPI_Reduce_local`` combines (MPI 4.1, 6.9.7): predefined operations on basic
+datatypes and pairs, and operations that programs define.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hiercoll.errors import BufferTypeError, ParameterError
+from hiercoll.memory import OPERATIONS, Reduction
+from hiercoll.runtime.specifications import element_of
+
+PREDEFINED = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC")
+_names: dict[int, str] = {getattr(MPI, name).handle: name for name in PREDEFINED}
+INEXACT = ("SUM", "PROD")  # of floating-point numbers: other brackets, other bits
+CHUNK = 32768  # bytes that are copied and combined at a time: so many stay in the caches
+Pieces: TypeAlias = "Sequence[tuple[int, ...]]"  # addresses of left, right and target, and a length in bytes
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``name``: equal on all ranks, with the type of the elements, each of ``item`` bytes. ``commutes``: whether
+    operands may change places; ``is_exact``: whether every order of contributions gives the same bits (of
+    floating-point numbers, but for the signs of zeros and NaN); ``on_device``: what a device does, if it can."""
+
+    op: MPI.Op
+    datatype: MPI.Datatype
+    item: int
+    name: str
+    commutes: bool
+    is_exact: bool
+    on_device: Reduction | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from others in this process, as long as they live."""
+        return self.op.handle, self.datatype.handle
+
+    def combining(self, pieces: Pieces) -> partial[None]:
+        """What puts left (+) right into the target, piece by piece."""
+        return partial(_combine, self, pieces)
+
+
+def _combine(how: Operation, pieces: Pieces) -> None:
+    for left, right, target, nbytes in pieces:
+        if target == left != right and how.commutes:
+            left, right = right, left
+        kept = ctypes.create_string_buffer(ctypes.string_at(left, nbytes), nbytes) if target == left != right else None
+        for at in range(0, nbytes, step := max(CHUNK // how.item, 1) * how.item):
+            length = min(step, nbytes - at)
+            first = (ctypes.addressof(kept) if kept is not None else left) + at
+            if target != right:
+                ctypes.memmove(target + at, right + at, length)
+            _reduce_local(how, first, target + at, length)
+
+
+def _reduce_local(how: Operation, left: int, target: int, nbytes: int) -> None:
+    """The MPI library's: target = left (+) target."""
+    count, ends = nbytes // how.item, (MPI.buffer.fromaddress(each, nbytes) for each in (left, target))
+    operand, result = ([each, count, how.datatype] for each in ends)
+    how.op.Reduce_local(operand, result)
+
+
+def find_operation(op: Any, elements: Any, rank: int) -> Operation:
+    """The operation on elements of NumPy's or MPI's type ``elements``.
+
+    Raises ParameterError for what is no operation of MPI's, BufferTypeError for elements that it cannot combine, or
+    that reach beyond their extent.
+    """
+    if not isinstance(op, MPI.Op) or op == MPI.OP_NULL:
+        raise ParameterError("op", "an operation of MPI's, such as MPI.SUM", repr(op), rank)
+    if op.is_predefined and not (isinstance(elements, MPI.Datatype) and not elements.is_predefined):
+        kind = elements.handle if isinstance(elements, MPI.Datatype) else elements
+        if (op.handle, kind) not in _found:
+            _found[op.handle, kind] = _find(op, elements, rank)
+        return _found[op.handle, kind]
+    return _find(op, elements, rank)
+
+
+_found: dict[tuple[int, Any], Operation] = {}  # of predefined operations on predefined types
+
+
+def _find(op: MPI.Op, elements: Any, rank: int) -> Operation:
+    datatype = elements if isinstance(elements, MPI.Datatype) else _datatype(elements)
+    name, spelled = _names.get(op.handle, ""), _spelled(elements)
+    if datatype is None or (name and not _go_together(op.handle, datatype.handle)):
+        raise BufferTypeError("op", f"an operation that combines {spelled}", name or "one of the program's", rank)
+    element = element_of(datatype)
+    lower, extent = datatype.Get_true_extent()
+    if element.lower or lower < 0 or not 0 < lower + extent <= element.extent:
+        raise BufferTypeError("op", "elements that lie within their extent", spelled, rank)
+    is_number = datatype.is_predefined and not name.endswith("LOC")
+    floats = not is_number or datatype.typechar in "efdgFDG"
+    commutes = op.Is_commutative()
+    words = name or f"an operation of the program's{'' if commutes else ', which does not commute'}"
+    is_exact = bool(name) and not (floats and name in INEXACT)
+    known = not isinstance(elements, MPI.Datatype) and name.lower() in OPERATIONS
+    device = Reduction(elements, name.lower()) if known else None
+    return Operation(op, datatype, element.extent, f"{words} of {spelled}", commutes, is_exact, device)
+
+
+def _spelled(elements: Any) -> str:
+    """A type of elements in words that are the same on all ranks."""
+    if isinstance(elements, MPI.Datatype):
+        return str(elements.typestr) if elements.is_predefined else f"elements of {elements.Get_extent()[1]} bytes"
+    return str(elements)
+
+
+def _datatype(dtype: np.dtype[Any]) -> MPI.Datatype | None:
+    """MPI's type for numbers of NumPy's; None if it has none."""
+    try:
+        return MPI.Datatype.fromcode(dtype.char) if dtype.isnative and dtype.isbuiltin == 1 else None
+    except (ValueError, TypeError):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _go_together(op: int, datatype: int) -> bool:
+    """Whether the MPI library combines elements of that type so: it does, or says that it does not, on one of each."""
+    kind = MPI.Datatype.fromhandle(datatype)
+    room = np.zeros((2, max(kind.Get_extent()[1], 1)), np.uint8)
+    try:
+        MPI.Op.fromhandle(op).Reduce_local([room[0], 1, kind], [room[1], 1, kind])
+    except MPI.Exception:
+        return False
+    return True

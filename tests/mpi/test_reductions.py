@@ -1,0 +1,256 @@
+"""Reductions: results to the bit, in every order, by every algorithm and in every way to call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.algorithms import REGISTRY
+from hiercoll.calls import dropin
+from hiercoll.collectives import Order, fixed_tree
+from hiercoll.runtime.lifetime import get_session
+
+RANK, SIZE = WORLD.rank, WORLD.size
+ITEMS = (1, 2, SIZE, 2 * SIZE + 1, 1000)
+Array = npt.NDArray[Any]
+VARIANTS = [(name, params) for name, entry in REGISTRY["allreduce"].items() for params in entry.variants()]
+several = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture(params=layouts())
+def comm(request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm]) -> MPI.Intracomm:
+    return on_layout(request.param)
+
+
+def inputs(items: int, dtype: Any = "f4", salt: int = 0) -> list[Array]:
+    """Of all ranks; numbers of which sums in other orders have other bits."""
+    made = [np.random.default_rng((salt, rank)).normal(0, 10.0**rank, items) for rank in range(SIZE)]
+    return [each.astype(dtype) for each in made]
+
+
+def same_everywhere(comm: MPI.Intracomm, result: Array) -> bool:
+    """Whether all ranks have the same bits."""
+    return len(set(comm.allgather(result.tobytes()))) == 1
+
+
+@pytest.mark.parametrize(("name", "params"), VARIANTS, ids=[f"{name} {params}" for name, params in VARIANTS])
+def test_bits_of_every_algorithm(comm: MPI.Intracomm, name: str, params: dict[str, Any]) -> None:
+    """Those of the fixed tree where that is the algorithm's order; the same on all ranks whatever it is."""
+    topology, entry = get_session(comm).topology, REGISTRY["allreduce"][name]
+    if entry.refusal(topology, params) is not None:
+        return
+    for salt, items in enumerate(ITEMS):
+        given = inputs(items, salt=salt)
+        fixed = fixed_tree(given, np.add)
+        result = np.full(items, np.nan, "f4")
+        for _ in range(3):
+            result[:] = np.nan
+            hiercoll.allreduce(comm, given[RANK], result, algorithm=name, **params)
+            assert same_everywhere(comm, result)
+            np.testing.assert_allclose(result, fixed, rtol=1e-5, atol=1e-5 * 10.0**SIZE)
+            if entry.order(topology, params) is Order.FIXED:
+                assert result.tobytes() == fixed.tobytes()
+        in_place = given[RANK].copy()
+        hiercoll.allreduce(comm, MPI.IN_PLACE, in_place, algorithm=name, **params)
+        assert in_place.tobytes() == result.tobytes()
+
+
+def _multiply(left: Any, right: Any, datatype: MPI.Datatype) -> None:
+    """Of 2 x 2 matrices: it does not commute."""
+    a, b = (np.frombuffer(each, "i8").reshape(-1, 2, 2) for each in (left, right))
+    b[:] = a @ b
+
+
+@pytest.fixture(scope="module")
+def product() -> Any:
+    made = MPI.Op.Create(_multiply, commute=False)
+    yield made
+    made.Free()
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Any:
+    made = MPI.INT64_T.Create_contiguous(4).Commit()
+    yield made
+    made.Free()
+
+
+@pytest.mark.parametrize(("name", "params"), VARIANTS, ids=[f"{name} {params}" for name, params in VARIANTS])
+def test_operations_that_do_not_commute(
+    comm: MPI.Intracomm, name: str, params: dict[str, Any], product: Any, matrix: Any
+) -> None:
+    """In the order of ranks, or not at all."""
+    topology, entry = get_session(comm).topology, REGISTRY["allreduce"][name]
+    if entry.refusal(topology, params) is not None:
+        return
+    for items in (1, SIZE + 1):
+        own = np.random.default_rng(RANK).integers(-9, 9, (items, 2, 2))
+        result = np.zeros_like(own)
+        call = (comm, [own, matrix], [result, matrix])
+        if entry.order(topology, params) is Order.ANY:
+            with pytest.raises(hiercoll.ConstraintError, match="expected order 'any', got order 'rank'"):
+                hiercoll.allreduce(*call, op=product, algorithm=name, **params)
+            continue
+        want = np.broadcast_to(np.eye(2, dtype=int), own.shape)
+        for each in comm.allgather(own):
+            want = want @ each
+        hiercoll.allreduce(*call, op=product, algorithm=name, **params)
+        np.testing.assert_array_equal(result, want)
+
+
+EXACT = [(op, dtype) for op in ("SUM", "PROD", "BXOR") for dtype in "bHiQ"]
+EXACT += [(op, dtype) for op in ("MAX", "MIN") for dtype in "Bhlfdg"] + [("LXOR", "?"), ("LAND", "i"), ("BOR", "H")]
+
+
+@pytest.mark.parametrize(("op", "dtype"), EXACT)
+def test_operations_and_types(comm: MPI.Intracomm, op: str, dtype: str) -> None:
+    """What is exact is what the MPI library makes of it, by whatever algorithm."""
+    for algorithm in ("auto", "ring"):
+        own = np.random.default_rng(RANK).integers(0, 7, 37).astype(dtype)
+        want, result = np.zeros_like(own), np.zeros_like(own)
+        MPI.COMM_WORLD.Allreduce(own, want, getattr(MPI, op))
+        hiercoll.allreduce(comm, own, result, op=getattr(MPI, op), algorithm=algorithm)
+        np.testing.assert_array_equal(result, want)
+
+
+@pytest.mark.parametrize("kind", ["DOUBLE_INT", "FLOAT_INT", "TWOINT", "LONG_INT"])
+def test_pairs(comm: MPI.Intracomm, kind: str) -> None:
+    """A value and where it is, with a gap between elements of some types."""
+    datatype = getattr(MPI, kind)
+    value = {"DOUBLE_INT": "f8", "FLOAT_INT": "f4", "TWOINT": "i4", "LONG_INT": "i8"}[kind]
+    pairs = np.zeros(SIZE + 2, np.dtype([("value", value), ("index", "i4")], align=True))
+    pairs["value"], pairs["index"] = (np.arange(SIZE + 2) * 7 + RANK) % SIZE, RANK
+    want, result = np.zeros_like(pairs), np.zeros_like(pairs)
+    for op in (MPI.MAXLOC, MPI.MINLOC):
+        MPI.COMM_WORLD.Allreduce([pairs, datatype], [want, datatype], op)
+        hiercoll.allreduce(comm, [pairs, datatype], [result, datatype], op=op, algorithm="ring")
+        for field in ("value", "index"):
+            np.testing.assert_array_equal(result[field], want[field])
+
+
+def ways_to_call(
+    comm: MPI.Intracomm, own: Array, result: Array, op: MPI.Op, how: dict[str, Any]
+) -> list[Callable[[], object]]:
+    """All that put the reduction into ``result``; ``how``: the operation by name, or nothing."""
+    ours, named = hiercoll.Intracomm(comm), {"algorithm": "ring", **how}
+    return [
+        lambda: hiercoll.allreduce(comm, own, result, **how),
+        lambda: hiercoll.allreduce(comm, own, result, **named),
+        lambda: hiercoll.iallreduce(comm, own, result, **how).wait(),
+        lambda: hiercoll.iallreduce(comm, own, result, **named).wait(),
+        lambda: ours.Allreduce(own, result, **how),
+        lambda: ours.Allreduce(own, result, op),
+        lambda: ours.Iallreduce(own, result, **how).Wait(),
+    ]
+
+
+def test_ways_to_call(comm: MPI.Intracomm) -> None:
+    """Blocking, in the background, as a plan; by functions and drop-in; with the operation named or not."""
+    ours = hiercoll.Intracomm(comm)
+    hiercoll.configure(comm, table="model")
+    for salt in range(4):
+        own = inputs(50, "i8", salt)[RANK]
+        want, result = np.zeros_like(own), np.zeros_like(own)
+        for op, named in ((MPI.SUM, False), (MPI.MAX, True)):
+            WORLD.Allreduce(own, want, op)
+            how: dict[str, Any] = {"op": op} if named else {}
+            with hiercoll.allreduce_init(comm, own, result, algorithm="ring", **how) as plan:
+                for way in [*ways_to_call(comm, own, result, op, how), plan]:
+                    for _ in range(2):
+                        result[:] = -1
+                        way()
+                        np.testing.assert_array_equal(result, want)
+            request = ours.Allreduce_init(own, result, **how)
+            for _ in range(3):
+                result[:] = -1
+                request.Start()
+                request.Wait()
+                np.testing.assert_array_equal(result, want)
+            request.Free()
+        np.testing.assert_array_equal(hiercoll.allreduce(comm, own), sum(comm.allgather(own)))
+
+
+@several
+def test_drop_in_calls_run_here(comm: MPI.Intracomm) -> None:
+    """And are counted, whether operations are named or not."""
+    ours, calls = hiercoll.Intracomm(comm), dropin.Calls()
+    hiercoll.configure(comm, table="model")
+    own, result = np.full(9, RANK), np.zeros(9, int)
+    dropin.observe(calls)
+    try:
+        for _ in range(3):
+            ours.Allreduce(own, result)
+            ours.Allreduce(own, result, op=MPI.MAX)
+            ours.Allreduce(MPI.IN_PLACE, result, MPI.MIN)
+            ours.Iallreduce(own, result).Wait()
+    finally:
+        dropin.ignore(calls)
+    assert calls == {"allreduce": 9, "iallreduce": 3}
+
+
+def test_fixed_order_is_the_same_for_all_sizes(comm: MPI.Intracomm) -> None:
+    """An element has the same bits whatever is beside it, and whatever serves the call."""
+    given = inputs(4000)
+    want = fixed_tree(given, np.add)
+    for items in (1, 7, 500, 4000):
+        result = hiercoll.allreduce(comm, given[RANK][:items], order="fixed")
+        assert result.tobytes() == want[:items].tobytes()
+        own, result = given[RANK][:items].copy(), np.zeros(items, "f4")
+        hiercoll.iallreduce(comm, own, result, order="fixed").wait()
+        assert result.tobytes() == want[:items].tobytes()
+
+
+@several
+def test_one_tree_for_inexact_sums(comm: MPI.Intracomm) -> None:
+    """By whatever table: blocking or not, in place or not, a communicator's calls give the same bits."""
+    hiercoll.configure(comm, table="model")
+    for items in (5, 3000):
+        own = inputs(items)[RANK]
+        bits = {hiercoll.allreduce(comm, own).tobytes() for _ in range(3)}
+        in_place = own.copy()
+        hiercoll.allreduce(comm, MPI.IN_PLACE, in_place)
+        with hiercoll.allreduce_init(comm, own) as plan:
+            bits |= {in_place.tobytes(), plan().tobytes(), hiercoll.iallreduce(comm, own).wait().tobytes()}
+        assert len(bits) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"op": "sum"}, hiercoll.ParameterError, "op: expected an operation of MPI's, such as MPI.SUM, got 'sum'"),
+        ({"op": MPI.OP_NULL}, hiercoll.ParameterError, "op: expected an operation of MPI's"),
+        ({"op": MPI.BAND}, hiercoll.BufferTypeError, "op: expected an operation that combines float64, got BAND"),
+        ({"op": MPI.MAXLOC}, hiercoll.BufferTypeError, "op: expected an operation that combines float64, got MAXLOC"),
+        ({"order": "best"}, hiercoll.ParameterError, "order: expected 'any' or 'rank' or 'fixed', or None, got 'best'"),
+        ({"algorithm": "no"}, hiercoll.UnknownAlgorithmError, "expected auto, native, ring"),
+    ],
+)
+def test_what_is_refused(comm: MPI.Intracomm, how: Any, error: type[Exception], message: str) -> None:
+    """Before data move, on every rank by itself."""
+    result = np.full(4, -1.0)
+    with pytest.raises(error, match=message):
+        hiercoll.allreduce(comm, np.ones(4), result, **how)
+    assert (result == -1).all()
+    assert (hiercoll.allreduce(comm, np.ones(4)) == SIZE).all()
+
+
+@several
+def test_orders_that_cannot_be_had(comm: MPI.Intracomm) -> None:
+    """Neither from the MPI library, which promises none, nor from an algorithm that has another."""
+    for algorithm, expected in (("native", "order 'any'"), ("ring", "order 'any'")):
+        with pytest.raises(hiercoll.ConstraintError, match=f"{algorithm}.*expected {expected}, got .*'fixed'"):
+            hiercoll.allreduce(comm, np.ones(4), order="fixed", algorithm=algorithm)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype([("a", "i4")]), np.dtype("U3"), np.dtype(">f8"), object])
+def test_elements_that_mpi_does_not_know(comm: MPI.Intracomm, dtype: Any) -> None:
+    """Have no operation."""
+    with pytest.raises(hiercoll.BufferTypeError):
+        hiercoll.allreduce(comm, np.zeros(3, dtype))

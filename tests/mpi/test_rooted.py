@@ -1,0 +1,183 @@
+"""Gather, scatter, reduce and reduce_scatter: every algorithm, every root, and every way to call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.algorithms import REGISTRY
+from hiercoll.calls import dropin
+from hiercoll.collectives import Order, fixed_tree
+from hiercoll.runtime.lifetime import get_session
+
+RANK, SIZE = WORLD.rank, WORLD.size
+ITEMS = 5
+Array = npt.NDArray[Any]
+several = pytest.mark.mpi(min_size=2)
+
+
+def variants(collective: str) -> list[Any]:
+    """All algorithms in all variants, and what "auto" and the MPI library do."""
+    found = [(name, params) for name, entry in REGISTRY[collective].items() for params in entry.variants()]
+    return [pytest.param(*each, id=f"{each[0]} {each[1]}") for each in [("auto", {}), ("native", {}), *found]]
+
+
+@pytest.fixture(params=layouts())
+def comm(request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm]) -> MPI.Intracomm:
+    return on_layout(request.param)
+
+
+def block(rank: int, salt: int = 0) -> Array:
+    """A rank's own: no two are alike."""
+    return np.arange(ITEMS) + 100 * rank + 10_000 * salt
+
+
+@pytest.mark.parametrize(("name", "params"), variants("gather"))
+def test_gather(comm: MPI.Intracomm, name: str, params: Any) -> None:
+    """Blocks in the order of ranks, on the root alone; its own may be in place."""
+    for root in range(SIZE):
+        for salt in range(3):
+            want = np.array([block(rank, salt) for rank in range(SIZE)])
+            found = hiercoll.gather(comm, block(RANK, salt), root=root, algorithm=name, **params)
+            whole = np.full((SIZE, ITEMS), -1)
+            whole[root] = block(root, salt)
+            if root == RANK:
+                np.testing.assert_array_equal(found, want)
+                assert hiercoll.gather(comm, MPI.IN_PLACE, whole, root=root, algorithm=name, **params) is whole
+                np.testing.assert_array_equal(whole, want)
+            else:
+                assert found is None
+                assert hiercoll.gather(comm, block(RANK, salt), None, root=root, algorithm=name, **params) is None
+
+
+@pytest.mark.parametrize(("name", "params"), variants("scatter"))
+def test_scatter(comm: MPI.Intracomm, name: str, params: Any) -> None:
+    """From the root alone, which may leave its own block where it is."""
+    for root in range(SIZE):
+        for salt in range(3):
+            whole = np.array([block(rank, salt) for rank in range(SIZE)]) if root == RANK else None
+            own = np.full(ITEMS, -1)
+            assert hiercoll.scatter(comm, whole, own, root=root, algorithm=name, **params) is own
+            np.testing.assert_array_equal(own, block(RANK, salt))
+            own[:] = -1
+            into = MPI.IN_PLACE if root == RANK else own
+            hiercoll.scatter(comm, whole, into, root=root, algorithm=name, **params)
+            np.testing.assert_array_equal(own, -1 if root == RANK else block(RANK, salt))
+
+
+def inputs(items: int, salt: int) -> list[Array]:
+    """Of all ranks: numbers of which sums in other orders have other bits."""
+    return [np.random.default_rng((salt, rank)).normal(0, 10.0**rank, items) for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize(("name", "params"), variants("reduce"))
+def test_reduce(comm: MPI.Intracomm, name: str, params: Any) -> None:
+    """The bits of the fixed tree, where that is the algorithm's order; on the root alone."""
+    topology, entry = get_session(comm).topology, REGISTRY["reduce"].get(name)
+    for root in range(SIZE):
+        for salt, items in enumerate((1, SIZE + 2, 300)):
+            given = inputs(items, salt)
+            want = fixed_tree(given, np.add)
+            found = hiercoll.reduce(comm, given[RANK], root=root, algorithm=name, **params)
+            kept = given[RANK].copy()
+            own: Any = MPI.IN_PLACE if root == RANK else kept
+            hiercoll.reduce(comm, own, kept if root == RANK else None, root=root, algorithm=name, **params)
+            if root != RANK:
+                assert found is None
+                continue
+            np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-12 * 10.0**SIZE)
+            np.testing.assert_allclose(kept, want, rtol=1e-12, atol=1e-12 * 10.0**SIZE)
+            if entry is not None and entry.order(topology, entry.resolve(params)) is Order.FIXED:
+                assert found.tobytes() == kept.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize(("name", "params"), variants("reduce_scatter"))
+def test_reduce_scatter(comm: MPI.Intracomm, name: str, params: Any) -> None:
+    """Rank j gets block j, in place too, or in a new array with the shape of a row."""
+    topology, entry = get_session(comm).topology, REGISTRY["reduce_scatter"].get(name)
+    for salt, items in enumerate((1, 3, 200)):
+        given = inputs(items * SIZE, salt)
+        want = fixed_tree(given, np.add)[RANK * items : (RANK + 1) * items]
+        for _ in range(3):
+            found = hiercoll.reduce_scatter(comm, given[RANK], algorithm=name, **params)
+            np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-12 * 10.0**SIZE)
+        if entry is not None and entry.order(topology, entry.resolve(params)) is Order.FIXED:
+            assert found.tobytes() == want.tobytes()
+        rows = given[RANK].reshape(SIZE, 1, items)
+        assert hiercoll.reduce_scatter(comm, rows, algorithm=name, **params).shape == (1, items)
+        if entry is None or entry.in_place:
+            kept = given[RANK].copy()
+            hiercoll.reduce_scatter(comm, MPI.IN_PLACE, kept, algorithm=name, **params)
+            np.testing.assert_allclose(kept[:items], want, rtol=1e-12, atol=1e-12 * 10.0**SIZE)
+
+
+def test_drop_in(comm: MPI.Intracomm) -> None:
+    """As mpi4py's: positional and named arguments, requests, plans; counted."""
+    ours, calls = hiercoll.Intracomm(comm), dropin.Calls()
+    hiercoll.configure(comm, table="model")
+    dropin.observe(calls)
+    try:
+        for root in range(SIZE):
+            for salt in range(3):
+                _drop_in_round(ours, root, salt)
+    finally:
+        dropin.ignore(calls)
+    assert SIZE == 1 or not any(name.endswith("native") for name in calls), calls
+    assert sum(calls.values()) == 3 * SIZE * 10
+
+
+def _drop_in_round(ours: hiercoll.Intracomm, root: int, salt: int) -> None:
+    every = np.array([block(rank, salt) for rank in range(SIZE)])
+    whole, own = np.zeros_like(every) if root == RANK else None, np.zeros(ITEMS, int)
+    ours.Gather(block(RANK, salt), whole, root)
+    ours.Scatter(whole, own, root=root)
+    np.testing.assert_array_equal(own, block(RANK, salt))
+    ours.Igather(block(RANK, salt), whole, root=root).Wait()
+    assert whole is None or (whole == every).all()
+    total = np.zeros(ITEMS, int) if root == RANK else None
+    ours.Reduce(block(RANK, salt), total, MPI.SUM, root)
+    assert total is None or (total == every.sum(axis=0)).all()
+    ours.Reduce(block(RANK, salt), total, op=MPI.MAX, root=root)
+    assert total is None or (total == every.max(axis=0)).all()
+    ours.Ireduce(block(RANK, salt), total, root=root).Wait()
+    assert total is None or (total == every.sum(axis=0)).all()
+    mine = np.zeros(ITEMS, int)
+    ours.Reduce_scatter_block(every + RANK, mine)
+    np.testing.assert_array_equal(mine, SIZE * every[RANK] + sum(range(SIZE)))
+    ours.Ireduce_scatter_block(every + RANK, mine, MPI.MIN).Wait()
+    np.testing.assert_array_equal(mine, every[RANK])
+    ours.Iscatter(whole, own, root=root).Wait()
+    request = ours.Scatter_init(whole, own, root=root)
+    for _ in range(2):
+        own[:] = -1
+        request.Start()
+        request.Wait()
+        np.testing.assert_array_equal(own, block(RANK, salt))
+    request.Free()
+
+
+@several
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda comm: hiercoll.gather(comm, np.ones(3), root=SIZE), "root: expected a rank below"),
+        (lambda comm: hiercoll.scatter(comm, np.ones(3 * SIZE), None), "recvbuf"),
+        (lambda comm: hiercoll.reduce(comm, np.ones(3), op=None), "op: expected an operation of MPI's"),
+        (lambda comm: hiercoll.reduce_scatter(comm, np.ones(SIZE + 1)), "elements that [0-9]+ ranks divide"),
+        (lambda comm: hiercoll.reduce_scatter(comm, np.ones(SIZE), np.ones(2)), "recvbuf: expected 8 bytes"),
+    ],
+)
+def test_what_is_refused(comm: MPI.Intracomm, call: Callable[[MPI.Intracomm], Any], message: str) -> None:
+    """Before data move, on every rank by itself."""
+    with pytest.raises(hiercoll.ArgumentError, match=message):
+        call(comm)
+    total = reduce(np.add, [np.full(2, float(rank)) for rank in range(SIZE)])
+    np.testing.assert_array_equal(hiercoll.allreduce(comm, np.full(2, float(RANK))), total)
