@@ -147,7 +147,7 @@ class Workload:
         floats = self.elements == np.float32
         most = ((1 << 24) if floats else 256) // self.ranks
         words = [each.view(np.uint32) if floats else each for each in contributions]
-        total = np.sum([each.astype(np.int64) % most for each in words], axis=0)
+        total: Counts = np.sum([each.astype(np.int64) % most for each in words], axis=0)
         return total.astype(self.elements).view(np.uint8)
 
 

@@ -27,7 +27,8 @@ written, which the first start shows.
 
 The meaning has changed if in some order of events a rank gets stuck (judged unbuffered), or
 (judged buffered) something is read that is not there, a message and its receive differ in size,
-or a receive buffer differs from the contract.
+or a receive buffer differs from the contract: of a reduction, holds a value that does not combine each contribution
+once, in the order asked for, or not as another rank's does.
 
 Orders that cannot matter are left out. An event that can happen now happens at once if no other
 event that may still come before it touches the same data; otherwise every event that can happen
@@ -37,19 +38,20 @@ continuation and can be moved to its front. States that were seen before are not
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from hiercoll.collectives import Contract, Order
 from hiercoll.schedule import Copy, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait, reads, writes
 from hiercoll.topology import Topology
 
-Value: TypeAlias = "tuple[int, ...]"  # the contributors of what a cell holds
+Value: TypeAlias = "int | tuple[Value, Value]"  # what a cell holds: a token, or how one was made of two
 Key: TypeAlias = "tuple[int, int, int]"  # source, destination, tag
 
-NEVER_WRITTEN: Value = (-1,)
-GARBAGE: Value = (-2,)
+NEVER_WRITTEN = -1
+GARBAGE = -2
 START = 1_000_000  # added to the tokens of the second start
 
 
@@ -87,22 +89,28 @@ class _WrongError(Exception):
 class _Run:
     """A state of the machine: which events have happened, and what they left behind."""
 
-    __slots__ = ("done", "held", "memory", "queues")
+    __slots__ = ("done", "held", "memory", "queues", "results")
 
     def __init__(
-        self, done: int, memory: list[Value], held: dict[int, list[Value]], queues: dict[tuple[bool, Key], list[int]]
+        self,
+        done: int,
+        memory: list[Value],
+        held: dict[int, list[Value]],
+        queues: dict[tuple[bool, Key], list[int]],
+        results: dict[tuple[int, int], Value],
     ) -> None:
         self.done, self.memory, self.held, self.queues = done, memory, held, queues
+        self.results = results  # of reductions, that ranks have received: by start and token
 
     def copy(self) -> _Run:
         queues = {key: queue.copy() for key, queue in self.queues.items()}
-        return _Run(self.done, self.memory.copy(), self.held.copy(), queues)
+        return _Run(self.done, self.memory.copy(), self.held.copy(), queues, self.results.copy())
 
     def key(self) -> object:
         """Equal for states with the same future."""
         held = tuple((event, *self.held[event]) for event in sorted(self.held))
         queues = tuple((key, *self.queues[key]) for key in sorted(self.queues))
-        return self.done, tuple(self.memory), held, queues
+        return self.done, tuple(self.memory), held, queues, tuple(sorted(self.results.items()))
 
 
 class _Machine:
@@ -192,7 +200,7 @@ class _Machine:
         ends = [schedule.holds[block] for region in regions for block in region.blocks]
         owners = {source if source in here else target for source, target in ends}
         return [
-            (cell, (token + start * START,))
+            (cell, token + start * START)
             for owner in owners
             for cell, token in zip(
                 self._cells(rank, Region("sizes", (topology.lane_of[owner],))),
@@ -297,9 +305,9 @@ class _Machine:
 
     def explore(self, limit: int) -> Verdict:
         """All orders of events that can matter."""
-        memory = [NEVER_WRITTEN] * self.cells
+        memory: list[Value] = [NEVER_WRITTEN] * self.cells
         self._write_inputs(memory, 0)
-        stack, seen = [_Run(0, memory, {}, {})], set()
+        stack, seen = [_Run(0, memory, {}, {}, {})], set()
         while stack:
             run = stack.pop()
             try:
@@ -400,8 +408,7 @@ class _Machine:
         operands = [self._read(run, i, cells) for cells in self.sources[i]]
         if len(operands) == 1:
             return operands[0]
-        sums = [left + right for left, right in zip(*operands, strict=True)]
-        return [tuple(sorted(value)) for value in sums] if self.contract.order is Order.ANY else sums
+        return list(zip(*operands, strict=True))
 
     def _read(self, run: _Run, i: int, cells: list[int]) -> list[Value]:
         values = [run.memory[cell] for cell in cells]
@@ -417,17 +424,24 @@ class _Machine:
 
     def _use(self, run: _Run, start: int, rank: int) -> None:
         """The user's turn: look at the output, write the next input."""
-        piece = self.pieces[rank, "recv"]
-        due = [self._due(int(token), start) for token in self.contract.expected(rank)]
-        got = [run.memory[cell] for cell in piece[: len(due)]]
-        if got != due:
-            raise _WrongError(f"rank {rank}, start {start}: receives {got} for {due}")
+        due = self.contract.expected(rank).tolist()
+        for cell, token in zip(self.pieces[rank, "recv"], due, strict=False):
+            value = run.memory[cell]
+            first = run.results.setdefault((start, token), value)
+            if value != first or not self._is_due(value, token, start):
+                raise _WrongError(f"rank {rank}, start {start}: receives {value} for {token}, others {first}")
         if start + 1 < self.starts:
             self._write_inputs(run.memory, start + 1, [rank])
 
-    def _due(self, token: int, start: int) -> Value:
-        parts = self.contract.contributors(token) if self.contract.is_reduction(token) else [token]
-        return tuple(part + start * START for part in parts)
+    def _is_due(self, value: Value, token: int, start: int) -> bool:
+        """Whether this is the block, or a reduction of it in the order that the contract asks for."""
+        if not self.contract.is_reduction(token):
+            return value == token + start * START
+        parts: list[Value] = [part + start * START for part in self.contract.contributors(token)]
+        found = list(_leaves(value))
+        if self.contract.order is Order.FIXED:
+            return value == _fixed(parts)
+        return found == parts if self.contract.order is Order.RANK else sorted(found) == parts
 
     def _write_inputs(self, memory: list[Value], start: int, ranks: Sequence[int] | None = None) -> None:
         """The tokens that the user writes before ``start``, all different from those of other starts."""
@@ -435,9 +449,9 @@ class _Machine:
             for name, tokens in self.contract.initial(rank).items():
                 for cell, token in zip(self.pieces[rank, name], tokens.tolist(), strict=True):
                     if token >= 0:
-                        memory[cell] = (token + start * START,)
+                        memory[cell] = token + start * START
             for cell, token in zip(self.own_row[rank], self.contract.own_sizes(rank).tolist(), strict=False):
-                memory[cell] = (token + start * START,)
+                memory[cell] = token + start * START
 
     def _check_finished(self, run: _Run) -> None:
         for i in range(len(self.ops)):
@@ -451,3 +465,23 @@ class _Machine:
 
 def _key(rank: int, op: Send | Recv) -> Key:
     return (rank, op.peer, op.tag) if isinstance(op, Send) else (op.peer, rank, op.tag)
+
+
+def _leaves(value: Value) -> Iterator[int]:
+    if isinstance(value, tuple):
+        yield from _leaves(value[0])
+        yield from _leaves(value[1])
+    else:
+        yield value
+
+
+def _fixed(parts: list[Value]) -> Value:
+    """The tree of `Order.FIXED`, from its root: if there are more than a power of two, pairs come first; then each
+    half by itself."""
+    n = len(parts)
+    if n == 1:
+        return parts[0]
+    if n & (n - 1) == 0:
+        return _fixed(parts[: n // 2]), _fixed(parts[n // 2 :])
+    pairs = n - 2 ** int(math.log2(n))
+    return _fixed([*zip(parts[: 2 * pairs : 2], parts[1 : 2 * pairs : 2], strict=True), *parts[2 * pairs :]])

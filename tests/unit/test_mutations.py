@@ -20,7 +20,7 @@ from oracle import Verdict, judge
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.collectives import Contract
-from hiercoll.schedule import RECV, SEND, Builder, Join, Op, Recv, Region, Schedule, Send, Signal, Wait
+from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import verify
 
@@ -28,7 +28,7 @@ SAMPLE = 6  # mutants per algorithm variant, layout and kind of edit; the same o
 
 Place: TypeAlias = "tuple[int, int]"  # rank, index of an operation
 Edit: TypeAlias = "Mapping[Place, Op]"  # operations to put in the place of others
-AnOp = TypeVar("AnOp", Send, Recv)
+AnOp = TypeVar("AnOp", Send, Recv, Reduce)
 
 
 def places(schedules: list[Schedule]) -> Iterator[tuple[Place, Op]]:
@@ -117,6 +117,34 @@ def drop_signal(schedules: list[Schedule]) -> Iterator[Edit]:
     return ({place: Join(op.deps)} for place, op in places(schedules) if isinstance(op, Signal))
 
 
+def swap_operands(schedules: list[Schedule]) -> Iterator[Edit]:
+    """A reduction takes its operands the other way round."""
+    for place, op in places(schedules):
+        if isinstance(op, Reduce):
+            yield {place: op._replace(left=op.right, right=op.left)}
+
+
+def reduce_twice(schedules: list[Schedule]) -> Iterator[Edit]:
+    """A reduction takes one operand twice."""
+    for place, op in places(schedules):
+        if isinstance(op, Reduce):
+            yield from ({place: op._replace(left=each, right=each)} for each in (op.left, op.right))
+
+
+def skip_contributor(schedules: list[Schedule]) -> Iterator[Edit]:
+    """A reduction leaves one operand out."""
+    for place, op in places(schedules):
+        if isinstance(op, Reduce):
+            yield from ({place: Copy(each, op.target, op.deps)} for each in (op.left, op.right) if each != op.target)
+
+
+def break_tree(schedules: list[Schedule]) -> Iterator[Edit]:
+    """Two reductions of a rank take each other's right operand, so that values are combined in another order."""
+    for (a, first), (b, second) in pairs(schedules, Reduce):
+        if first.right != second.right and first.right.size == second.right.size:
+            yield {a: first._replace(right=second.right), b: second._replace(right=first.right)}
+
+
 EDITS: tuple[Callable[[list[Schedule]], Iterator[Edit]], ...] = (
     drop_dependency,
     swap_destinations,
@@ -128,6 +156,10 @@ EDITS: tuple[Callable[[list[Schedule]], Iterator[Edit]], ...] = (
     drop_peer,
     shift_wait,
     drop_signal,
+    swap_operands,
+    reduce_twice,
+    skip_contributor,
+    break_tree,
 )
 
 
@@ -170,7 +202,8 @@ class Case(NamedTuple):
     def contract(self, one: Schedule) -> Contract:
         """What the schedules must do, of which this is ``one``."""
         size, collective = self.topology.size, self.algorithm.collective
-        return Contract(collective, size, one.segments, self.root, one.blocks, self.in_place)
+        order = self.algorithm.order(self.topology, self.params)
+        return Contract(collective, size, one.segments, self.root, one.blocks, self.in_place, order)
 
 
 def cases(algorithm: Algorithm) -> Iterator[Case]:
