@@ -51,6 +51,7 @@ class Sizes(Enum):
     EQUAL = "all blocks have one size"
     KNOWN = "blocks differ, and every rank knows the sizes of all"
     OWN = "blocks differ, and a rank knows the sizes of those that it sends and receives"
+    ROOT = "as OWN: the root knows all, others that of their block"
 
 
 class Order(IntEnum):
@@ -149,7 +150,8 @@ class Collective:
     @property
     def more(self) -> tuple[str, ...]:
         """The arguments of MPI's functions after the buffers."""
-        return (("op",) if self.operation else ()) + (("root",) if self.root else ())
+        counts = ("recvcounts",) if self.operation and not self.is_even else ()
+        return counts + (("op",) if self.operation else ()) + (("root",) if self.root else ())
 
     @property
     def nonblocking(self) -> str:
@@ -451,4 +453,42 @@ REDUCE_SCATTER = Collective(
     tuned="8:64K:4,192,12K",
     size_of="bytes per rank's result",
     section="6.10.1",
+)
+GATHERV = Collective(
+    "gatherv",
+    _gather,
+    send=Holds.ONE,
+    recv=Holds.EACH,
+    in_place=InPlace.ROOT,
+    root=True,
+    sizes=Sizes.ROOT,
+    native="Gatherv",
+    family="gather",
+    size_of="mean bytes per rank",
+    section="6.5",
+)
+SCATTERV = Collective(
+    "scatterv",
+    _scatter,
+    send=Holds.EACH,
+    recv=Holds.ONE,
+    in_place=InPlace.ROOT,
+    root=True,
+    sizes=Sizes.ROOT,
+    native="Scatterv",
+    family="scatter",
+    size_of="mean bytes per rank",
+    section="6.6",
+)
+REDUCE_SCATTERV = Collective(
+    "reduce_scatterv",
+    _reduce_scatter,
+    send=Holds.EACH,
+    recv=Holds.ONE,
+    operation=True,
+    sizes=Sizes.KNOWN,
+    native="Reduce_scatter",
+    family="reduce_scatter",
+    size_of="mean bytes per rank's result",
+    section="6.10.2",
 )

@@ -71,7 +71,7 @@ def binomial_scatter(topology: Topology, rank: int, *, root: int) -> Schedule:
     return in_order(b.build())
 
 
-@register(GATHER, auto=({},))
+@register(GATHER, auto=({},), own_sizes=True)
 def linear_gather(topology: Topology, rank: int, *, root: int) -> Schedule:
     """Every rank sends its block to the root.
 
@@ -95,7 +95,7 @@ def linear_gather(topology: Topology, rank: int, *, root: int) -> Schedule:
     return in_order(b.build())
 
 
-@register(SCATTER, auto=({},))
+@register(SCATTER, auto=({},), own_sizes=True)
 def linear_scatter(topology: Topology, rank: int, *, root: int) -> Schedule:
     """The root sends its block to every rank.
 

@@ -63,7 +63,8 @@ class Algorithm:
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; ``search``: what ``hiercoll tune`` measures besides those and `variants`;
     ``trial``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
-    ``order``: in which reductions combine contributions, on a topology.
+    ``order``: in which reductions combine contributions, on a topology;
+    ``own_sizes``: whether ranks need no other sizes of blocks than those of their own.
     """
 
     collective: str
@@ -77,6 +78,7 @@ class Algorithm:
     search: Callable[[Topology], Choices] = lambda topology: ()
     trial: Params | None = None
     order: OrderOn = lambda topology, params: Order.ANY
+    own_sizes: bool = False
 
     @property
     def in_places(self) -> tuple[bool, ...]:
@@ -195,6 +197,7 @@ def register(
     search: Callable[[Topology], Choices] | None = None,
     trial: Params | None = None,
     order: Order | OrderOn = Order.ANY,
+    own_sizes: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Enter the decorated function into the registry under its own name; see `Algorithm`."""
 
@@ -208,8 +211,9 @@ def register(
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
         able = in_place or collective.one_buffer
         entry = Algorithm(
-            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trial, kind
-        )
+            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trial, kind,
+            own_sizes,
+        )  # fmt: skip
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function
 

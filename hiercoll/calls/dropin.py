@@ -22,7 +22,6 @@ from numpy import ndarray
 from hiercoll.calls import requests
 from hiercoll.calls.serving import (
     held_request,
-    is_on_device,
     learner_of_unknown,
     or_native,
     remember,
@@ -34,8 +33,9 @@ from hiercoll.calls.serving import (
     serve_unknown_sizes,
     sizes_are_unknown,
     take_turn,
+    uses_device,
 )
-from hiercoll.collectives import Collective, called
+from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
@@ -230,9 +230,13 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
     def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
         known = by_handle.get(self.handle)
         if known is not None and known.unwatched and not known.is_plain:
+            if collective.sizes is Sizes.ROOT and known.policy.is_auto(collective, AUTO):
+                progress.before_blocking()
+                native(self, *given)
+                return NATIVE
             learner = learner_of_unknown(known, collective, arguments)
             is_native = learner is not None and learner.is_fixed and learner.current.is_native
-            if learner is not None and is_native and not is_on_device(arguments.recv):
+            if learner is not None and is_native and not uses_device(arguments):
                 serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
                 return NATIVE
             if (ran := repeat(known, self, collective, arguments)) is not None:
@@ -245,7 +249,7 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
 def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable[[], object]) -> str:
     """Serve a blocking call, or leave it to MPI: where hiercoll does not serve the communicator, where mpi4py, or the
     MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
-    on_device = is_on_device(given.recv)
+    on_device = uses_device(given)
     if not on_device and comm != MPI.COMM_NULL and (first := first_calls(comm)) is not None:
         serve_first(first, collective, given, native)
         return NATIVE
@@ -293,7 +297,7 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
     """Start a call; None leaves it to MPI, with nothing done."""
     # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
     # which MPI may not be given, the first call waits.
-    on_device = is_on_device(given.recv)
+    on_device = uses_device(given)
     session = _session(comm, True) if on_device else None if comm == MPI.COMM_NULL else known_session(comm)
     if session is None or (session.is_plain and not on_device) or session.threadless:
         return None
@@ -312,7 +316,7 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
-    session = _session(comm, is_on_device(given.recv))
+    session = _session(comm, uses_device(given))
     if session is None or session.threadless:
         return None
     try:
@@ -340,7 +344,7 @@ def _sound(session: Session, collective: Collective, given: Arguments, mode: Mod
 def _is_left(error: ArgumentError, given: Arguments) -> bool:
     """Whether MPI is to say what is wrong: not with arrays of devices, which it may not be given, unless hiercoll knows
     no device (that takes CuPy)."""
-    return type(error) is DeviceError or not is_on_device(given.recv)
+    return type(error) is DeviceError or not uses_device(given)
 
 
 # ---- the methods
@@ -362,6 +366,12 @@ def _method(collective: Collective, serve: Serve) -> Method:
     def reduction(self: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *more: Any, **options: Any) -> Any:
         return serve(self, Arguments(sendbuf, recvbuf, op=op), (sendbuf, recvbuf, op, *more), options)
 
+    def counted_reduction(
+        self: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, *more: Any, **options: Any
+    ) -> Any:
+        given = (sendbuf, recvbuf, recvcounts, op, *more)
+        return serve(self, Arguments(sendbuf, recvbuf, op=op, recvcounts=recvcounts), given, options)
+
     def rooted(self: Any, sendbuf: Any, recvbuf: Any, root: int = 0, *more: Any, **options: Any) -> Any:
         return serve(self, Arguments(sendbuf, recvbuf, root), (sendbuf, recvbuf, root, *more), options)
 
@@ -375,6 +385,7 @@ def _method(collective: Collective, serve: Serve) -> Method:
         return one_buffer
     return {
         (): two_buffers, ("op",): reduction, ("root",): rooted, ("op", "root"): rooted_reduction,
+        ("recvcounts", "op"): counted_reduction,
     }[collective.more]  # fmt: skip
 
 
@@ -422,7 +433,7 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
-            if name == collective.native:
+            if name == collective.native and (collective.is_even or not collective.more):
                 method = compiled.method(
                     MPI.Intracomm, name, collective, collective.one_buffer, collective.more, method
                 )

@@ -16,7 +16,6 @@ from hiercoll.calls.serving import (
     begin,
     call_known,
     hold,
-    is_on_device,
     learner_of_unknown,
     new_result,
     repeat,
@@ -25,6 +24,7 @@ from hiercoll.calls.serving import (
     serve_native,
     serve_unknown_sizes,
     sizes_are_unknown,
+    uses_device,
 )
 from hiercoll.collectives import (
     ALLGATHER,
@@ -34,9 +34,12 @@ from hiercoll.collectives import (
     ALLTOALLV,
     BCAST,
     GATHER,
+    GATHERV,
     REDUCE,
     REDUCE_SCATTER,
+    REDUCE_SCATTERV,
     SCATTER,
+    SCATTERV,
     Collective,
 )
 from hiercoll.errors import BufferTypeError, ParameterError
@@ -75,6 +78,8 @@ __all__ = [
     "configure",
     "gather",
     "gather_init",
+    "gatherv",
+    "gatherv_init",
     "get_topology",
     "iallgather",
     "iallgatherv",
@@ -83,15 +88,22 @@ __all__ = [
     "ialltoallv",
     "ibcast",
     "igather",
+    "igatherv",
     "ireduce",
     "ireduce_scatter",
+    "ireduce_scatterv",
     "iscatter",
+    "iscatterv",
     "reduce",
     "reduce_init",
     "reduce_scatter",
     "reduce_scatter_init",
+    "reduce_scatterv",
+    "reduce_scatterv_init",
     "scatter",
     "scatter_init",
+    "scatterv",
+    "scatterv_init",
     "waitall",
 ]
 
@@ -376,6 +388,70 @@ def scatter(
     return _call(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
 
 
+def gatherv(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Any = None,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Gather the ``sendbuf`` of every rank, each of its own size, on rank ``root``.
+
+    ``recvbuf``, on ``root`` alone, as for `alltoallv`. Algorithms are those of `gather` in which a rank needs no sizes
+    but its own; "auto" is native. All else as for `gather`. Collective (MPI 4.1, 6.5).
+    """
+    return _call(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+
+
+def scatterv(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Send block j of the ``sendbuf`` of rank ``root``, of any size, to rank j.
+
+    ``sendbuf``, on ``root`` alone, as for `alltoallv`. Algorithms as for `gatherv`, all else as for `scatter`.
+    Collective (MPI 4.1, 6.6).
+    """
+    return _call(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+
+
+def reduce_scatterv(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer,
+    recvcounts: Any,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Combine all ranks' ``sendbuf``, element by element, of which rank j gets ``recvcounts[j]``, one after the other.
+
+    ``recvcounts``: numbers of elements, the same on all ranks. ``sendbuf`` has as many as all together, ``recvbuf`` as
+    many as are this rank's; with ``MPI.IN_PLACE`` the input is in ``recvbuf``, and the result comes to its beginning.
+    Algorithms are those of `reduce_scatter`; "auto" chooses by the mean size. All else as for `reduce_scatter`.
+    Collective (MPI 4.1, 6.10.2: MPI_Reduce_scatter).
+    """
+    given = Arguments(
+        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, recvcounts=recvcounts
+    )
+    return _call(comm, REDUCE_SCATTERV, given)
+
+
 def alltoall_init(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -539,6 +615,56 @@ def scatter_init(
     return _init(comm, SCATTER, given)
 
 
+def gatherv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Any = None,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `gatherv` on these buffers with these counts; see `alltoall_init`."""
+    return _init(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+
+
+def scatterv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `scatterv` on these buffers with these counts; see `alltoall_init`."""
+    return _init(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+
+
+def reduce_scatterv_init(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer,
+    recvcounts: Any,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `reduce_scatterv` on these buffers with these counts; see `alltoall_init`."""
+    given = Arguments(
+        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, recvcounts=recvcounts
+    )
+    return _init(comm, REDUCE_SCATTERV, given)
+
+
 def ialltoall(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -647,6 +773,48 @@ def iscatter(
     return _begin(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params))
 
 
+def igatherv(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Any = None,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`gatherv` that returns at once; see `ialltoall`."""
+    return _begin(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params))
+
+
+def iscatterv(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Buffer,
+    *,
+    root: int = 0,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`scatterv` that returns at once; see `ialltoall`."""
+    return _begin(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params))
+
+
+def ireduce_scatterv(
+    comm: MPI.Intracomm,
+    sendbuf: Buffer,
+    recvbuf: Buffer,
+    recvcounts: Any,
+    *,
+    op: MPI.Op = MPI.SUM,
+    order: Order = None,
+    algorithm: str = "auto",
+    **params: Any,
+) -> BackgroundCall:
+    """`reduce_scatterv` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.10)."""
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order, recvcounts=recvcounts)
+    return _begin(comm, REDUCE_SCATTERV, given)
+
+
 def config() -> dict[str, str]:
     """What runs here, in words: versions of ``hiercoll``, ``mpi4py`` and the ``MPI library``; which ``engine`` runs
     plans on host memory ("c" or "python", see ``HIERCOLL_ENGINE``), and ``why`` it is Python's, "" if it is not. Local.
@@ -721,7 +889,7 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
     )
     if asks or given.limit != LIMIT or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
-    if is_on_device(given.recv) or is_on_device(given.send) or not MPI.Is_initialized() or MPI.Is_finalized():
+    if uses_device(given) or not MPI.Is_initialized() or MPI.Is_finalized():
         return None
     return first_calls(comm)
 
@@ -748,7 +916,7 @@ def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> boo
     """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
     C, of the right sizes, that do not overlap."""
     send, recv = given.send, given.recv
-    if collective.is_rooted:
+    if collective.is_rooted or not collective.is_even:
         return False
     if type(recv) is not np.ndarray or recv.dtype.char not in PLAIN or not recv.flags.carray or not recv.nbytes:
         return False

@@ -206,7 +206,7 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
     """What a call is, if its buffers are arrays with counts of the common kinds; else None. Calls with
     equal aliases have equal sizes in equal places of the same memory."""
     send, recv = given.send, given.recv
-    if given.stream is not None or type(given.transport) is not str:
+    if given.stream is not None or type(given.transport) is not str or collective.more:
         return None
     kinds = (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
     if type(recv) not in (list, tuple) or type(send) not in kinds:
@@ -281,7 +281,7 @@ def _serve_learning(
     if learner.is_trying:
         session.begin_together()
     together = perf_counter()
-    is_left = variant.is_native and session.unwatched and not is_on_device(given.recv)
+    is_left = variant.is_native and session.unwatched and not uses_device(given)
     named = given._replace(algorithm=variant.algorithm, params=variant.params)
     is_possible, ran = True, NATIVE
     if is_left and native is not None:
@@ -327,6 +327,8 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
     """Let such calls find the plan or method; those that a ``learner`` counts, as long as it does not ask again."""
     collective, program = request.collective, None if plan is None else plan.program
     tally = None if learner is None else learner.tally
+    if not collective.is_even and collective.more:
+        return
     if not collective.is_even:
         if program is not None and given.limit == LIMIT:
             if given.algorithm != AUTO or (learner is not None and collective.sizes is Sizes.OWN):
@@ -372,7 +374,7 @@ def _remember_native(session: Session | Beginning, collective: Collective, given
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
-    if session.unwatched and all(map(_suits_mpi4py, arrays)):
+    if session.unwatched and (collective.is_even or not collective.more) and all(map(_suits_mpi4py, arrays)):
         _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
 
 
@@ -410,6 +412,11 @@ def _has_known_operation(collective: Collective, given: Arguments) -> bool:
 def is_on_device(spec: Any) -> bool:
     """Whether a buffer specification is of device memory."""
     return is_device_array(spec[0] if isinstance(spec, list | tuple) and spec else spec)
+
+
+def uses_device(given: Arguments) -> bool:
+    """Whether a call is on device memory. Ranks may have but one of the buffers."""
+    return is_on_device(given.recv) or is_on_device(given.send)
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:

@@ -105,8 +105,9 @@ def verify(
     transport: str,
     workers: int,
 ) -> None:
-    """Prove algorithms: no deadlock, no race, every block delivered.
+    """Prove algorithms: no deadlock, no race, every block delivered; reductions by one expression tree on all ranks.
 
+    Of reductions it says in which order they were proved to combine contributions: any, that of the ranks, or fixed.
     Exits with 1 if anything is refuted.
     """
     if sum([everything, combinations, bool(collective)]) != 1:
@@ -140,10 +141,13 @@ def _decide_with_progress(todo: list[Case], workers: int) -> list[Outcome]:
 def _print_outcomes(outcomes: list[Outcome]) -> None:
     verdicts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     refusals: defaultdict[str, set[str]] = defaultdict(set)
+    orders: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         case = outcome.case
         name = f"{case.collective} {get_algorithm(case.collective, case.algorithm).spelled(case.params)}"
         verdicts[name][outcome.verdict] += 1
+        if outcome.order is not None:
+            orders[name][outcome.order.name.lower()] += 1
         if outcome.refusal:
             refusals[name].add(outcome.refusal)
     for name in sorted(verdicts):
@@ -152,7 +156,8 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
             f"{count[verdict]} {verdict}" for verdict in ("proved", "refused", "refuted") if count[verdict]
         )
         needs = f" (needs {'; '.join(sorted(refusals[name]))})" if refusals[name] else ""
-        click.echo(f"{name}: {text}{needs}")
+        ways = ", ".join(f"{way} {count}" for way, count in orders[name].most_common())
+        click.echo(f"{name}: {text}{needs}" + (f" (order: {ways})" if ways else ""))
     total = sum(verdicts.values(), Counter())
     operations = sum(outcome.operations for outcome in outcomes)
     click.echo(

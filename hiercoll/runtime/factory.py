@@ -140,7 +140,7 @@ class PlanFactory:
         if request.is_native or request.is_empty or not request.is_plain:
             return False
         by_block = not request.collective.is_even
-        if by_block and not request.counts_are_ints:
+        if by_block and (request.operation is not None or not request.counts_are_ints):
             return False
         return can_compile(lower(self.schedule(request)), request.memory, by_block)
 
@@ -162,6 +162,11 @@ class PlanFactory:
         )
         if key not in self._schedules:
             entry, topology = get_algorithm(family, variant.algorithm), self._session.topology
+            if request.collective.sizes is Sizes.ROOT and not entry.own_sizes:
+                got, rank = request.collective.name, self._session.rank
+                raise ConstraintError(
+                    f"algorithm {entry.name!r}", "blocks of which all ranks know the sizes", got, rank
+                )
             how: dict[str, Any] = {"inplace": request.in_place, "transport": request.transport, "root": request.root}
             system = entry.system(topology, variant.params, **how, order=request.combining.order)
             self._schedules[key] = system[self._session.rank]
@@ -272,10 +277,10 @@ class PlanFactory:
         if request.collective.sizes is Sizes.KNOWN and by_block:
             return Laid(BlockLayout(0), 0, lower(schedule))
         if request.collective.sizes is Sizes.KNOWN:
-            known, nbytes = known_layout(schedule, blocks)
+            known, nbytes = known_layout(schedule, blocks, request.item)
             return Laid(known, nbytes["shared"], lower(schedule), nbytes["scratch"], nbytes["host"])
         limit = min(request.limit, self._most_together)
-        key = (request.common.variant, request.transport, limit)
+        key = (id(schedule), limit)  # schedules are kept as long as this is
         if key not in self._lowered:
             self._lowered[key] = Lowered.of(schedule)
             if schedule.shared:
@@ -294,7 +299,7 @@ class PlanFactory:
         nbytes = laid.scratch
         places = addresses(request)
         if memory.kind == "host" and not nbytes and not schedule.host:
-            return Places(places, [], [], [])
+            return Places({"scratch": 0, **places}, [], [], [])
 
         def pooled() -> tuple[int, object]:
             size_class = 1 << max(nbytes - 1, 0).bit_length()

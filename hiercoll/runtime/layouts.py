@@ -25,16 +25,20 @@ def _place(layout: UnevenLayout, name: BufferName, at: Sizes, sizes: Sizes, item
         layout.place(name, part, at + start, end - start)
 
 
-def known_layout(schedule: Schedule, blocks: Blocks) -> tuple[UnevenLayout, dict[BufferName, int]]:
-    """Where blocks lie of which every rank knows all sizes, and the bytes of buffers that are not the program's.
-    Raises ConstraintError for schedules that need scratch for other things than to pack messages."""
+def known_layout(schedule: Schedule, blocks: Blocks, item: int = 1) -> tuple[UnevenLayout, dict[BufferName, int]]:
+    """Where blocks lie of which every rank knows all sizes, and the bytes of buffers that are not the program's. They
+    are cut between items of ``item`` bytes. Raises ConstraintError for schedules with scratch that is for no block
+    (`Region.like`), nor just to pack messages."""
     held = blocks.received[[source for source, _ in schedule.holds]]
     layout = UnevenLayout(schedule.segments)
-    _place(layout, "send", blocks.sent_at, blocks.sent)
-    _place(layout, "recv", blocks.received_at, blocks.received)
-    _place(layout, "shared", np.cumsum(held) - held, held)
+    _place(layout, "send", blocks.sent_at, blocks.sent, item)
+    _place(layout, "recv", blocks.received_at, blocks.received, item)
+    _place(layout, "shared", np.cumsum(held) - held, held, item)
+    slot = int(blocks.sent.max(initial=0))
+    layout.slots("scratch", slot, "send")
     known: dict[BufferName, Sizes] = {"send": blocks.sent, "recv": blocks.received, "shared": held}
-    return layout, {**_place_passed(layout, schedule, {None: known}), "shared": int(held.sum())}
+    nbytes: dict[BufferName, int] = {"scratch": schedule.scratch * slot, "host": 0, "shared": int(held.sum())}
+    return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule))}
 
 
 def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLayout, bool, dict[BufferName, int]]:

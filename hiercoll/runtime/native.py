@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from mpi4py import MPI
@@ -89,15 +89,30 @@ def _elements(how: Operation, address: int, block: int, blocks: int) -> list[Any
 
 def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:
     """The same of blocks of any sizes."""
-    blocks = request.blocks(rank)
-    ends = ((sent, blocks.sent, blocks.sent_at), (received, blocks.received, blocks.received_at))
-    out, into = (
-        [MPI.buffer.fromaddress(at, int((sizes + places).max(initial=0)) if at else 0), sizes, places, MPI.BYTE]
-        for at, sizes, places in ends
-    )
+    record, blocks = request.collective, request.blocks(rank)
+    if request.operation is not None:
+        elements, counts = partial(_elements, request.operation), blocks.sent // request.operation.item
+        return (elements(sent, int(blocks.sent.sum()), 1), elements(received, int(blocks.received[0]), 1), counts), []
+    ends = [
+        (record.send, sent, blocks.sent, blocks.sent_at), (record.recv, received, blocks.received, blocks.received_at)
+    ]  # fmt: skip
     if request.sent is None:
-        return (MPI.IN_PLACE, into), []
-    if request.collective.send is Holds.ONE:
-        length = int(blocks.sent[0])
-        out = [MPI.buffer.fromaddress(sent + int(blocks.sent_at[0]), length), length, MPI.BYTE]
-    return (out, into), []
+        return (MPI.IN_PLACE, _blocks(*ends[1])), []
+    made: list[Any] = [_blocks(*each) for each in ends]
+    if record.is_rooted and rank == request.root:
+        own = slice(rank, rank + 1)
+        places = [at + where[own if holds is Holds.EACH else slice(1)] for holds, at, _, where in ends]
+        if places[0] == places[1]:
+            made[1 if record.send is Holds.EACH else 0] = MPI.IN_PLACE
+    return tuple(made), []
+
+
+def _blocks(holds: Holds, address: int, sizes: Any, places: Any) -> Any:
+    """A buffer of blocks of any sizes; None if there are none."""
+    if not len(sizes):
+        return None
+    if holds is Holds.ONE:
+        length = int(sizes[0])
+        return [MPI.buffer.fromaddress(address + int(places[0]), length), length, MPI.BYTE]
+    span = int((sizes + places).max(initial=0)) if address else 0
+    return [MPI.buffer.fromaddress(address, span), sizes, places, MPI.BYTE]

@@ -11,6 +11,7 @@ from ctypes import memmove
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ class Arguments(NamedTuple):
     limit: Any = LIMIT
     op: Any = MPI.SUM
     order: Any = None
+    recvcounts: Any = None  # in elements, of reductions to blocks of any sizes
 
 
 class Data(NamedTuple):
@@ -286,9 +288,19 @@ class Request:
             how = "" if self.operation is None else f", {self.operation.name}, order {given.order or 'not given'}"
             elements = (received if received.blocks else out).elements
             return Description(f"{name}{root}{how}{place}, {received.block} bytes per block", elements)
-        blocks = self.blocks(rank)
-        sent = np.repeat(blocks.sent, size) if len(blocks.sent) < size else blocks.sent.copy()
-        return Description(name, "", (sent, blocks.received.copy()), (out.elements, received.elements))
+        if self.operation is not None:
+            how = f", {self.operation.name}, order {given.order or 'not given'}"
+            return Description(f"{name}{how}, blocks of {', '.join(map(str, out.each_block()[0]))} bytes", out.elements)
+        blocks, root = self.blocks(rank), f", root {self.root}" if self.collective.root else ""
+        ends = self._by_peer(blocks.sent, size), self._by_peer(blocks.received, size)
+        return Description(name + root, "", ends, (out.elements, received.elements))
+
+    def _by_peer(self, sizes: Bytes, size: int) -> Bytes:
+        """Bytes to, or from, each of ``size`` ranks: of blocks for each, of one for all or the root, or of none."""
+        each = np.zeros(size, np.int64)
+        is_for_root = self.collective.is_rooted and len(sizes) < size
+        each[slice(self.root, self.root + 1) if is_for_root else slice(None)] = sizes if len(sizes) else 0
+        return each
 
 
 def spelled(collective: Collective, algorithm: Any, params: dict[str, Any]) -> str:
@@ -521,13 +533,17 @@ def place_of(session: Session | Beginning, array: Any) -> str:
 
 
 def _check_pair(session: Session | Beginning, sent: Data, received: Data, strict: bool) -> None:
-    """Sizes of a send and a receive buffer and, ``strict``, their places, types and overlap."""
-    rank = session.rank
+    """Sizes of a send and a receive buffer, and what `_check_alike` looks at."""
     if sent.block != received.block:
         factor = received.blocks // sent.blocks
         what = f" ({factor} x sendbuf)" if factor > 1 else ", as sendbuf"
         expected = f"{sent.block * received.blocks} bytes{what}"
-        raise BufferSizeError("recvbuf", expected, f"{received.nbytes} bytes", rank)
+        raise BufferSizeError("recvbuf", expected, f"{received.nbytes} bytes", session.rank)
+    _check_alike(sent, received, session.rank, strict)
+
+
+def _check_alike(sent: Data, received: Data, rank: int, strict: bool) -> None:
+    """Places of a send and a receive buffer and, ``strict``, their types and overlap."""
     if sent.place != received.place and sent.nbytes and received.nbytes:
         expected = "memory of the host, as sendbuf" if sent.place == "host" else f"memory of {sent.place}, as sendbuf"
         raise BufferTypeError("recvbuf", expected, received.place, rank)
@@ -638,6 +654,44 @@ def _uneven_blocks(
     rank, size, limit = session.rank, session.size, given.limit
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise ParameterError("limit", "a number of bytes, at least 0", repr(limit), rank)
+    root = _root(session, given.root, strict) if collective.root else 0
+    sent: Data | None
+    operation, combining = None, FREE
+    if collective.is_rooted:
+        sent, received = _rooted_blocks(session, collective, given, root, strict)
+    elif collective.operation:
+        sent, received, operation = _counted_blocks(session, given, strict)
+        combining = _combining(session, given.order, operation)
+    else:
+        sent, received = _blocks_for_each(session, collective, given)
+    memory = session.memories[received.place].kind
+    transport = _transport(session, given.transport, received.place, mode, uneven=True)
+    whole = received if sent is None or operation is None else sent
+    mean = -(-whole.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
+    wanted = Wanted(collective, mean, sent is None and mean > 0, held=mode is Mode.HELD, combining=combining)
+    variant = session.policy.select(wanted, given.algorithm, given.params)
+    is_auto = session.policy.is_auto(collective, given.algorithm)
+    learns = is_auto and mode is Mode.BLOCKING and given.limit == LIMIT
+    result = received.owner if received.copying is None else _named(given.recv)
+    return Request(
+        collective, sent, received, root, mean, variant, transport, mode,
+        _producers(session, given, sent, received, memory), memory=memory, limit=limit,
+        result=result if received.blocks else None, before=(received if sent is None else sent).copies(True),
+        after=received.copies(False), is_auto=is_auto, operation=operation, combining=combining,
+        learner=session.policy.learner(wanted) if learns else None,
+    )  # fmt: skip
+
+
+def _named(spec: Any) -> Any:
+    """The buffer in a specification."""
+    return spec[0] if isinstance(spec, list | tuple) else spec
+
+
+def _blocks_for_each(
+    session: Session | Beginning, collective: Collective, given: Arguments
+) -> tuple[Data | None, Data]:
+    """What is sent, None in place, and where it is received, by collectives in which every rank receives from each."""
+    rank, size = session.rank, session.size
     into = _read(session, vector_message, given.recv, "recvbuf", size, writable=True)
     received, sent = _uneven(session, into, size, "recvbuf", writable=True), None
     if not is_in_place(given.send):
@@ -657,19 +711,72 @@ def _uneven_blocks(
         raise BufferTypeError("sendbuf", expected, "MPI.IN_PLACE", rank)
     elif collective.send is Holds.EACH:  # what is overwritten is copied before
         sent = _copied(session, into, size)
-    memory = session.memories[received.place].kind
-    transport = _transport(session, given.transport, received.place, mode, uneven=True)
-    mean = -(-received.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
-    wanted = Wanted(collective, mean, sent is None and mean > 0, held=mode is Mode.HELD)
-    variant = session.policy.select(wanted, given.algorithm, given.params)
-    is_auto = session.policy.is_auto(collective, given.algorithm)
-    learns = is_auto and mode is Mode.BLOCKING and given.limit == LIMIT
-    return Request(
-        collective, sent, received, 0, mean, variant, transport, mode,
-        _producers(session, given, sent, received, memory), memory=memory, limit=limit, result=into.buffer,
-        before=(received if sent is None else sent).copies(True), after=received.copies(False),
-        is_auto=is_auto, learner=session.policy.learner(wanted) if learns else None,
-    )  # fmt: skip
+    return sent, received
+
+
+def _rooted_blocks(
+    session: Session | Beginning, collective: Collective, given: Arguments, root: int, strict: bool
+) -> tuple[Data, Data]:
+    """The same where the root has a block for each rank, or of each, and others have one. See `_rooted_data`."""
+    rank, size = session.rank, session.size
+    moves = collective.send is Holds.EACH
+    (many, its_name), (one, name) = (given.send, "sendbuf"), (given.recv, "recvbuf")
+    if not moves:
+        (many, its_name), (one, name) = (one, name), (many, its_name)
+    in_place = rank == root and (one is MPI.IN_PLACE if moves and strict else is_in_place(one))
+    whole = single = None
+    if rank == root:
+        message = _read(session, vector_message, many, its_name, size, writable=not moves)
+        whole = _uneven(session, message, size, its_name, writable=not moves)
+    if not in_place:
+        message = _read(session, block_message, one, name, 0, writable=moves)
+        single = _uneven(session, message, 1, name, writable=moves)
+    elif whole is not None:
+        single = _part(whole, slice(root, root + 1))
+    assert single is not None
+    if whole is None:
+        whole = _part(single, slice(0, 0))
+    elif whole.place != single.place:
+        raise BufferTypeError(name, f"memory of {whole.place}, as {its_name}", single.place, rank)
+    elif not np.array_equal(whole.each_block()[0][root : root + 1], single.each_block()[0]):
+        expected = f"{whole.each_block()[0][root]} bytes, as in {its_name} for the root itself"
+        raise BufferSizeError(name, expected, single.nbytes, rank)
+    return (whole, single) if moves else (single, whole)
+
+
+def _part(data: Data, which: slice) -> Data:
+    """Some of the blocks; none have no address."""
+    sizes, at = (each[which] for each in data.each_block())
+    some = len(sizes) > 0
+    return Data(data.address if some else 0, len(sizes), 0, data.type, data.owner, sizes, at, data.place)
+
+
+def _counted_blocks(session: Session | Beginning, given: Arguments, strict: bool) -> tuple[Data, Data, Operation]:
+    """A vector whose parts, ``recvcounts`` elements each, are reduced on one rank each; and what this rank gets. In
+    place the vector is copied before each start."""
+    rank, size = session.rank, session.size
+    read = partial(_equal, session, blocks=1, strict=strict, combined=True)
+    received = read(given.recv, "recvbuf")
+    in_place = is_in_place(given.send)
+    whole = received if in_place else read(given.send, "sendbuf", writable=False)
+    operation = _operation(session, given.op, received, session.memories[received.place].kind)
+    try:
+        counts = [index(each) for each in given.recvcounts]
+    except TypeError:
+        counts = []
+    if len(counts) != size or min(counts) < 0:
+        raise BufferSizeError("recvcounts", f"{size} numbers of elements", repr(given.recvcounts), rank)
+    sizes = np.array(counts, np.int64) * operation.item
+    for data, name, wanted in ((whole, "sendbuf", int(sizes.sum())), (received, "recvbuf", int(sizes[rank]))):
+        if (data.block < wanted) if in_place else (data.block != wanted):
+            raise BufferSizeError(name, f"{wanted} bytes, as recvcounts say", data.block, rank)
+    if not in_place:
+        _check_alike(whole, received, rank, strict)
+    elif whole.copying is None:
+        whole = _put_aside(whole)
+    parts = np.cumsum(sizes) - sizes
+    sent = whole._replace(blocks=size, block=0, sizes=sizes, at=parts)
+    return sent, received._replace(block=0, sizes=sizes[rank : rank + 1], at=parts[:1]), operation
 
 
 def _uneven(session: Session | Beginning, message: Message, blocks: int, argument: str, *, writable: bool) -> Data:

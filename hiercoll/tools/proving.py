@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
-from hiercoll.collectives import COLLECTIVES
+from hiercoll.collectives import COLLECTIVES, Order
 from hiercoll.errors import ConstraintError
 from hiercoll.schedule import Schedule
 from hiercoll.schedule.system import System
@@ -19,6 +19,7 @@ from hiercoll.verify import Proof, verify
 
 SHAPES = ("1x1", "1x2", "1x7", "2x1", "2x4", "3x5", "4x4", "5+3", "3+1", "1+4+2", "7x1", "16x8")
 PLACEMENTS = ("block", "cyclic", "random=1", "random=2", "random=3")
+EVERY_ROOT = 7  # ranks, at most, among which each is tried as the root
 ALL_LAYOUTS = tuple(f"{shape}:{placement}" for shape in SHAPES for placement in PLACEMENTS)
 
 
@@ -47,6 +48,7 @@ class Outcome:
     refusal: str | None = None
     findings: tuple[str, ...] = ()
     operations: int = 0
+    order: Order | None = None  # in which a reduction has been proved to combine contributions
 
     @property
     def verdict(self) -> str:
@@ -84,14 +86,15 @@ def decide(case: Case) -> Outcome:
         return Outcome(case, error.expected)
     finally:
         gc.enable()
-    return Outcome(case, None, tuple(map(str, proof.findings)), proof.operations)
+    return Outcome(case, None, tuple(map(str, proof.findings)), proof.operations, proof.order)
 
 
 def cases(
     algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterable[str], transport: Transport = DIRECT
 ) -> Iterator[Case]:
-    """Cases for (collective, name, parameters; None for all variants) on distinct topologies,
-    in place too where the algorithm says that it can, and with a root with the first, the last and a rank between."""
+    """Cases for (collective, name, parameters; None for all variants) on distinct topologies, in place too where the
+    algorithm says that it can. Where there is a root: every one on small topologies, else the first, the last and one
+    between."""
     distinct: dict[Topology, str] = {}
     for layout in layouts:
         distinct.setdefault(parse_layout(layout), layout)
@@ -100,7 +103,8 @@ def cases(
         for variant in entry.variants() if params is None else [entry.resolve(params)]:
             for topology, layout in distinct.items():
                 p = topology.size
-                for root in sorted({0, p // 2, p - 1}) if COLLECTIVES[collective].root else (0,):
+                roots = range(p) if p <= EVERY_ROOT else (0, p // 2, p - 1)
+                for root in roots if COLLECTIVES[collective].root else (0,):
                     for inplace in entry.in_places:
                         yield Case(collective, name, variant, layout, inplace, transport, root)
 

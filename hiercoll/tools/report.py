@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hiercoll.calls.dropin import call_name, ignore, observe
 from hiercoll.calls.serving import is_on_device
-from hiercoll.collectives import Collective, Contract, Sizes
+from hiercoll.collectives import Collective, Contract, Holds, Sizes
 from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
 from hiercoll.runtime.request import Mode
@@ -240,21 +240,22 @@ def message_bytes(record: Collective, size: int, args: Sequence[Any]) -> int:
     if record.is_even:
         message = block_message(given, blocks, readonly=True)
         return int(message.counts) * message.element.size * blocks
-    message = vector_message(given, blocks, readonly=True)
+    reader = vector_message if record.recv is Holds.EACH else block_message
+    message = reader(given, blocks, readonly=True)
     return int(np.sum(message.counts)) * message.element.size
 
 
 def _named(record: Collective, args: Sequence[Any]) -> dict[str, Any]:
     """The arguments of a method of mpi4py by name."""
     names = ["recv"] if record.one_buffer else ["send", "recv"]
-    return dict(zip([*names, *(["op"] if record.operation else []), "root"], args, strict=False))
+    return dict(zip([*names, *record.more], args, strict=False))
 
 
 def _wanted(record: Collective, size: int, total: int, args: Sequence[Any]) -> Wanted:
     """What is to be chosen for such a call, for which the receive buffer has so many bytes."""
     given = _named(record, args)
     memory = "cuda" if record.is_even and is_on_device(given["recv"]) else "host"
-    block = 0 if record.sizes is Sizes.OWN else -(-total // record.blocks(record.recv, size))
+    block = 0 if record.sizes in (Sizes.OWN, Sizes.ROOT) else -(-total // record.blocks(record.recv, size))
     in_place = block > 0 and (record.one_buffer or is_in_place(given["send"]))
     return Wanted(record, block, in_place, memory)
 

@@ -44,6 +44,8 @@ def block_sizes(collective: Collective, size: int, ranks: int) -> Counts:
         return np.broadcast_to(np.int64(size), each)
     known = collective.sizes is Sizes.KNOWN
     drawn = np.random.default_rng(size).integers(0, 2 * size + 1, ranks if known else each)
+    if collective.operation and size % 4 == 0:
+        drawn = drawn // 4 * 4
     return np.broadcast_to(drawn[:, None] if known and collective.send is not Holds.EACH else drawn, each)
 
 
@@ -81,6 +83,8 @@ class Workload:
         if record.operation:
             send, recv = (each.view(self.elements) for each in (send, recv))
         ends = ((record.send, send, shape.held), (record.recv, recv, shape.due))
+        if record.operation and not record.is_even:
+            return [send, recv], {"recvcounts": self._sizes(shape.held) // self.elements.itemsize}
         buffers = [
             array if record.is_even or holds is not Holds.EACH else [array, self._sizes(blocks)]
             for holds, array, blocks in ends[record.one_buffer :]

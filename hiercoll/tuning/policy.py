@@ -142,7 +142,7 @@ class Policy:
         """What "auto" means."""
         learner = self._learners.get(wanted.key)
         finding = learner.finding if learner is not None else self.known.get(wanted.key) if self.share else None
-        if wanted.collective.sizes is Sizes.OWN:
+        if wanted.collective.sizes in (Sizes.OWN, Sizes.ROOT):
             return finding.variant if finding is not None and not wanted.held else NATIVE_VARIANT
         chosen = finding.variant if finding is not None else self.decide(wanted).variant
         if chosen.algorithm == NATIVE:
@@ -199,7 +199,7 @@ class Policy:
         collective = wanted.collective
         if not self.share or self._topology.size == 1 or not self.is_auto(collective, "auto"):
             return False
-        if not (wanted.combining.native and wanted.combining.changes):
+        if not (wanted.combining.native and wanted.combining.changes) or collective.sizes is Sizes.ROOT:
             return False
         if collective.sizes is Sizes.OWN:
             return True

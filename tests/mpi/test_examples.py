@@ -25,6 +25,11 @@ CASES = [
     ("moe", "--steps 1 --size 0"),
     ("kfac", "--steps 2 --size 12 --layers 9"),
     ("kfac", "--steps 2 --size 5 --layers 1"),
+    ("conjugate_gradient", "--size 16 --steps 5"),
+    ("conjugate_gradient", "--size 8 --steps 3 --algorithm rabenseifner"),
+    ("conjugate_gradient", "--size 8 --steps 3 --algorithm all_pairs"),
+    ("gradients", "--width 8 --steps 2 --batch 17"),
+    ("gradients", "--width 3 --steps 2 --layers 3 --per-bucket 1 --algorithm ring"),
 ]
 
 
@@ -70,6 +75,21 @@ def test_wrong_data(comm: MPI.Intracomm, name: str) -> None:
     arguments = dict(reversed(CASES))[name]
     with pytest.raises(SystemExit, match=f"{name}: wrong data in step 0 with hiercoll"):
         example.main(arguments.split(), comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("name", "size"), [("conjugate_gradient", "--size=8"), ("gradients", "--width=4")])
+def test_wrong_sums(comm: MPI.Intracomm, name: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same."""
+    allreduce = hiercoll.allreduce
+
+    def other(comm: MPI.Intracomm, send: Any, recv: Any, **how: Any) -> None:
+        allreduce(comm, send, recv, **how)
+        recv += comm.size
+
+    monkeypatch.setattr(hiercoll, "allreduce", other)
+    with pytest.raises(SystemExit, match=f"{name}: other"):
+        load(name).main(["--steps=3", size], comm)
 
 
 def test_wrong_inverses(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,11 @@ KINDS = (
     "reduce",
     "gather",
     "scatter",
+    "gatherv",
+    "scatterv",
+    "reduce_scatterv",
 )
+REDUCE_SCATTERS = ("reduce_scatter", "reduce_scatterv")
 
 
 class Step(NamedTuple):
@@ -85,25 +89,26 @@ class Case:
         uneven = not self.record.is_even
         if uneven and step.inplace and step.kind == "alltoallv":
             table = table + table.T
-        if step.kind == "allgatherv":
+        if step.kind in ("allgatherv", "gatherv"):
             table = np.broadcast_to(table[:, :1], (size, size))
+        if step.kind in ("scatterv", "reduce_scatterv"):
+            table = np.broadcast_to(table[:1], (size, size))
         if not uneven:
             table = np.full((size, size), step.items)
         out = table[rank] if self.record.send is Holds.EACH else table[rank, :1]
         into = table[:, rank] if self.record.recv is Holds.EACH else table[:1, rank]
         self.due = int(into.sum())
-        if step.kind == "reduce_scatter" and step.inplace:
-            into = table[:, rank]
+        if step.kind in REDUCE_SCATTERS and step.inplace:
+            into = table[rank]
         self.send = ((np.arange(out.sum()) * 7 + 31 * rank + step.salt) % 50).astype(step.dtype)
         self.recv = np.full(into.sum(), 99, step.dtype)
         if step.inplace and not self.alone:
             own = slice(into[:rank].sum(), into[: rank + 1].sum())
-            if step.kind == "scatter":
+            if step.kind in ("scatter", "scatterv"):
                 self.recv = self.send[out[:rank].sum() : out[: rank + 1].sum()]
             else:
-                self.recv[own if self.record.in_place is InPlace.OWN or step.kind == "gather" else slice(None)] = (
-                    self.send
-                )
+                is_own = self.record.in_place is InPlace.OWN or step.kind in ("gather", "gatherv")
+                self.recv[own if is_own else slice(None)] = self.send
         self.expected = self.recv.copy()
         self.out, self.into = out, into
 
@@ -113,18 +118,22 @@ class Case:
         more: dict[str, Any] = {"root": self.root} if self.record.root else {}
         if self.record.operation:
             more["op"] = MPI.MAX if step.dtype == "u1" else MPI.SUM  # sums of bytes may stop at 255
-        if not self.record.is_even:
-            sent: Any = [send, self.out] if step.kind == "alltoallv" else send
-            return [MPI.IN_PLACE if step.inplace else sent, [recv, self.into]], more
+        is_scattered = self.record.root and self.record.send is Holds.EACH
+        sent: Any = send
+        if not self.record.is_even and not self.record.operation:
+            sent = [send, self.out] if self.record.send is Holds.EACH else send
+            recv = [recv, self.into] if self.record.recv is Holds.EACH else recv
+        elif not self.record.is_even:
+            more["recvcounts"] = self.out
         if step.inplace and not self.alone:
-            return [send, MPI.IN_PLACE] if step.kind == "scatter" else [MPI.IN_PLACE, recv], more
+            return [sent, MPI.IN_PLACE] if is_scattered else [MPI.IN_PLACE, recv], more
         if self.alone:
-            return [None, recv] if step.kind == "scatter" else [send, None], more
-        return [send, recv], more
+            return [None, recv] if is_scattered else [sent, None], more
+        return [sent, recv], more
 
     def check(self) -> None:
         """What is due has come, and nothing else."""
-        end = self.due if self.step.kind == "reduce_scatter" else len(self.recv)
+        end = self.due if self.step.kind in REDUCE_SCATTERS else len(self.recv)
         np.testing.assert_array_equal(self.recv[:end], self.expected[:end], err_msg=str(self.step))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -73,6 +74,92 @@ def test_scatter(comm: MPI.Intracomm, name: str, params: Any) -> None:
             np.testing.assert_array_equal(own, -1 if root == RANK else block(RANK, salt))
 
 
+COUNTS = {  # elements per rank
+    "growing": np.arange(SIZE) + 1,
+    "some none": np.arange(SIZE) % 2 * 3,
+    "one": np.arange(SIZE) * 0 + (np.arange(SIZE) == SIZE - 1) * 7,
+    "nothing": np.zeros(SIZE, int),
+}
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize("name", ["auto", "native", "linear"])
+def test_blocks_of_any_sizes(comm: MPI.Intracomm, name: str, counts: Array) -> None:
+    """Gatherv and scatterv: with gaps between the root's blocks, in place or not, in all forms."""
+    places = np.cumsum(counts + 1) - counts  # after a gap each
+    whole = np.full(int((counts + 1).sum()), -1)
+    for rank in range(SIZE):
+        whole[places[rank] : places[rank] + counts[rank]] = block(rank, 1)[0] + np.arange(counts[rank])
+    own = slice(places[RANK], places[RANK] + counts[RANK])
+    for root in range(SIZE):
+        how: Any = {"root": root, "algorithm": name}
+        into, many = np.full_like(whole, -1), whole.copy()
+        gathered: Any = [into, (counts, places)] if root == RANK else None
+        scattered: Any = [many, (counts, places)] if root == RANK else None
+        result = hiercoll.gatherv(comm, whole[own].copy(), gathered, **how)
+        assert (result is into) if root == RANK else result is None
+        hiercoll.igatherv(comm, whole[own].copy(), gathered, **how).wait()
+        with hiercoll.gatherv_init(comm, whole[own].copy(), gathered, **how) as plan:
+            plan()
+            into[:] = -1
+            plan()
+        np.testing.assert_array_equal(into, whole if root == RANK else -1)
+        into[:] = -1
+        into[own] = whole[own]
+        hiercoll.gatherv(comm, MPI.IN_PLACE if root == RANK else whole[own].copy(), gathered, **how)
+        np.testing.assert_array_equal(into[own] if root != RANK else into, whole[own] if root != RANK else whole)
+        part = np.full(counts[RANK], -1)
+        assert hiercoll.scatterv(comm, scattered, part, **how) is part
+        np.testing.assert_array_equal(part, whole[own])
+        part[:] = -1
+        hiercoll.iscatterv(comm, scattered, part, **how).wait()
+        np.testing.assert_array_equal(part, whole[own])
+        part[:] = -1
+        with hiercoll.scatterv_init(comm, scattered, MPI.IN_PLACE if root == RANK else part, **how) as plan:
+            plan()
+        np.testing.assert_array_equal(part, -1 if root == RANK else whole[own])
+        np.testing.assert_array_equal(many, whole)
+
+
+@several
+def test_algorithms_that_need_all_sizes(comm: MPI.Intracomm) -> None:
+    """Are refused on all ranks, before any data move."""
+    recv: Any = [np.zeros(SIZE), np.ones(SIZE, int)] if RANK == 0 else None
+    with pytest.raises(hiercoll.ConstraintError, match="blocks of which all ranks know the sizes, got gatherv"):
+        hiercoll.gatherv(comm, np.ones(1), recv, algorithm="binomial")
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize(("name", "params"), variants("reduce_scatter"))
+def test_reduce_scatter_to_any_sizes(comm: MPI.Intracomm, name: str, params: Any, counts: Array) -> None:
+    """The bits of the fixed tree, where that is the algorithm's order; in place, in the background, by a plan."""
+    topology, entry = get_session(comm).topology, REGISTRY["reduce_scatter"].get(name)
+    given = inputs(int(counts.sum()), 3)
+    start = int(counts[:RANK].sum())
+    want = fixed_tree(given, np.add)[start : start + counts[RANK]]
+    is_fixed = entry is not None and entry.order(topology, params) is Order.FIXED
+    check = np.testing.assert_array_equal if is_fixed else np.testing.assert_allclose
+    how: Any = {"algorithm": name, **params}
+
+    def fresh() -> Array:
+        return np.full(counts[RANK], np.nan)
+
+    found = fresh()
+    assert hiercoll.reduce_scatterv(comm, given[RANK], found, counts, **how) is found
+    check(found, want)
+    both = given[RANK].copy()
+    hiercoll.reduce_scatterv(comm, MPI.IN_PLACE, both, counts, **how)
+    check(both[: counts[RANK]], want)
+    found = fresh()
+    hiercoll.ireduce_scatterv(comm, given[RANK], found, counts, **how).wait()
+    check(found, want)
+    with hiercoll.reduce_scatterv_init(comm, given[RANK], found, counts, **how) as plan:
+        plan()
+        found[:] = np.nan
+        plan()
+    check(found, want)
+
+
 def inputs(items: int, salt: int) -> list[Array]:
     """Of all ranks: numbers of which sums in other orders have other bits."""
     return [np.random.default_rng((salt, rank)).normal(0, 10.0**rank, items) for rank in range(SIZE)]
@@ -134,6 +221,37 @@ def test_drop_in(comm: MPI.Intracomm) -> None:
     assert sum(calls.values()) == 3 * SIZE * 10
 
 
+def test_drop_in_with_any_sizes(comm: MPI.Intracomm) -> None:
+    """As mpi4py's, counted; the choice for blocks of which only the root knows the sizes is native."""
+    ours, calls, counts = hiercoll.Intracomm(comm), dropin.Calls(), np.arange(SIZE) + 1
+    total = int(counts.sum())
+    dropin.observe(calls)
+    try:
+        for root in range(SIZE):
+            whole = np.zeros(total) if root == RANK else None
+            recv: Any = [whole, counts] if root == RANK else None
+            ours.Gatherv(np.full(RANK + 1, float(RANK)), recv, root)
+            ours.Igatherv(np.full(RANK + 1, float(RANK)), recv, root=root).Wait()
+            assert whole is None or (whole == np.repeat(np.arange(SIZE), counts)).all()
+            own = np.zeros(RANK + 1)
+            ours.Scatterv(recv, own, root=root)
+            assert (own == RANK).all()
+            for given in ((counts,), (counts.tolist(), MPI.SUM), ()):  # without counts those of recvbuf are asked for
+                own[:] = -1
+                ours.Reduce_scatter(np.ones(total), own, *given)
+                assert (own == SIZE).all()
+                ours.Ireduce_scatter(np.full(total, 2.0), own, *given).Wait()
+                assert (own == 2 * SIZE).all()
+    finally:
+        dropin.ignore(calls)
+    counted = Counter[str]()
+    for name, number in calls.items():
+        counted[name.removesuffix(", native")] += number
+    assert counted == {
+        "gatherv": SIZE, "igatherv": SIZE, "scatterv": SIZE, "reduce_scatterv": 3 * SIZE, "ireduce_scatterv": 3 * SIZE
+    }  # fmt: skip
+
+
 def _drop_in_round(ours: hiercoll.Intracomm, root: int, salt: int) -> None:
     every = np.array([block(rank, salt) for rank in range(SIZE)])
     whole, own = np.zeros_like(every) if root == RANK else None, np.zeros(ITEMS, int)
@@ -173,6 +291,19 @@ def _drop_in_round(ours: hiercoll.Intracomm, root: int, salt: int) -> None:
         (lambda comm: hiercoll.reduce(comm, np.ones(3), op=None), "op: expected an operation of MPI's"),
         (lambda comm: hiercoll.reduce_scatter(comm, np.ones(SIZE + 1)), "elements that [0-9]+ ranks divide"),
         (lambda comm: hiercoll.reduce_scatter(comm, np.ones(SIZE), np.ones(2)), "recvbuf: expected 8 bytes"),
+        (lambda comm: hiercoll.reduce_scatterv(comm, np.ones(3), np.ones(1), 3), "recvcounts: expected [0-9]+ numbers"),
+        (lambda comm: hiercoll.reduce_scatterv(comm, np.ones(3), np.ones(1), [1] * (SIZE + 1)), "recvcounts"),
+        (lambda comm: hiercoll.reduce_scatterv(comm, np.ones(1), np.ones(1), [1] * SIZE), "sendbuf: expected [0-9]+ b"),
+        (lambda comm: hiercoll.reduce_scatterv(comm, np.ones(SIZE), np.ones(2), [1] * SIZE), "recvbuf: expected 8 b"),
+        (lambda comm: hiercoll.gatherv(comm, np.ones(1), [np.ones(2)], root=RANK), "recvbuf"),
+        (
+            lambda comm: hiercoll.gatherv(comm, np.ones(2), [np.ones(SIZE), [1] * SIZE], root=RANK),
+            "8 bytes, as in recv",
+        ),
+        (
+            lambda comm: hiercoll.scatterv(comm, [np.ones(1), [1] * SIZE], np.ones(1), root=RANK),
+            "displacements that fit",
+        ),
     ],
 )
 def test_what_is_refused(comm: MPI.Intracomm, call: Callable[[MPI.Intracomm], Any], message: str) -> None:

@@ -23,7 +23,8 @@ from launch import mpiexec, vendor
 
 KINDS = "buf vec nb_buf nb_vec pr_buf pr_vec ngh_buf obj obj_inter buf_inter vec_inter"
 MODULES = tuple(f"test_cco_{kind}" for kind in KINDS.split())
-SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv", "bcast")
+SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv", "bcast", "allreduce", "reduce_scatter", "reduce")
+SERVED += ("gather", "scatter")
 REQUESTS = ("ialltoall", "iallgather", "iallgatherv", "alltoall_init", "allgather_init", "allgatherv_init")
 REQUESTS += ("ibcast", "bcast_init")
 

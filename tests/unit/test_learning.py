@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import exp, inf
 
@@ -49,22 +50,27 @@ class Job:
     calls: int = 0
 
     def __post_init__(self) -> None:
-        self._words: list[list[float]] = []
+        self._words: list[list[float]] = []  # that ranks have agreed on
+        self._heard = [0] * self.ranks  # how many of them each has heard
         self._made: set[tuple[object, ...]] = {NATIVE_VARIANT.key}
         self.findings: list[Finding] = []
         self.learners = [
             Learner(
-                lambda own: self.candidates, self._agree, Budget(self.share),
+                lambda own: self.candidates, partial(self._agree, rank), Budget(self.share),
                 self.findings.append if rank == 0 else lambda finding: None, self.known, self.rarely,
             )
             for rank in range(self.ranks)
         ]  # fmt: skip
 
-    def _agree(self, values: Sequence[float]) -> list[float]:
-        """All ranks say the same number of values at the same time; here they are asked one after the other, so the
-        first rank's agreement must see what the others are about to say: they are driven alike."""
+    def _agree(self, rank: int, values: Sequence[float]) -> list[float]:
+        """What the first rank says, since ranks are driven alike; but they take different times to think."""
         self.seconds += self.meeting / self.ranks
-        return list(values)
+        if self._heard[rank] == len(self._words):
+            self._words.append(list(values))
+        self._heard[rank] += 1
+        agreed = self._words[self._heard[rank] - 1]
+        assert len(agreed) == len(values)
+        return agreed
 
     def run(self, calls: int) -> Job:
         """Make so many calls."""
