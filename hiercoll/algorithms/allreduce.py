@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeAlias
 
 from hiercoll.algorithms.grouping import ARRIVED, DONE
-from hiercoll.algorithms.registry import Parameter, Params, register
+from hiercoll.algorithms.registry import Parameter, Params, grid, register
 from hiercoll.collectives import ALLREDUCE, Order, fixed_tree
 from hiercoll.schedule import RECV, SEND, Buffer, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
@@ -94,25 +95,46 @@ def _doubling(b: Builder, line: Line, own: Part, target: Region, spare: Buffer, 
     return _unfolded(b, line, takes_part, part, target, tag)
 
 
-def _halving(b: Builder, line: Line, own: Part, target: Buffer, whole: range, spare: Buffer, tag: int) -> Part:
-    """Halves of partial results are exchanged, the nearest ranks first; then what is complete, the other way. Blocks
-    of ``whole`` are as many as ranks take part."""
-    takes_part, begun = folded(b, line, own, target[whole], spare[range(len(whole))].of(whole), tag)
-    if not takes_part:
-        return _unfolded(b, line, False, begun, target[whole], tag)
-    buffer = SEND if begun.region.buffer == "send" else target
-    part, after, steps = whole, begun.after, list[tuple[int, int, range, range]]()
+class Exchange(NamedTuple):
+    """Of halves with a peer, in a step of so much: the blocks that this rank keeps, and those that the peer does."""
+
+    peer: int
+    distance: int
+    kept: range
+    given: range
+
+
+def at(buffer: Buffer, blocks: range) -> Region:
+    """Those blocks of the vector in the program's buffer, or in hiercoll's own."""
+    return buffer[blocks] if buffer.name in ("send", "recv") else buffer[blocks].of(blocks)
+
+
+def halved(
+    b: Builder, line: Line, own: Part, target: Buffer, whole: range, spare: Buffer, tag: int
+) -> tuple[list[int], list[Exchange]]:
+    """Halves of partial results are exchanged, the nearest ranks first, until a rank has one block of the result.
+    Blocks of ``whole`` are as many as ranks take part. Returns after what it is there, and the exchanges."""
+    buffer = SEND if own.region.buffer == "send" else target
+    part, after, steps = whole, own.after, list[Exchange]()
     for step, distance in enumerate(line.distances(), tag + 1):
         peer, half = line.rank(line.place ^ distance), len(part) // 2
         is_upper = bool(line.place & distance)
         kept, given = (part[half:], part[:half]) if is_upper else (part[:half], part[half:])
         into = spare[range(half)].of(kept)
-        came = [b.recv(peer, into, tag=step, after=after), b.send(peer, buffer[given], tag=step, after=after)]
-        after = combined(b, Part(buffer[kept], after), into, came, target[kept], is_upper).after
-        steps.append((peer, step, kept, given))
+        came = [b.recv(peer, into, tag=step, after=after), b.send(peer, at(buffer, given), tag=step, after=after)]
+        after = combined(b, Part(at(buffer, kept), after), into, came, at(target, kept), is_upper).after
+        steps.append(Exchange(peer, distance, kept, given))
         part, buffer = kept, target
-    for peer, step, kept, given in reversed(steps):
-        number = step + len(steps)
+    return after, steps
+
+
+def _halving(b: Builder, line: Line, own: Part, target: Buffer, whole: range, spare: Buffer, tag: int) -> Part:
+    """`halved`, and then what is complete is exchanged, the other way."""
+    takes_part, begun = folded(b, line, own, target[whole], spare[range(len(whole))].of(whole), tag)
+    if not takes_part:
+        return _unfolded(b, line, False, begun, target[whole], tag)
+    after, steps = halved(b, line, begun, target, whole, spare, tag)
+    for number, (peer, _, kept, given) in enumerate(reversed(steps), tag + len(steps) + 1):
         came = [b.recv(peer, target[given], tag=number, after=after)]
         after = [*came, b.send(peer, target[kept], tag=number, after=after)]
     return _unfolded(b, line, True, Part(target[whole], after), target[whole], tag)
@@ -259,6 +281,162 @@ def over_tree(b: Builder, parts: Sequence[Part], target: Region, before: Sequenc
         return Part(into, [b.reduce(one.region, other.region, into, after=after)])
 
     return fixed_tree(parts, combine)
+
+
+def swing_peer(place: int, step: int) -> int:
+    """Whom Swing lets a rank meet: 1, 1, 3, 5, 11, ... ranks away, on alternate sides."""
+    distance = (1 - int((-2) ** (step + 1))) // 3
+    return place - distance if place % 2 else place + distance
+
+
+def _met(p: int, place: int, step: int) -> list[int]:
+    """Those that a rank is to reach from that step on, with itself."""
+    peers = [swing_peer(place, later) % p for later in range(step, p.bit_length() - 1)]
+    return sorted([place, *(each for later, peer in enumerate(peers, step + 1) for each in _met(p, peer, later))])
+
+
+@register(
+    ALLREDUCE,
+    in_place=True,
+    constraint=lambda topology, params: "a power of two of ranks" if topology.size & topology.size - 1 else None,
+    order=lambda topology, params: Order.FIXED if topology.size <= 4 else Order.ANY,
+    auto=({},),
+)
+def swing_allreduce(topology: Topology, rank: int) -> Schedule:
+    """As rabenseifner, with peers whose distance on a ring, or a torus of links, grows more slowly.
+
+    Contract: allreduce in any order; the vector is p blocks.
+
+        node 0: 0 1 2 3   | 0 <-> 1, 2 <-> 3, 4 <-> 5, 6 <-> 7: four blocks each
+        node 1: 4 5 6 7   | 1 <-> 2, 3 <-> 4, 5 <-> 6, 7 <-> 0: two;
+                          | 0 <-> 3, 1 <-> 6, 2 <-> 5, 4 <-> 7: one; and back
+
+    A rank gives a peer the blocks of those that the peer is still to reach.
+    Counts (p a power of two): messages = 2*log2(p); blocks = 2*(p-1); scratch = p//2
+    Constraints: a power of two of ranks.
+    Reference: De Sensi et al. 2024 (Swing), the variant that is optimal in bandwidth.
+    """
+    p = topology.size
+    b, after, buffer = Builder(rank, blocks=p), list[int](), SEND
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+        return b.build()
+    spare, steps = b.scratch(p // 2), list[tuple[int, list[int], list[int]]]()
+    for step in range(p.bit_length() - 1):
+        peer = swing_peer(rank, step) % p
+        given, kept = _met(p, peer, step + 1), _met(p, rank, step + 1)
+        into = spare[range(len(kept))].of(kept)
+        came = [b.recv(peer, into, tag=step, after=after), b.send(peer, buffer[given], tag=step, after=after)]
+        after = combined(b, Part(buffer[kept], after), into, came, RECV[kept], is_first=peer < rank).after
+        steps.append((peer, given, kept))
+        buffer = RECV
+    for number, (peer, given, kept) in enumerate(reversed(steps), len(steps)):
+        came = [b.recv(peer, RECV[given], tag=number, after=after)]
+        after = [*came, b.send(peer, RECV[kept], tag=number, after=after)]
+    return in_order(b.build())
+
+
+class Branch(NamedTuple):
+    """Where a place is in a binary tree: who is above, who is below on either side, and the tree's height."""
+
+    above: int | None
+    below: list[int]
+    height: int
+
+
+def in_order_tree(n: int, place: int) -> Branch:
+    """A binary tree over ``n`` places in which those to the left of a place are before it, those to the right behind;
+    every other place, from the first on, is a leaf."""
+    low, size, above = 0, n, None
+    while True:
+        top = low + (1 << size.bit_length() - 1) - 1
+        left, right = (low, top - low), (top + 1, low + size - top - 1)
+        if place == top:
+            below = [first + (1 << many.bit_length() - 1) - 1 for first, many in (left, right) if many]
+            return Branch(above, below, n.bit_length())
+        above, (low, size) = top, left if place < top else right
+
+
+@register(
+    ALLREDUCE,
+    Parameter("segments", 8, (8, 1, 3), "parts of each half of the vector, for pipelining", 1),
+    in_place=True,
+    order=lambda topology, params: Order.ANY if topology.size % 2 else Order.RANK if topology.size > 2 else Order.FIXED,
+    auto=({}, {"segments": 32}),
+    search=lambda topology: grid(segments=(2, 4, 16, 32, 64)),
+)
+def double_tree_allreduce(topology: Topology, rank: int, *, segments: int) -> Schedule:
+    """Two binary trees, each for half of the vector, up and down; who is a leaf in one has others below in the other.
+
+    Contract: allreduce, by ranks in their order if they are even in number, else in any order.
+
+        node 0: 0 1 2   | one half:             0 -> 1 <- 2,  4 -> 5;  1 -> 3 <- 5;  and down again
+        node 1: 3 4 5   | the other, mirrored:  5 -> 4 <- 3,  1 -> 0;  4 -> 2 <- 0;  and down again
+
+    Of an odd number of ranks the other tree's are shifted by one instead.
+    Segments follow each other, up and then down. Every rank sends and receives each half twice at most.
+    Counts (any number of ranks): scratch = 4 if p > 1 else 0
+    Constraints: none.
+    Reference: Sanders, Speck, Träff 2009 (two-tree algorithm).
+    """
+    p, b = topology.size, Builder(rank, segments, blocks=2)
+    if p == 1:
+        b.copy(SEND[0:2], RECV[0:2])
+        return b.build()
+    spare, trees = b.scratch(4), [_TreeHalf.of(b, half, p) for half in range(2)]
+    height = trees[0].branch.height
+    for step in range(segments + height):
+        for tree in trees:
+            if step < segments:
+                tree.up(b, step, [spare[2 * tree.half + side].of(tree.half) for side in range(2)])
+            if step >= height:
+                tree.down(b, step - height)
+    return in_order(b.build())
+
+
+class _TreeHalf(NamedTuple):
+    """One of the two trees, for one half of the vector; places in it, and back to ranks."""
+
+    half: int
+    branch: Branch
+    place: int
+    ranks: list[int]
+    sums: list[list[int]]  # by segment, what completes the sum that is passed up, or the result
+
+    @classmethod
+    def of(cls, b: Builder, half: int, p: int) -> _TreeHalf:
+        ranks = list(range(p)) if half == 0 else list(range(p))[::-1] if p % 2 == 0 else [*range(1, p), 0]
+        place = ranks.index(b.rank)
+        return cls(half, in_order_tree(p, place), place, ranks, [])
+
+    def up(self, b: Builder, number: int, spare: Sequence[Region]) -> None:
+        """Add what comes from below to the rank's own, in the order of ranks, and pass it on."""
+        with _segment(b, number):
+            part = Part(SEND[self.half], [])
+            for below, into in sorted(zip((self.ranks[each] for each in self.branch.below), spare, strict=False)):
+                came = [b.recv(below, into, tag=self._tag(b, number), after=[])]
+                part = combined(b, part, into, came, RECV[self.half], is_first=below < b.rank)
+            if self.branch.above is not None:
+                above = self.ranks[self.branch.above]
+                part.after.append(b.send(above, part.region, tag=self._tag(b, number), after=part.after))
+            self.sums.append(part.after)
+
+    def down(self, b: Builder, number: int) -> None:
+        """Pass the result on."""
+        tag = self._tag(b, b.segments + number)
+        with _segment(b, number):
+            here = self.sums[number]
+            if self.branch.above is not None:
+                here = [b.recv(self.ranks[self.branch.above], RECV[self.half], tag=tag, after=here)]
+            for below in self.branch.below:
+                b.send(self.ranks[below], RECV[self.half], tag=tag, after=here)
+
+    def _tag(self, b: Builder, number: int) -> int:
+        return 2 * number + self.half
+
+
+def _segment(b: Builder, number: int) -> AbstractContextManager[object]:
+    return b.segment(number) if b.segments > 1 else nullcontext()
 
 
 OUTER = Parameter(

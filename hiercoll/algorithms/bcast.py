@@ -117,6 +117,34 @@ def _parts(b: Builder) -> Iterator[int]:
 
 @register(
     BCAST,
+    Parameter("segments", 8, (8, 1, 3), "parts of the vector, for pipelining", 1),
+    auto=({"segments": 64},),
+    search=lambda topology: grid(segments=(4, 16, 32, 64)),
+)
+def chain(topology: Topology, rank: int, *, root: int, segments: int) -> Schedule:
+    """Each rank passes the vector on to the next, segment by segment.
+
+    Contract: bcast; the vector is one block.
+
+        node 0: 0 -> 1 -> 2   | while 0 sends the third segment to 1, 1 sends the second to 2,
+                          v   | and 2 the first to 3  (ranks counted from the root)
+        node 1: 5 <- 4 <- 3   |
+
+    Counts (root; any number of ranks): messages = segments if p > 1 else 0; blocks = 1 if p > 1 else 0; scratch = 0
+    Constraints: none.
+    Reference: Pjesivac-Grbovic et al. 2007 (pipeline, chain with fanout 1).
+    """
+    b, line = Builder(rank, segments), _line(range(topology.size), root)
+    me = line.index(rank)
+    for tag, _ in enumerate(_parts(b)):
+        here = [b.recv(line[me - 1], RECV[0], tag=tag)] if me else []
+        if me + 1 < len(line):
+            b.send(line[me + 1], RECV[0], tag=tag, after=here)
+    return in_order(b.build())
+
+
+@register(
+    BCAST,
     Parameter("steps", "ring", STEPS, "of the allgather"),
     auto=({}, {"steps": "recursive_doubling"}),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hiercoll.algorithms.allreduce import Line, Part, combined, folded, over_tree
+from hiercoll.algorithms.allreduce import Line, Part, at, combined, folded, halved, over_tree
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import REDUCE, REDUCE_SCATTER, Order
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
@@ -58,6 +58,42 @@ def _to_root(b: Builder, line: Line, root: int, target: Region, spare: Region, t
         b.copy(SEND[0], RECV[0])
 
 
+@register(REDUCE, order=Order.FIXED, auto=({},))
+def rabenseifner_reduce(topology: Topology, rank: int, *, root: int) -> Schedule:
+    """Recursive halving, so that every rank has a part of the result, then a gather of the parts.
+
+    Contract: reduce in the fixed order; as many blocks as the largest power of two <= p.
+
+        node 0: 0 1 2   | p=6, in pairs 1 -> 0, 3 -> 2; halves: 0 <-> 2, 4 <-> 5; quarters: 0 <-> 4,
+        node 1: 3 4 5   |      2 <-> 5; to root 0: 4 -> 0, 5 -> 2;  2 -> 0
+
+    Counts (root; p a power of two): messages = log2(p); blocks = p-1; scratch = 2*p if p > 1 else 0
+    Constraints: none.
+    Reference: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005, section 4.4.
+    """
+    p = topology.size
+    line, end = Line.of(range(p), rank), Line.of(range(p), root)
+    b, whole = Builder(rank, blocks=line.width), range(line.width)
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+        return b.build()
+    spare, own = b.scratch(line.width), b.scratch(line.width)
+    target, first, last = RECV if rank == root else own, line.rank(end.place), 2 * len(line.distances()) + 1
+    begun = folded(b, line, Part(SEND[whole], []), at(target, whole), spare[whole].of(whole), 0)
+    if begun[0]:
+        after, steps = halved(b, line, begun[1], target, whole, spare, 0)
+        for number, (peer, distance, kept, given) in enumerate(reversed(steps), len(steps) + 1):
+            if line.place & distance != end.place & distance:
+                b.send(peer, at(target, kept), tag=number, after=after)
+                break
+            after = [*after, b.recv(peer, at(target, given), tag=number, after=after)]
+        if rank == first != root:
+            b.send(root, at(target, whole), tag=last, after=after)
+    elif rank == root:
+        b.recv(first, RECV[whole], tag=last, after=begun[1].after)
+    return in_order(b.build())
+
+
 @register(REDUCE_SCATTER, in_place=True, order=Order.FIXED, auto=({},))
 def direct_reduce_scatter(topology: Topology, rank: int) -> Schedule:
     """Every rank gets its block of all ranks, and combines them.
@@ -107,6 +143,37 @@ def pairwise_reduce_scatter(topology: Topology, rank: int) -> Schedule:
         out, into = (rank + step) % p, (rank - step) % p
         came = [b.recv(into, spare, after=part.after), b.send(out, SEND[out], after=part.after)]
         part = combined(b, part, spare, came, RECV[0], is_first=into < rank)
+    return in_order(b.build())
+
+
+@register(REDUCE_SCATTER, auto=({},))
+def ring_reduce_scatter(topology: Topology, rank: int) -> Schedule:
+    """Sums of blocks go around a ring, and end where they are due.
+
+    Contract: reduce_scatter in any order (block c is combined in the cyclic order that starts behind rank c).
+
+        node 0: 0 -> 1 -> 2
+                ^         v     p-1 steps adding own blocks
+        node 1: 5 <- 4 <- 3
+
+    Counts: messages = p-1; blocks = p-1; scratch = 2 if p > 1 else 0
+    Constraints: none. Not in place.
+    Reference: Patarasuk, Yuan 2009.
+    """
+    b, p = Builder(rank), topology.size
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+        return b.build()
+    came, own = b.scratch(1)[0], b.scratch(1)[0]
+    part = Part(SEND[(rank - 1) % p], [])
+    for step in range(p - 1):
+        into = (rank - 2 - step) % p
+        after = [
+            b.recv((rank - 1) % p, came.of(into), tag=step, after=part.after),
+            b.send((rank + 1) % p, part.region, tag=step, after=part.after),
+        ]
+        target = own.of(into) if step < p - 2 else RECV[0]
+        part = Part(target, [b.reduce(came.of(into), SEND[into], target, after=after)])
     return in_order(b.build())
 
 

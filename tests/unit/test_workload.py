@@ -90,6 +90,15 @@ def closed_form(collective: str, topology: Topology, size: int) -> int:
         return int(max(np.bincount(node_of, across.sum(axis=axis)).max() for axis in (0, 1)))
     if collective in ("gather", "scatter"):
         return size * (p - nodes[topology.node_of[0]])
+    if collective in ("gatherv", "scatterv", "reduce_scatterv"):
+        table, node_of = block_sizes(get_collective(collective), size, p), np.array(topology.node_of)
+        each = table[:, 0] if collective == "gatherv" else table[0]
+        held = np.bincount(node_of, each)
+        if len(nodes) == 1:
+            return 0
+        if collective == "reduce_scatterv":
+            return int(max(held.max(), each.sum() - held.min()))
+        return int(each.sum() - held[node_of[0]])
     if collective == "reduce_scatter":  # each node's part of what is due elsewhere
         return size * max(max(p - m, some) for m, some in zip(nodes, others, strict=True)) * (len(nodes) > 1)
     return size * (len(nodes) > 1)  # a vector
