@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from hiercoll.algorithms.grouping import ARRIVED, DONE
 from hiercoll.algorithms.registry import Parameter, Params, grid, register
@@ -13,6 +13,7 @@ from hiercoll.schedule import RECV, SEND, Buffer, Builder, Region, Schedule, in_
 from hiercoll.topology import Topology
 
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
+END = object()
 
 
 class Part(NamedTuple):
@@ -58,20 +59,59 @@ class Line(NamedTuple):
         return [1 << step for step in range(self.width.bit_length() - 1)]
 
 
+# What takes several steps is a generator: it yields where it has begun messages that it waits for next, so that other
+# segments can begin theirs.
+Made = TypeVar("Made")
+Course: TypeAlias = "Generator[None, None, Made]"
+
+
+def at_once(course: Course[Made]) -> Made:
+    """All steps, one after the other; what they come to."""
+    while True:
+        try:
+            next(course)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def idle(steps: int) -> Course[None]:
+    """Ranks that have nothing to do keep step: else segments of one would wait for other ones of the next."""
+    for _ in range(steps):
+        yield
+
+
+def in_turns(b: Builder, course: Callable[[int], Course[object]]) -> None:
+    """The steps of each segment, those of all segments in turns."""
+    left = {number: course(number) for number in range(b.segments)}
+    while left:
+        for number in list(left):
+            with _segment(b, number):
+                if next(left[number], END) is END:
+                    del left[number]
+
+
+def _segment(b: Builder, number: int) -> AbstractContextManager[object]:
+    return b.segment(number) if b.segments > 1 else nullcontext()
+
+
 def combined(b: Builder, own: Part, other: Region, came: list[int], target: Region, is_first: bool) -> Part:
     """``own`` and what has come, of lower ranks if it ``is_first``, as a new partial result."""
     left, right = (other, own.region) if is_first else (own.region, other)
     return Part(target, [b.reduce(left, right, target, after=[*own.after, *came])])
 
 
-def folded(b: Builder, line: Line, own: Part, target: Region, spare: Region, tag: int) -> tuple[bool, Part]:
+def folded(b: Builder, line: Line, own: Part, target: Region, spare: Region, tag: int) -> Course[tuple[bool, Part]]:
     """Whether this rank takes part in the steps, and what it begins with, or has given to its partner."""
     partner = line.partner
     if partner is None:
+        yield from idle(line.pairs > 0)
         return True, own
     if partner == b.rank:
-        return False, Part(own.region, [b.send(line.rank(line.place), own.region, tag=tag, after=own.after)])
+        part = Part(own.region, [b.send(line.rank(line.place), own.region, tag=tag, after=own.after)])
+        yield
+        return False, part
     came = [b.recv(partner, spare, tag=tag, after=own.after)]
+    yield
     return True, combined(b, own, spare, came, target, is_first=False)
 
 
@@ -84,13 +124,15 @@ def _unfolded(b: Builder, line: Line, takes_part: bool, part: Part, target: Regi
     return part
 
 
-def _doubling(b: Builder, line: Line, own: Part, target: Region, spare: Buffer, tag: int) -> Part:
+def _doubling(b: Builder, line: Line, own: Part, target: Region, spare: Buffer, tag: int) -> Course[Part]:
     """Whole partial results are exchanged, again and again; what comes lies in ``spare``."""
     into = spare[range(len(target.blocks))].of(target.blocks)
-    takes_part, part = folded(b, line, own, target, into, tag)
+    takes_part, part = yield from folded(b, line, own, target, into, tag)
+    yield from idle(0 if takes_part else len(line.distances()))
     for step, distance in enumerate(line.distances() if takes_part else [], tag + 1):
         peer = line.rank(line.place ^ distance)
         came = [b.recv(peer, into, tag=step, after=part.after), b.send(peer, part.region, tag=step, after=part.after)]
+        yield
         part = combined(b, part, into, came, target, is_first=bool(line.place & distance))
     return _unfolded(b, line, takes_part, part, target, tag)
 
@@ -111,7 +153,7 @@ def at(buffer: Buffer, blocks: range) -> Region:
 
 def halved(
     b: Builder, line: Line, own: Part, target: Buffer, whole: range, spare: Buffer, tag: int
-) -> tuple[list[int], list[Exchange]]:
+) -> Course[tuple[list[int], list[Exchange]]]:
     """Halves of partial results are exchanged, the nearest ranks first, until a rank has one block of the result.
     Blocks of ``whole`` are as many as ranks take part. Returns after what it is there, and the exchanges."""
     buffer = SEND if own.region.buffer == "send" else target
@@ -122,25 +164,30 @@ def halved(
         kept, given = (part[half:], part[:half]) if is_upper else (part[:half], part[half:])
         into = spare[range(half)].of(kept)
         came = [b.recv(peer, into, tag=step, after=after), b.send(peer, at(buffer, given), tag=step, after=after)]
+        yield
         after = combined(b, Part(at(buffer, kept), after), into, came, at(target, kept), is_upper).after
         steps.append(Exchange(peer, distance, kept, given))
         part, buffer = kept, target
     return after, steps
 
 
-def _halving(b: Builder, line: Line, own: Part, target: Buffer, whole: range, spare: Buffer, tag: int) -> Part:
+def _halving(b: Builder, line: Line, own: Part, target: Buffer, whole: range, spare: Buffer, tag: int) -> Course[Part]:
     """`halved`, and then what is complete is exchanged, the other way."""
-    takes_part, begun = folded(b, line, own, target[whole], spare[range(len(whole))].of(whole), tag)
+    takes_part, begun = yield from folded(b, line, own, target[whole], spare[range(len(whole))].of(whole), tag)
     if not takes_part:
+        yield from idle(2 * len(line.distances()))
         return _unfolded(b, line, False, begun, target[whole], tag)
-    after, steps = halved(b, line, begun, target, whole, spare, tag)
+    after, steps = yield from halved(b, line, begun, target, whole, spare, tag)
     for number, (peer, _, kept, given) in enumerate(reversed(steps), tag + len(steps) + 1):
         came = [b.recv(peer, target[given], tag=number, after=after)]
         after = [*came, b.send(peer, target[kept], tag=number, after=after)]
+        yield
     return _unfolded(b, line, True, Part(target[whole], after), target[whole], tag)
 
 
-def _around(b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int) -> Part:
+def _around(
+    b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int
+) -> Course[Part]:
     """Sums go around a ring, and then around once more; as many blocks as ranks, times a number."""
     p, me, each = len(ranks), ranks.index(b.rank), len(whole) // len(ranks)
     before, behind = ranks[me - 1], ranks[(me + 1) % p]
@@ -157,6 +204,7 @@ def _around(b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: 
             b.recv(before, partial, tag=tag + step, after=after),
             b.send(behind, (target if step else source)[out], tag=tag + step, after=after),
         ]
+        yield
         after = [b.reduce(partial, source[into], target[into], after=came)]
     for step in range(p - 1):
         out, into = share(me + 1 - step), share(me - step)
@@ -164,6 +212,7 @@ def _around(b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: 
             b.recv(before, target[into], tag=tag + p + step, after=after),
             b.send(behind, target[out], tag=tag + p + step, after=after),
         ]
+        yield
     return Part(target[whole], after)
 
 
@@ -186,7 +235,7 @@ def ring_allreduce(topology: Topology, rank: int) -> Schedule:
     if p == 1:
         b.copy(SEND[0], RECV[0])
     else:
-        _around(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(1), 0)
+        at_once(_around(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(1), 0))
     return in_order(b.build())
 
 
@@ -208,7 +257,7 @@ def recursive_doubling_allreduce(topology: Topology, rank: int) -> Schedule:
     if p == 1:
         b.copy(SEND[0], RECV[0])
     else:
-        _doubling(b, Line.of(range(p), rank), Part(SEND[0], []), RECV[0], b.scratch(1), 0)
+        at_once(_doubling(b, Line.of(range(p), rank), Part(SEND[0], []), RECV[0], b.scratch(1), 0))
     return in_order(b.build())
 
 
@@ -233,7 +282,7 @@ def rabenseifner_allreduce(topology: Topology, rank: int) -> Schedule:
         b.copy(SEND[0], RECV[0])
     else:
         spare = b.scratch(line.width if line.pairs else line.width // 2)
-        _halving(b, line, Part(SEND[whole], []), RECV, whole, spare, 0)
+        at_once(_halving(b, line, Part(SEND[whole], []), RECV, whole, spare, 0))
     return in_order(b.build())
 
 
@@ -252,19 +301,33 @@ def all_pairs_allreduce(topology: Topology, rank: int) -> Schedule:
     Reference: Cowan et al. 2022 (GC3), all-pairs.
     """
     p, b = topology.size, Builder(rank, blocks=topology.size)
-    spare, others = b.scratch(p - 1), [(rank + step) % p for step in range(1, p)]
-    parts = {rank: Part(SEND[rank], [])}
-    for slot, peer in enumerate(others):
-        parts[peer] = Part(spare[slot].of(rank), [b.recv(peer, spare[slot].of(rank))])
-    sent = {peer: b.send(peer, SEND[peer]) for peer in others}
     if p == 1:
         b.copy(SEND[0], RECV[0])
     else:
-        result = over_tree(b, [parts[each] for each in range(p)], RECV[rank])
-        for peer in others:
-            b.send(peer, RECV[rank], tag=1, after=result.after)
-            b.recv(peer, RECV[peer], tag=1, after=[sent[peer]])
+        at_once(_all_to_all(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(p - 1), 0))
     return in_order(b.build())
+
+
+def _all_to_all(
+    b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int
+) -> Course[Part]:
+    """Every rank gets its block of all others, combines them by the fixed tree, and sends the result to all."""
+    p, me = len(ranks), ranks.index(b.rank)
+    source = SEND if own.region.buffer == "send" else target
+    others = [(me + step) % p for step in range(1, p)]
+    parts = {me: Part(source[whole[me]], own.after)}
+    for slot, other in enumerate(others):
+        into = spare[slot].of(whole[me])
+        parts[other] = Part(into, [b.recv(ranks[other], into, tag=tag)])
+    sent = {other: b.send(ranks[other], source[whole[other]], tag=tag, after=own.after) for other in others}
+    yield
+    result = over_tree(b, [parts[each] for each in range(p)], target[whole[me]])
+    after = list(result.after)
+    for other in others:
+        after.append(b.send(ranks[other], target[whole[me]], tag=tag + 1, after=result.after))
+        after.append(b.recv(ranks[other], target[whole[other]], tag=tag + 1, after=[sent[other]]))
+    yield
+    return Part(target[whole], after)
 
 
 def over_tree(b: Builder, parts: Sequence[Part], target: Region, before: Sequence[int] = ()) -> Part:
@@ -435,16 +498,13 @@ class _TreeHalf(NamedTuple):
         return 2 * number + self.half
 
 
-def _segment(b: Builder, number: int) -> AbstractContextManager[object]:
-    return b.segment(number) if b.segments > 1 else nullcontext()
-
-
 OUTER = Parameter(
     "outer",
     "recursive_doubling",
-    ("recursive_doubling", "rabenseifner", "ring"),
+    ("recursive_doubling", "rabenseifner", "all_pairs", "ring"),
     "between nodes",
 )
+SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1)
 
 
 def _order_on_nodes(topology: Topology, params: Params) -> Order:
@@ -473,11 +533,14 @@ def _leaves(tree: Tree) -> Iterator[int]:
 @register(
     ALLREDUCE,
     OUTER,
+    SEGMENTS,
     in_place=True,
+    together=tuple(grid(outer=OUTER.choices[1:], segments=(3,))),
     order=_order_on_nodes,
-    auto=tuple({"outer": outer} for outer in OUTER.choices),
+    auto=tuple(grid(outer=OUTER.choices, segments=(1, 4))),
+    search=lambda topology: grid(outer=("rabenseifner", "all_pairs"), segments=(2, 4, 16)),
 )
-def hierarchical_allreduce(topology: Topology, rank: int, *, outer: str) -> Schedule:
+def hierarchical_allreduce(topology: Topology, rank: int, *, outer: str, segments: int) -> Schedule:
     """Each lane combines its share of its node's vectors, in shared memory, and exchanges it between nodes.
 
     Contract: allreduce; by the fixed tree in each node, and (but for a ring) over the nodes;
@@ -487,52 +550,65 @@ def hierarchical_allreduce(topology: Topology, rank: int, *, outer: str) -> Sche
                 | | |   | 0 <-> 3, 1 <-> 4, 2 <-> 5; the thirds go to the shared buffer,
         node 1: 3 4 5   | a flag, all copy those of the others
 
-    Lanes beyond the shares only write and copy.
-    Counts (N = 2**k equal nodes of m, outer=recursive_doubling): messages = log2(N);
-        network_messages = log2(N); network_blocks = log2(N); shared = m*(m+1) if m > 1 else 0
+    Lanes beyond the shares only write and copy. Segments do not wait for each other.
+    Counts (N = 2**k equal nodes of m, outer=recursive_doubling): messages = log2(N)*segments;
+        network_messages = log2(N)*segments; network_blocks = log2(N); shared = m*(m+1) if m > 1 else 0
     Constraints: none.
     Reference: Jain et al. 2018 (shared memory); Bienz, Olson, Gropp 2019 (lanes).
     """
-    own, shares = topology.node(rank), min(topology.node_sizes)
-    nodes, lane = len(topology.nodes), topology.lane_of[rank]
-    each = {"ring": nodes, "rabenseifner": 1 << nodes.bit_length() - 1}.get(outer, 1)
-    b = Builder(rank, blocks=shares * each)
-    whole, mine = range(b.blocks), range(lane * each, (lane + 1) * each)
-    if max(topology.node_sizes) > 1:  # a rank alone on its node asks for one, too
-        slots, result = b.shared(len(own) * b.blocks), b.shared(b.blocks)
-    if len(own) > 1:
-        written = b.copy(SEND[whole], slots[lane * b.blocks : (lane + 1) * b.blocks].of(whole))
-        ready = [b.signal(ARRIVED, after=[written])]
-        if lane < shares:
-            here = [b.wait(own, ARRIVED, after=ready)]
-            parts = [Part(slots[[at * b.blocks + i for i in mine]].of(mine), here) for at in range(len(own))]
-            part = over_tree(b, parts, RECV[mine])
-    else:
-        part = Part(SEND[mine], [])
-    if lane < shares:
-        part = _between(b, topology, part, mine, outer)
-        if len(own) > 1:
-            out = b.copy(RECV[mine], result[mine].of(mine), after=part.after)
-            ready = [b.signal(DONE, after=[out])]
-    if len(own) > 1:
-        there = [b.wait([own[peer]], DONE, after=ready) for peer in range(shares) if peer != lane]
-        others = [block for block in whole if block not in mine or lane >= shares]
-        if others:
-            b.copy(result[others].of(others), RECV[others], after=[*ready, *there])
+    nodes, shares = len(topology.nodes), min(topology.node_sizes)
+    each = {"ring": nodes, "all_pairs": nodes, "rabenseifner": 1 << nodes.bit_length() - 1}.get(outer, 1)
+    b = Builder(rank, segments, blocks=shares * each)
+    # A rank alone on its node asks for shared memory, too.
+    shared = b.shared((len(topology.node(rank)) + 1) * b.blocks) if max(topology.node_sizes) > 1 else SEND
+    spare = b.scratch({"ring": 1, "recursive_doubling": 1, "rabenseifner": each}.get(outer, nodes - 1))
+    in_turns(b, lambda number: _on_nodes(b, topology, number, shares, outer, shared, spare))
     return in_order(b.build())
 
 
-def _between(b: Builder, topology: Topology, part: Part, mine: range, outer: str) -> Part:
+def _on_nodes(
+    b: Builder, topology: Topology, number: int, shares: int, outer: str, shared: Buffer, spare: Buffer
+) -> Course[None]:
+    """The allreduce of a segment; in the node's buffer are the vectors of its ranks, and then the result."""
+    own, lane, n = topology.node(b.rank), topology.lane_of[b.rank], b.blocks
+    arrived, done, each = ARRIVED + 2 * number, DONE + 2 * number, n // shares
+    whole, mine = range(n), range(lane * each, (lane + 1) * each)
+
+    def slot(which: int, blocks: Sequence[int]) -> Region:
+        return shared[[which * n + block for block in blocks]].of(blocks)
+
+    if len(own) == 1:
+        yield from _between(b, topology, Part(SEND[mine], []), mine, outer, spare, number)
+        return
+    ready = [b.signal(arrived, after=[b.copy(SEND[whole], slot(lane, whole))])]
+    yield
+    if lane < shares:
+        here = [b.wait(own, arrived, after=ready)]
+        part = over_tree(b, [Part(slot(peer, mine), here) for peer in range(len(own))], RECV[mine])
+        part = yield from _between(b, topology, part, mine, outer, spare, number)
+        ready = [b.signal(done, after=[b.copy(RECV[mine], slot(len(own), mine), after=part.after)])]
+    yield
+    there = [b.wait([own[peer]], done, after=ready) for peer in range(shares) if peer != lane]
+    others = [block for block in whole if block not in mine or lane >= shares]
+    if others:
+        b.copy(slot(len(own), others), RECV[others], after=[*ready, *there])
+
+
+def _between(
+    b: Builder, topology: Topology, part: Part, mine: range, outer: str, spare: Buffer, number: int
+) -> Course[Part]:
     """A share, exchanged with the same lane of all other nodes."""
     ranks = [node[topology.lane_of[b.rank]] for node in topology.nodes]
+    tag = number * 2 * len(ranks)
     if len(ranks) == 1:
         if part.region.buffer == "send":
             return Part(RECV[mine], [b.copy(part.region, RECV[mine], after=part.after)])
         return part
     if outer == "ring":
-        return _around(b, ranks, part, RECV, mine, b.scratch(1), 0)
+        return (yield from _around(b, ranks, part, RECV, mine, spare, tag))
+    if outer == "all_pairs":
+        return (yield from _all_to_all(b, ranks, part, RECV, mine, spare, tag))
     line = Line.of(ranks, b.rank)
     if outer == "rabenseifner":
-        spare = b.scratch(line.width if line.pairs else line.width // 2)
-        return _halving(b, line, part, RECV, mine, spare, 0)
-    return _doubling(b, line, part, RECV[mine], b.scratch(1), 0)
+        return (yield from _halving(b, line, part, RECV, mine, spare, tag))
+    return (yield from _doubling(b, line, part, RECV[mine], spare, tag))

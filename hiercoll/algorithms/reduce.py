@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hiercoll.algorithms.allreduce import Line, Part, at, combined, folded, halved, over_tree
+from hiercoll.algorithms.allreduce import Line, Part, at, at_once, combined, folded, halved, over_tree
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import REDUCE, REDUCE_SCATTER, Order
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
@@ -42,7 +42,7 @@ def binomial_reduce(topology: Topology, rank: int, *, root: int, segments: int) 
 
 def _to_root(b: Builder, line: Line, root: int, target: Region, spare: Region, tag: int) -> None:
     """A vector, or a part of each of its blocks."""
-    takes_part, part = folded(b, line, Part(SEND[0], []), target, spare, tag)
+    takes_part, part = at_once(folded(b, line, Part(SEND[0], []), target, spare, tag))
     for step, distance in enumerate(line.distances() if takes_part else [], tag + 1):
         if line.place & distance:
             b.send(line.rank(line.place - distance), part.region, tag=step, after=part.after)
@@ -79,9 +79,9 @@ def rabenseifner_reduce(topology: Topology, rank: int, *, root: int) -> Schedule
         return b.build()
     spare, own = b.scratch(line.width), b.scratch(line.width)
     target, first, last = RECV if rank == root else own, line.rank(end.place), 2 * len(line.distances()) + 1
-    begun = folded(b, line, Part(SEND[whole], []), at(target, whole), spare[whole].of(whole), 0)
+    begun = at_once(folded(b, line, Part(SEND[whole], []), at(target, whole), spare[whole].of(whole), 0))
     if begun[0]:
-        after, steps = halved(b, line, begun[1], target, whole, spare, 0)
+        after, steps = at_once(halved(b, line, begun[1], target, whole, spare, 0))
         for number, (peer, distance, kept, given) in enumerate(reversed(steps), len(steps) + 1):
             if line.place & distance != end.place & distance:
                 b.send(peer, at(target, kept), tag=number, after=after)
@@ -198,7 +198,7 @@ def recursive_halving_reduce_scatter(topology: Topology, rank: int) -> Schedule:
         return b.build()
     spare, own = b.scratch(p), b.scratch(p)
     whole = range(p)
-    takes_part, part = folded(b, line, Part(SEND[whole], []), own[whole].of(whole), spare[whole].of(whole), 0)
+    takes_part, part = at_once(folded(b, line, Part(SEND[whole], []), own[whole].of(whole), spare[whole].of(whole), 0))
     if not takes_part:
         b.recv(line.rank(line.place), RECV[0], tag=0, after=part.after)
         return in_order(b.build())
