@@ -24,7 +24,7 @@ demo: $(MPICH)/.ready
 	scripts/demo $(MPICH)
 
 quick: lint
-	$(DEV)/bin/python -m pytest -q -n logical -m "not slow" tests/unit
+	$(DEV)/bin/python -m pytest -q -n auto -m "not slow" tests/unit
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 2 -m "not slow"
 
 test: lint unit mpi instruments faults mpi4py lab
@@ -36,7 +36,7 @@ lint: $(ENGINE)
 	$(DEV)/bin/lint-imports --no-logo
 
 unit: $(ENGINE)
-	$(DEV)/bin/python -m pytest -q -n logical tests/unit
+	$(DEV)/bin/python -m pytest -q -n auto tests/unit
 	$(DEV)/bin/hiercoll verify --all
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
