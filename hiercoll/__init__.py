@@ -1,4 +1,4 @@
-"""hiercoll: hierarchical, proved collectives (alltoall, allgather, bcast) for mpi4py programs.
+"""hiercoll: hierarchical, proved collectives (alltoall, allgather, allreduce, ...) for mpi4py programs.
 
     import hiercoll
     recvbuf = hiercoll.alltoall(comm, sendbuf)

@@ -40,6 +40,7 @@ class Step(NamedTuple):
 
 def steps(mpich: Path, openmpi: Path, impi: Path) -> Iterator[Step]:
     """All steps."""
+    yield Step(mpich, "hiercoll verify --all")
     yield Step(mpich, "hiercoll verify --all --layout 64x4")
     yield Step(mpich, f"hiercoll verify --combinations {SOME_LAYOUTS}")
     yield Step(mpich, "python tests/mpi/launch.py --ranks 4,5,6,7 --timeout 3600")

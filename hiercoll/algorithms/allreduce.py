@@ -535,7 +535,7 @@ def _leaves(tree: Tree) -> Iterator[int]:
     OUTER,
     SEGMENTS,
     in_place=True,
-    together=tuple(grid(outer=OUTER.choices[1:], segments=(3,))),
+    together=tuple(grid(outer=("rabenseifner", "all_pairs"), segments=(3,))),
     order=_order_on_nodes,
     auto=tuple(grid(outer=OUTER.choices, segments=(1, 4))),
     search=lambda topology: grid(outer=("rabenseifner", "all_pairs"), segments=(2, 4, 16)),

@@ -58,6 +58,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 PLAIN = frozenset("bBhHiIlLqQfd")  # types of elements, as NumPy spells them
 LEARN = {"online": inf, "off": 0.0}  # share of the time of calls that learning may cost, by the word for it
 Order: TypeAlias = Literal["any", "rank", "fixed"] | None  # of a reduction
+Accumulate: TypeAlias = Literal["float32"] | None
 Buffer: TypeAlias = Any  # an array, a buffer, or a list [buffer, count, MPI datatype]
 
 __all__ = [
@@ -265,6 +266,7 @@ def allreduce(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     transport: str = "auto",
     stream: Any = None,
@@ -283,16 +285,21 @@ def allreduce(
     library's own or, where a table says so, an algorithm with that one tree; for all others, of which every order gives
     the same bits, any.
 
+    ``accumulate="float32"``: elements of half precision (float16, or bfloat16 of ml_dtypes) travel and are combined in
+    single precision, and are rounded once, at the end.
+
     All else as for `alltoall`. Returns the receive array. Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError (``op`` cannot combine such elements, too), BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError (``op`` and ``order``, too), ConstraintError (of the order, too).
     Collective (MPI 4.1, 6.9.6).
     """
-    if stream is None:
+    if stream is None and accumulate is None:
         into = new_result(ALLREDUCE, comm, sendbuf) if recvbuf is None else recvbuf
         if call_known(ALLREDUCE, comm, sendbuf, into, 0, algorithm, transport, op, order, **params):
             return into
-    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    given = Arguments(
+        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
+    )
     return _call(comm, ALLREDUCE, given)
 
 
@@ -304,6 +311,7 @@ def reduce_scatter(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     transport: str = "auto",
     stream: Any = None,
@@ -313,14 +321,17 @@ def reduce_scatter(
 
     ``sendbuf``: comm.size equal blocks, as for `alltoall`, of numbers. ``recvbuf``: one block; None for a new array,
     like ``sendbuf[0]`` if that has comm.size rows, else of one axis. With ``MPI.IN_PLACE`` the blocks are in
-    ``recvbuf``, and the result comes to its beginning. ``op``, ``order`` and all else: see `allreduce`.
+    ``recvbuf``, and the result comes to its beginning. ``op``, ``order``, ``accumulate`` and all else: see
+    `allreduce`.
     Collective (MPI 4.1, 6.10.1: MPI_Reduce_scatter_block).
     """
-    is_plain = stream is None and recvbuf is not None
+    is_plain = stream is None and accumulate is None and recvbuf is not None
     how = (algorithm, transport, op, order)
     if is_plain and call_known(REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, *how, **params):
         return recvbuf
-    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    given = Arguments(
+        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
+    )
     return _call(comm, REDUCE_SCATTER, given)
 
 
@@ -332,6 +343,7 @@ def reduce(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     root: int = 0,
     algorithm: str = "auto",
     transport: str = "auto",
@@ -343,7 +355,9 @@ def reduce(
     As `allreduce`, but that ``recvbuf`` matters on ``root`` alone, and so does ``MPI.IN_PLACE``. Returns the receive
     array on ``root``, None elsewhere. Collective (MPI 4.1, 6.9.1).
     """
-    given = Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order)
+    given = Arguments(
+        sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
+    )
     return _call(comm, REDUCE, given)
 
 
@@ -538,13 +552,16 @@ def allreduce_init(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
 ) -> Plan:
     """A plan for `allreduce` on these buffers; see `alltoall_init`."""
-    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    given = Arguments(
+        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
+    )
     return _init(comm, ALLREDUCE, given)
 
 
@@ -555,13 +572,16 @@ def reduce_scatter_init(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
 ) -> Plan:
     """A plan for `reduce_scatter` on these buffers; see `alltoall_init`."""
-    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order)
+    given = Arguments(
+        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
+    )
     return _init(comm, REDUCE_SCATTER, given)
 
 
@@ -572,6 +592,7 @@ def reduce_init(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     root: int = 0,
     algorithm: str = "auto",
     transport: str = "auto",
@@ -579,7 +600,9 @@ def reduce_init(
     **params: Any,
 ) -> Plan:
     """A plan for `reduce` on these buffers; see `alltoall_init`."""
-    given = Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order)
+    given = Arguments(
+        sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
+    )
     return _init(comm, REDUCE, given)
 
 
@@ -711,11 +734,14 @@ def iallreduce(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     **params: Any,
 ) -> BackgroundCall:
     """`allreduce` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.8)."""
-    return _begin(comm, ALLREDUCE, Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order))
+    return _begin(
+        comm, ALLREDUCE, Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order, accumulate=accumulate)
+    )
 
 
 def ireduce_scatter(
@@ -725,11 +751,16 @@ def ireduce_scatter(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     **params: Any,
 ) -> BackgroundCall:
     """`reduce_scatter` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.9)."""
-    return _begin(comm, REDUCE_SCATTER, Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order))
+    return _begin(
+        comm,
+        REDUCE_SCATTER,
+        Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order, accumulate=accumulate),
+    )
 
 
 def ireduce(
@@ -739,12 +770,15 @@ def ireduce(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     root: int = 0,
     algorithm: str = "auto",
     **params: Any,
 ) -> BackgroundCall:
     """`reduce` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.7)."""
-    return _begin(comm, REDUCE, Arguments(sendbuf, recvbuf, root, algorithm, params, op=op, order=order))
+    return _begin(
+        comm, REDUCE, Arguments(sendbuf, recvbuf, root, algorithm, params, op=op, order=order, accumulate=accumulate)
+    )
 
 
 def igather(
@@ -886,6 +920,7 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
         or given.params
         or given.stream is not None
         or given.order is not None
+        or given.accumulate is not None
     )
     if asks or given.limit != LIMIT or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None

@@ -173,6 +173,8 @@ def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
     send, recv = given.send, given.recv
     if type(recv) is not np.ndarray or given.stream is not None or type(given.root) is not int:
         return None
+    if given.accumulate is not None:
+        return None
     if collective.one_buffer:
         send = None
     elif type(send) is not np.ndarray or not _has_known_operation(collective, given):

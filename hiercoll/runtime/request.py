@@ -7,7 +7,7 @@ blocking calls, background calls and plans in who starts what serves them, equal
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import memmove
+from ctypes import c_char, memmove
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
 NO_PARAMS: dict[str, Any] = {}
+HALF = ("float16", "bfloat16")  # types that can be widened; the second is of the package ml_dtypes
 NUMBERS = "biufc"  # kinds of NumPy's types of numbers
 
 
@@ -83,6 +84,7 @@ class Arguments(NamedTuple):
     op: Any = MPI.SUM
     order: Any = None
     recvcounts: Any = None  # in elements, of reductions to blocks of any sizes
+    accumulate: Any = None  # the type that elements of half precision are combined in
 
 
 class Data(NamedTuple):
@@ -335,6 +337,9 @@ def _equal_blocks(
         sent, received = _rooted_data(session, collective, given, root, strict)
     else:
         sent, received = _equal_data(session, collective, given, strict, is_written)
+    if given.accumulate is not None:
+        sent = None if sent is None else _widened(sent, given.accumulate, rank)
+        received = _widened(received, given.accumulate, rank)
     block, memory = received.block, session.memories[received.place].kind
     place = received.place if block or not is_device_array(received.owner) else ""
     transport = _transport(session, given.transport, place, mode)
@@ -444,6 +449,29 @@ def _alias(data: Data, root: int, blocks: int) -> Data:
     """The root's own block of ``data``, or no block (``blocks`` is 0), as a buffer of its own."""
     address = data.address + root * data.block if blocks else 0
     return Data(address, blocks, data.block, data.type, data.owner if blocks else None, place=data.place)
+
+
+def _widened(data: Data, accumulate: Any, rank: int) -> Data:
+    """A copy in single precision of elements of half precision, made before each start, and rounded back after it.
+    Raises ParameterError, BufferTypeError."""
+    if accumulate != "float32":
+        raise ParameterError("accumulate", "'float32' or None", repr(accumulate), rank)
+    if data.copying is not None:
+        raise BufferTypeError(
+            "sendbuf", "an array of its own, with accumulate", "MPI.IN_PLACE, or a type of MPI's", rank
+        )
+    if not isinstance(data.type, np.dtype) or data.type.name not in HALF or data.place != "host":
+        got = f"{data.type} in memory of {'the host' if data.place == 'host' else data.place}"
+        raise BufferTypeError("accumulate", f"arrays of {' or '.join(HALF)} on the host", got, rank)
+    wide = np.empty(data.nbytes // 2, np.float32)
+    held: Any = (c_char * data.nbytes).from_address(data.address) if data.nbytes else bytearray()
+    narrow = np.frombuffer(held, data.type)
+
+    def copying(outward: bool) -> Transfer:
+        target, source = (wide, narrow) if outward else (narrow, wide)
+        return Now(partial(np.copyto, target, source, casting="unsafe"))
+
+    return data._replace(address=MPI.Get_address(wide), block=2 * data.block, type=wide.dtype, copying=copying)
 
 
 def _put_aside(data: Data) -> Data:

@@ -254,3 +254,59 @@ def test_elements_that_mpi_does_not_know(comm: MPI.Intracomm, dtype: Any) -> Non
     """Have no operation."""
     with pytest.raises(hiercoll.BufferTypeError):
         hiercoll.allreduce(comm, np.zeros(3, dtype))
+
+
+def half_types() -> list[Any]:
+    """NumPy's, and that of ml_dtypes."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 is a type of ml_dtypes")
+    return [np.dtype("f2"), np.dtype(ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("name", ["auto", "native", "recursive_doubling", "all_pairs", "ring"])
+def test_half_precision_is_rounded_once(comm: MPI.Intracomm, name: str) -> None:
+    """What single precision makes of it, to the bit where the order is known; in place, by plans, on a root."""
+    for kind in half_types():
+        given = [np.random.default_rng(rank).normal(1, 1, SIZE * 9).astype(kind) for rank in range(SIZE)]
+        want = fixed_tree([each.astype("f4") for each in given], np.add)
+        bits = name in ("recursive_doubling", "all_pairs") or SIZE == 1
+
+        def check(found: Array, want: Array = want, bits: bool = bits) -> None:
+            if bits:
+                assert found.tobytes() == want.astype(found.dtype).tobytes()
+            np.testing.assert_allclose(found.astype("f4"), want, rtol=1e-2, atol=1e-3)
+
+        how: Any = {"accumulate": "float32", "algorithm": name}
+        for _ in range(3):
+            found = hiercoll.allreduce(comm, given[RANK], **how)
+            assert found.dtype == kind
+            check(found)
+            both = given[RANK].copy()
+            assert hiercoll.allreduce(comm, MPI.IN_PLACE, both, **how) is both
+            check(both)
+        hiercoll.iallreduce(comm, given[RANK], both, **how).wait()
+        check(both)
+        with hiercoll.allreduce_init(comm, given[RANK], both, **how) as plan:
+            plan()
+            both[:] = 0
+            plan()
+        check(both)
+        root = SIZE - 1
+        total = hiercoll.reduce(comm, given[RANK], root=root, accumulate="float32")
+        assert (total is None) == (root != RANK)
+        if total is not None:
+            check(total, bits=False)
+        part = hiercoll.reduce_scatter(comm, given[RANK], accumulate="float32", algorithm="direct")
+        check(part, want[9 * RANK : 9 * RANK + 9], bits=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"accumulate": "float64"}, "accumulate: expected 'float32' or None"),
+        ({"accumulate": "float32"}, "accumulate: expected arrays of float16 or bfloat16"),
+    ],
+)
+def test_what_cannot_be_widened(comm: MPI.Intracomm, how: Any, message: str) -> None:
+    """Other types, and others to combine them in."""
+    with pytest.raises(hiercoll.ArgumentError, match=message):
+        hiercoll.allreduce(comm, np.ones(3), **how)
