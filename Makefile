@@ -3,8 +3,8 @@
 #              slow (each says why) and without proofs on all layouts, MPI tests on 2 ranks of MPICH
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
 # make figures what docs/performance.md says of several hosts, measured anew: an hour and a half, alone on the machine
-# make sweep   the long rest: all proofs (of which make test has one of seven), 256 ranks, all parameter combinations, 13 ranks, messages beyond
-#              2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
+# make sweep   the long rest: all proofs (make test has one of seven), 256 ranks, all parameter combinations, 13 ranks,
+#              messages beyond 2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
 #              there (Debian: libsimgrid-dev): hours; recorded in docs/sweep.jsonl
 # make wheel   a wheel in dist/, tried without a compiler
 

@@ -93,9 +93,7 @@ def list_(collective: str | None) -> None:
     help=f"{LAYOUT_HELP}; may be repeated. Default: a set of even, uneven and odd ones, block, cyclic and random.",
 )
 @transport_option
-@click.option(
-    "--sample", type=click.IntRange(1), default=1, metavar="N", help="One case of N, of every algorithm; all by default."
-)
+@click.option("--sample", type=click.IntRange(1), default=1, metavar="N", help="One case of N; all by default.")
 @click.option(
     "--workers", "-j", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Processes."
 )
