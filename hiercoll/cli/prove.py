@@ -158,7 +158,7 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
             f"{count[verdict]} {verdict}" for verdict in ("proved", "refused", "refuted") if count[verdict]
         )
         needs = f" (needs {'; '.join(sorted(refusals[name]))})" if refusals[name] else ""
-        ways = ", ".join(f"{way} {count}" for way, count in orders[name].most_common())
+        ways = ", ".join(f"{way} {orders[name][way]}" for way in ("fixed", "rank", "any") if orders[name][way])
         click.echo(f"{name}: {text}{needs}" + (f" (order: {ways})" if ways else ""))
     total = sum(verdicts.values(), Counter())
     operations = sum(outcome.operations for outcome in outcomes)

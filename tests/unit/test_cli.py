@@ -166,6 +166,22 @@ def test_verify_a_collective(run: Run, collective: str) -> None:
         assert re.search(r"neighbor_exchange: [1-9] refused \(needs an even number of ranks\)", said)
 
 
+def test_verify_says_the_order(run: Run) -> None:
+    """Of reductions, as it is derived; in how many cases."""
+    said = ok(run("verify", "reduce_scatter", "-l", "1x2", "-l", "2x2", "-j", "1"))
+    assert "reduce_scatter pairwise: 2 proved (order: fixed 1, any 1)" in said
+    assert "reduce_scatter direct: 4 proved (order: fixed 4)" in said
+    assert "order" not in ok(run("verify", "gather", "binomial", "-l", "1x2", "-j", "1"))
+
+
+def test_verify_every_root(run: Run) -> None:
+    """On a small layout; on another the first, the last and one between; or a sample of all."""
+    small, large = (run("verify", "gather", "linear:window=4", "-l", layout, "-j", "1") for layout in ("1x7", "8x1"))
+    assert "gather linear window=4: 7 proved" in ok(small) and "window=4: 3 proved" in ok(large)
+    sample = run("verify", "gather", "linear:window=4", "-l", "1x7", "-j", "1", "--sample", "3")
+    assert "window=4: 3 proved" in ok(sample)
+
+
 def test_verify_in_processes(run: Run) -> None:
     """The same by two of them."""
     one, two = (ok(run("verify", "bcast", "-l", "2x2", "-j", workers)) for workers in ("1", "2"))
