@@ -233,9 +233,12 @@ class Plan:
         engine = self._checked()
         if not isinstance(engine, (InSequence, Dataflow)):
             raise PlanError(f"plan {self.name} was not bound for tracing")
-        engine.log = []
-        self()
-        log, engine.log = engine.log, None
+        engine.log, watch = [], self.watch
+        self.watch = None  # what runs under a deadline is not recorded
+        try:
+            self()
+        finally:
+            self.watch, log, engine.log = watch, engine.log, None
         return log
 
     def _checked(self) -> Engine:
