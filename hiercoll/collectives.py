@@ -148,6 +148,11 @@ class Collective:
         return self.root and not self.one_buffer
 
     @property
+    def everywhere(self) -> End:
+        """The buffer that every rank has."""
+        return "send" if self.is_rooted and self.send is not Holds.EACH else "recv"
+
+    @property
     def more(self) -> tuple[str, ...]:
         """The arguments of MPI's functions after the buffers."""
         counts = ("recvcounts",) if self.operation and not self.is_even else ()

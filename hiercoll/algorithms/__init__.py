@@ -9,7 +9,11 @@ from hiercoll.algorithms import (
     alltoallv,
     bcast,
     gather_scatter,
+    pat,
     reduce,
+    reduce_nodes,
+    swing,
+    trees,
 )
 from hiercoll.algorithms.registry import REGISTRY, Algorithm, Parameter, Params, get_algorithm, register
 
@@ -20,13 +24,17 @@ __all__ = [
     "Params",
     "allgather",
     "allgather_nodes",
+    "allreduce",
     "alltoall",
     "alltoall_nodes",
     "alltoallv",
     "bcast",
     "gather_scatter",
-    "reduce",
     "get_algorithm",
-    "allreduce",
+    "pat",
+    "reduce",
+    "reduce_nodes",
     "register",
+    "swing",
+    "trees",
 ]

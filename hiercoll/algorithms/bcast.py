@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from hiercoll.algorithms.allgather import doubling_steps
-from hiercoll.algorithms.grouping import ARRIVED, DONE, ranks_before
+from hiercoll.algorithms.grouping import ARRIVED, DONE, line_from, ranks_before
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import BCAST
 from hiercoll.schedule import RECV, Buffer, Builder, Schedule, in_order
@@ -20,25 +20,43 @@ STEPS = ("ring", "recursive_doubling")
 Part: TypeAlias = "Callable[[Builder, Sequence[int], Buffer, int, list[int]], list[int]]"
 
 
-def branches(n: int, me: int) -> Iterator[int]:
-    """Whom position ``me`` of ``n`` serves in a binomial tree, the largest subtree first."""
-    lowest = me & -me if me else 1 << (n - 1).bit_length()
-    while lowest := lowest >> 1:
-        if me + lowest < n:
-            yield me + lowest
+def above(me: int, radix: int = 2) -> tuple[int, int]:
+    """The position above ``me`` in a k-nomial tree, which is me with its lowest digit that is not 0 made 0, and the
+    weight of that digit."""
+    weight = 1
+    while me // weight % radix == 0:
+        weight *= radix
+    return me - me // weight % radix * weight, weight
 
 
-def subtree(n: int, me: int) -> range:
-    """The positions below ``me`` in a binomial tree, with itself."""
-    return range(me, min(me + (me & -me), n) if me else n)
+def _weights(n: int, me: int, radix: int) -> list[int]:
+    """Of the digits in which those below ``me`` differ from it, the largest first."""
+    limit = above(me, radix)[1] if me else n
+    found = [1]
+    while found[-1] < limit:
+        found.append(found[-1] * radix)
+    return found[-2::-1]
 
 
-def _along_tree(b: Builder, line: Sequence[int], buffer: Buffer, tag: int, after: list[int]) -> list[int]:
-    """All blocks down a binomial tree."""
+def branches(n: int, me: int, radix: int = 2) -> Iterator[int]:
+    """Whom position ``me`` of ``n`` serves in a k-nomial tree, the largest subtrees first."""
+    for weight in _weights(n, me, radix):
+        yield from (peer for peer in range(me + weight, me + radix * weight, weight) if peer < n)
+
+
+def subtree(n: int, me: int, radix: int = 2) -> range:
+    """The positions below ``me`` in a k-nomial tree, with itself."""
+    return range(me, min(me + above(me, radix)[1], n) if me else n)
+
+
+def _along_tree(
+    b: Builder, line: Sequence[int], buffer: Buffer, tag: int, after: list[int], radix: int = 2
+) -> list[int]:
+    """All blocks down a k-nomial tree."""
     n, me = len(line), line.index(b.rank)
     region = buffer[0 : b.blocks]
-    here = [b.recv(line[me & (me - 1)], region, tag=tag, after=after)] if me else after
-    for peer in branches(n, me):
+    here = [b.recv(line[above(me, radix)[0]], region, tag=tag, after=after)] if me else after
+    for peer in branches(n, me, radix):
         b.send(line[peer], region, tag=tag, after=here)
     return here
 
@@ -49,7 +67,7 @@ def _scattered(steps: str) -> Part:
 
     def part(b: Builder, line: Sequence[int], buffer: Buffer, tag: int, after: list[int]) -> list[int]:
         n, me = len(line), line.index(b.rank)
-        here = [b.recv(line[me & (me - 1)], buffer[subtree(n, me)], tag=tag, after=after)] if me else after
+        here = [b.recv(line[above(me)[0]], buffer[subtree(n, me)], tag=tag, after=after)] if me else after
         held = dict.fromkeys(subtree(n, me), here)  # by what each block comes
         for peer in branches(n, me):
             b.send(line[peer], buffer[subtree(n, peer)], tag=tag, after=here)
@@ -78,15 +96,12 @@ def _steps(n: int, me: int, steps: str) -> Iterator[tuple[int, int, list[int], l
         yield step, (me + 1) % n, [(me - step + 1) % n], []
 
 
-def _line(ranks: Sequence[int], first: int) -> list[int]:
-    """The ranks in their order, from ``first`` on."""
-    at = ranks.index(first)
-    return [*ranks[at:], *ranks[:at]]
+RADIX = Parameter("radix", 2, (2, 3, 4), "of the tree: those that have it become so many times more in a round", 2)
 
 
-@register(BCAST, SEGMENTS, auto=({},), search=lambda topology: grid(segments=(2, 4, 8)))
-def binomial(topology: Topology, rank: int, *, root: int, segments: int) -> Schedule:
-    """The ranks that have the vector double in each round.
+@register(BCAST, RADIX, SEGMENTS, auto=({},), search=lambda topology: grid(radix=(2, 4, 8), segments=(1, 2, 4, 8)))
+def binomial(topology: Topology, rank: int, *, root: int, radix: int, segments: int) -> Schedule:
+    """The ranks that have the vector double in each round; or become ``radix`` times more (k-nomial).
 
     Contract: bcast; the vector is one block.
 
@@ -97,15 +112,15 @@ def binomial(topology: Topology, rank: int, *, root: int, segments: int) -> Sche
     Counts (root; any number of ranks): messages = ceil(log2(p))*segments;
         blocks = ceil(log2(p)); scratch = 0
     Constraints: none.
-    Reference: Thakur, Rabenseifner, Gropp 2005, section 5.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 5; Wilkins et al. 2023 (k-nomial).
     """
-    b, line = Builder(rank, segments), _line(range(topology.size), root)
-    for tag, _ in enumerate(_parts(b)):
-        _along_tree(b, line, RECV, tag, [])
+    b, line = Builder(rank, segments), line_from(range(topology.size), root)
+    for tag, _ in enumerate(parts_of(b)):
+        _along_tree(b, line, RECV, tag, [], radix)
     return in_order(b.build())
 
 
-def _parts(b: Builder) -> Iterator[int]:
+def parts_of(b: Builder) -> Iterator[int]:
     """Each segment in turn; what is added meanwhile is on that one."""
     for part in range(b.segments):
         if b.segments == 1:
@@ -134,9 +149,9 @@ def chain(topology: Topology, rank: int, *, root: int, segments: int) -> Schedul
     Constraints: none.
     Reference: Pjesivac-Grbovic et al. 2007 (pipeline, chain with fanout 1).
     """
-    b, line = Builder(rank, segments), _line(range(topology.size), root)
+    b, line = Builder(rank, segments), line_from(range(topology.size), root)
     me = line.index(rank)
-    for tag, _ in enumerate(_parts(b)):
+    for tag, _ in enumerate(parts_of(b)):
         here = [b.recv(line[me - 1], RECV[0], tag=tag)] if me else []
         if me + 1 < len(line):
             b.send(line[me + 1], RECV[0], tag=tag, after=here)
@@ -164,7 +179,7 @@ def scatter_allgather(topology: Topology, rank: int, *, root: int, steps: str) -
         there already: Zhou et al. 2015 ("bandwidth-saving" ring).
     """
     b = Builder(rank, blocks=topology.size)
-    _scattered(steps)(b, _line(range(topology.size), root), RECV, 0, [])
+    _scattered(steps)(b, line_from(range(topology.size), root), RECV, 0, [])
     return in_order(b.build())
 
 
@@ -200,16 +215,16 @@ def hierarchical(topology: Topology, rank: int, *, root: int, outer: str, memory
     Constraints: none.
     Reference: Karonis et al. 2000 (multilevel broadcast); flags in shared memory as in MPICH's release-gather.
     """
-    nodes = _line(range(len(topology.nodes)), topology.node_of[root])
+    nodes = line_from(range(len(topology.nodes)), topology.node_of[root])
     leaders = [root, *(topology.nodes[node][0] for node in nodes[1:])]
     own = leaders[nodes.index(topology.node_of[rank])]
     b = Builder(rank, segments, blocks=1 if outer == "binomial" else len(nodes))
     between = _along_tree if outer == "binomial" else _scattered(outer)
     if memory == "shared":
         return _through_shared(b, topology, leaders, own, between)
-    for part in _parts(b):
+    for part in parts_of(b):
         here = between(b, leaders, RECV, part * (len(nodes) + 1), []) if rank == own else []
-        _along_tree(b, _line(topology.node(rank), own), RECV, part, here)
+        _along_tree(b, line_from(topology.node(rank), own), RECV, part, here)
     return in_order(b.build())
 
 
@@ -219,13 +234,13 @@ def _through_shared(b: Builder, topology: Topology, leaders: list[int], own: int
     shared = b.shared(b.blocks, [(root, block) for block in whole])
     if b.rank != own:
         copies = []
-        for part in _parts(b):
+        for part in parts_of(b):
             copies.append(b.copy(shared[whole], RECV[whole], after=[b.wait([own], ARRIVED + part)]))
         b.signal(DONE, after=copies)
         return in_order(b.build())
     free = [b.wait(others, DONE, previous=True)] if others else []
     place = shared if others and b.rank != root else RECV
-    for part in _parts(b):
+    for part in parts_of(b):
         here = between(b, leaders, place, part * (len(leaders) + 1), free if place is shared else [])
         if others:
             written = [b.copy(RECV[whole], shared[whole], after=free)] if place is RECV else here

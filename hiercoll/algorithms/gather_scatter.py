@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from hiercoll.algorithms.bcast import branches, subtree
+from hiercoll.algorithms.bcast import above, branches, subtree
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import GATHER, SCATTER
 from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
+RADIX = Parameter("radix", 2, (2, 3, 4), "of the tree (k-nomial): rounds are fewer where it is larger", 2)
 
-@register(GATHER, auto=({},))
-def binomial_gather(topology: Topology, rank: int, *, root: int) -> Schedule:
+
+@register(GATHER, RADIX, auto=({},), search=lambda topology: grid(radix=(4, 8)))
+def binomial_gather(topology: Topology, rank: int, *, root: int, radix: int) -> Schedule:
     """Up a binomial tree; the blocks of a subtree travel together.
 
     Contract: gather.
@@ -24,24 +26,24 @@ def binomial_gather(topology: Topology, rank: int, *, root: int) -> Schedule:
     """
     p, b = topology.size, Builder(rank)
     me, ranks = (rank - root) % p, [(root + place) % p for place in range(p)]
-    below = subtree(p, me)
+    below = subtree(p, me, radix)
     if me == 0:
         b.copy(SEND[0], RECV[root])
-        for peer in branches(p, 0):
-            b.recv(ranks[peer], RECV[[ranks[place] for place in subtree(p, peer)]])
+        for peer in branches(p, 0, radix):
+            b.recv(ranks[peer], RECV[[ranks[place] for place in subtree(p, peer, radix)]])
     elif len(below) == 1:
-        b.send(ranks[me & (me - 1)], SEND[0])
+        b.send(ranks[above(me, radix)[0]], SEND[0])
     else:
         piece = b.scratch(len(below))
         here = [b.copy(SEND[0], piece[0])]
-        for peer in branches(p, me):
-            here.append(b.recv(ranks[peer], piece[[place - me for place in subtree(p, peer)]]))
-        b.send(ranks[me & (me - 1)], piece[0 : len(below)], after=here)
+        for peer in branches(p, me, radix):
+            here.append(b.recv(ranks[peer], piece[[place - me for place in subtree(p, peer, radix)]]))
+        b.send(ranks[above(me, radix)[0]], piece[0 : len(below)], after=here)
     return in_order(b.build())
 
 
-@register(SCATTER, auto=({},))
-def binomial_scatter(topology: Topology, rank: int, *, root: int) -> Schedule:
+@register(SCATTER, RADIX, auto=({},), search=lambda topology: grid(radix=(4, 8)))
+def binomial_scatter(topology: Topology, rank: int, *, root: int, radix: int) -> Schedule:
     """Down a binomial tree; the blocks of a subtree travel together.
 
     Contract: scatter.
@@ -55,18 +57,18 @@ def binomial_scatter(topology: Topology, rank: int, *, root: int) -> Schedule:
     """
     p, b = topology.size, Builder(rank)
     me, ranks = (rank - root) % p, [(root + place) % p for place in range(p)]
-    below = subtree(p, me)
+    below = subtree(p, me, radix)
     if me == 0:
-        for peer in branches(p, 0):
-            b.send(ranks[peer], SEND[[ranks[place] for place in subtree(p, peer)]])
+        for peer in branches(p, 0, radix):
+            b.send(ranks[peer], SEND[[ranks[place] for place in subtree(p, peer, radix)]])
         b.copy(SEND[root], RECV[0])
     elif len(below) == 1:
-        b.recv(ranks[me & (me - 1)], RECV[0])
+        b.recv(ranks[above(me, radix)[0]], RECV[0])
     else:
         piece = b.scratch(len(below))
-        here = [b.recv(ranks[me & (me - 1)], piece[0 : len(below)])]
-        for peer in branches(p, me):
-            b.send(ranks[peer], piece[[place - me for place in subtree(p, peer)]], after=here)
+        here = [b.recv(ranks[above(me, radix)[0]], piece[0 : len(below)])]
+        for peer in branches(p, me, radix):
+            b.send(ranks[peer], piece[[place - me for place in subtree(p, peer, radix)]], after=here)
         b.copy(piece[0], RECV[0], after=here)
     return in_order(b.build())
 

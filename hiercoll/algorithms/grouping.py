@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -72,6 +73,12 @@ def _leaders(topology: Topology, count: int) -> tuple[int, ...]:
             for rank in group:
                 leader[rank] = group[0]
     return tuple(leader)
+
+
+def line_from(ranks: Sequence[int], first: int) -> list[int]:
+    """The ranks in their order, from ``first`` on, and around."""
+    at = ranks.index(first)
+    return [*ranks[at:], *ranks[:at]]
 
 
 def ranks_before(topology: Topology, rank: int) -> list[int]:

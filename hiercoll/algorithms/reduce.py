@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from hiercoll.algorithms.allreduce import Line, Part, at, at_once, combined, folded, halved, over_tree
+from hiercoll.algorithms.reducing import (
+    Line,
+    Part,
+    at_once,
+    combined,
+    folded,
+    halved_to_one,
+    in_turns,
+    over_tree,
+    to_one,
+)
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import REDUCE, REDUCE_SCATTER, Order
-from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
+from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
 SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1)
@@ -26,36 +36,14 @@ def binomial_reduce(topology: Topology, rank: int, *, root: int, segments: int) 
     Constraints: none.
     Reference: Thakur, Rabenseifner, Gropp 2005, section 4.4.
     """
-    b, p = Builder(rank, segments), topology.size
-    line = Line.of(range(p), rank)
+    b, line = Builder(rank, segments), Line.of(range(topology.size), rank)
     spare, own = b.scratch(1)[0].of(0), b.scratch(1)[0].of(0)
-    target = RECV[0] if rank == root == 0 else own
-    for number in range(segments):
-        tag = number * (p.bit_length() + 2)
-        if segments == 1:
-            _to_root(b, line, root, target, spare, tag)
-        else:
-            with b.segment(number):
-                _to_root(b, line, root, target, spare, tag)
-    return in_order(b.build())
-
-
-def _to_root(b: Builder, line: Line, root: int, target: Region, spare: Region, tag: int) -> None:
-    """A vector, or a part of each of its blocks."""
-    takes_part, part = at_once(folded(b, line, Part(SEND[0], []), target, spare, tag))
-    for step, distance in enumerate(line.distances() if takes_part else [], tag + 1):
-        if line.place & distance:
-            b.send(line.rank(line.place - distance), part.region, tag=step, after=part.after)
-            break
-        came = [b.recv(line.rank(line.place + distance), spare, tag=step, after=part.after)]
-        part = combined(b, part, spare, came, target, is_first=False)
-    last = tag + len(line.distances()) + 1
-    if b.rank == 0 != root:
-        b.send(root, part.region, tag=last, after=part.after)
-    elif b.rank == root != 0:
-        b.recv(0, RECV[0], tag=last, after=[])
-    elif b.rank == root and not part.after:
+    target, tags = RECV[0] if rank == root else own, topology.size.bit_length() + 2
+    if topology.size == 1:
         b.copy(SEND[0], RECV[0])
+    else:
+        in_turns(b, lambda number: to_one(b, line, Part(SEND[0], []), root, target, spare, number * tags))
+    return in_order(b.build())
 
 
 @register(REDUCE, order=Order.FIXED, auto=({},))
@@ -72,25 +60,14 @@ def rabenseifner_reduce(topology: Topology, rank: int, *, root: int) -> Schedule
     Reference: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005, section 4.4.
     """
     p = topology.size
-    line, end = Line.of(range(p), rank), Line.of(range(p), root)
+    line = Line.of(range(p), rank)
     b, whole = Builder(rank, blocks=line.width), range(line.width)
     if p == 1:
         b.copy(SEND[0], RECV[0])
         return b.build()
     spare, own = b.scratch(line.width), b.scratch(line.width)
-    target, first, last = RECV if rank == root else own, line.rank(end.place), 2 * len(line.distances()) + 1
-    begun = at_once(folded(b, line, Part(SEND[whole], []), at(target, whole), spare[whole].of(whole), 0))
-    if begun[0]:
-        after, steps = at_once(halved(b, line, begun[1], target, whole, spare, 0))
-        for number, (peer, distance, kept, given) in enumerate(reversed(steps), len(steps) + 1):
-            if line.place & distance != end.place & distance:
-                b.send(peer, at(target, kept), tag=number, after=after)
-                break
-            after = [*after, b.recv(peer, at(target, given), tag=number, after=after)]
-        if rank == first != root:
-            b.send(root, at(target, whole), tag=last, after=after)
-    elif rank == root:
-        b.recv(first, RECV[whole], tag=last, after=begun[1].after)
+    target = RECV if rank == root else own
+    at_once(halved_to_one(b, line, Part(SEND[whole], []), root, target, whole, spare, 0))
     return in_order(b.build())
 
 

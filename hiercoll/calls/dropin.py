@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mpi4py import MPI
-from numpy import ndarray
 
 from hiercoll.calls import requests
 from hiercoll.calls.serving import (
+    are_arrays,
     held_request,
     learner_of_unknown,
     or_native,
@@ -197,7 +197,7 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
 
     def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
         known, (send, recv) = by_handle.get(self.handle), arguments[:2]
-        if known is not None and type(recv) is ndarray and (type(send) is ndarray or collective.one_buffer):
+        if known is not None and are_arrays(collective, send, recv):
             learner = known.policy.by_bytes.get(_by_bytes(collective, arguments))
             if learner is not None and learner.is_fixed and learner.current.is_native and known.broken is None:
                 serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
@@ -219,9 +219,10 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
 
 def _by_bytes(collective: Collective, arguments: Arguments) -> tuple[Any, ...]:
     """What calls on arrays have in common from which the same is learned."""
+    array = getattr(arguments, collective.everywhere)
     if not collective.operation:
-        return collective, arguments.recv.nbytes
-    return collective, arguments.recv.nbytes, id(arguments.op), arguments.recv.dtype
+        return collective, array.nbytes
+    return collective, array.nbytes, id(arguments.op), array.dtype
 
 
 def _uneven_blocks(collective: Collective, native: Native) -> Serving:
@@ -268,7 +269,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         return NATIVE
     # Calls that are left to MPI are on the user's communicator, on all ranks, however they spell it.
     passes = session.unwatched and request.memory == "host" and not request.is_empty
-    plain = not (request.in_place and not collective.one_buffer) and type(given.recv) is ndarray
+    plain = are_arrays(collective, given.send, given.recv)
     if passes and request.is_auto and collective.is_even and plain:
         if request.learner is not None:
             session.policy.by_bytes[_by_bytes(collective, given)] = request.learner

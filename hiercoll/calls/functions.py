@@ -935,7 +935,7 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
         send = () if collective.one_buffer else (given.send,)
         more = [getattr(given, name) for name in collective.more]
         serve_first(first, collective, given, partial(getattr(first.user, collective.native), *send, given.recv, *more))
-        return given.recv
+        return given.recv if collective.everywhere == "recv" or first.rank == given.root else None
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:
         copy.start()
@@ -951,8 +951,10 @@ def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> boo
     """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
     C, of the right sizes, that do not overlap."""
     send, recv = given.send, given.recv
-    if collective.is_rooted or not collective.is_even:
+    if not collective.is_even:
         return False
+    if collective.is_rooted:
+        return _is_plain_rooted(first, collective, given)
     if type(recv) is not np.ndarray or recv.dtype.char not in PLAIN or not recv.flags.carray or not recv.nbytes:
         return False
     if collective.one_buffer:
@@ -969,6 +971,34 @@ def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> boo
         return False
     begin, end = MPI.Get_address(recv), MPI.Get_address(send)
     return bool(end >= begin + recv.nbytes or begin >= end + send.nbytes)
+
+
+def _is_plain_rooted(first: Beginning, collective: Collective, given: Arguments) -> bool:
+    """The same where the others' second buffer does not matter."""
+    if type(given.root) is not int or not 0 <= given.root < first.size:
+        return False
+    if first.rank == given.root:
+        send, recv = given.send, given.recv
+        if not (_is_plain_array(send) and _is_plain_array(recv)) or send.dtype != recv.dtype or not recv.flags.carray:
+            return False
+        blocks = {end: collective.blocks(getattr(collective, end), first.size) for end in ("send", "recv")}
+        if send.size * blocks["recv"] != recv.size * blocks["send"]:
+            return False
+        begin, end = MPI.Get_address(recv), MPI.Get_address(send)
+        if end < begin + recv.nbytes and begin < end + send.nbytes:
+            return False
+    else:
+        own = getattr(given, collective.everywhere)
+        if not _is_plain_array(own) or (collective.everywhere == "recv" and not own.flags.writeable):
+            return False
+    if collective.operation:
+        find_operation(given.op, given.send.dtype, first.rank)
+    return True
+
+
+def _is_plain_array(array: Any) -> bool:
+    """Whether it is an array of a type of numbers, in the order of C, that is not empty."""
+    return type(array) is np.ndarray and array.dtype.char in PLAIN and array.flags.c_contiguous and bool(array.nbytes)
 
 
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:

@@ -56,7 +56,8 @@ def run_known(
     passes_native: bool = True,
 ) -> str:
     """Serve a call with equal blocks seen before with arrays at these addresses; ``send`` is None for collectives with
-    one buffer. Returns what ran, "" if it is not known (or, unless ``passes_native``, left to the MPI library).
+    one buffer, either one where only the root has it. Returns what ran, "" if it is not known (or, unless
+    ``passes_native``, left to the MPI library).
 
     Equal addresses, sizes and types need no second check; contiguity is checked by
     `MPI.Get_address`, and that recv is writable below; True equals 1, but is no root. The slow path says what is
@@ -71,7 +72,7 @@ def run_known(
         plan, tally = session.recent[_equal_key(collective, algorithm, transport, op, order, root, send, recv, params)]
     except (KeyError, AttributeError, BufferError, TypeError, MPI.Exception):
         return ""
-    if plan.is_freed or not recv.flags.writeable or session.check or session.broken is not None:
+    if plan.is_freed or not (recv is None or recv.flags.writeable) or session.check or session.broken is not None:
         return ""
     if (tally is not None and tally[0] <= 0) or (plan.schedule is None and not passes_native):
         return ""
@@ -102,7 +103,7 @@ def _known(
     **params: Any,
 ) -> bool:
     """Serve a call with equal blocks on arrays, if it is known; whether it has been."""
-    if type(recv) is not np.ndarray or not (send is None or type(send) is np.ndarray):
+    if not are_arrays(collective, send, recv):
         return False
     return bool(run_known(comm, collective, send, recv, root, algorithm, transport, op, order, params))
 
@@ -119,7 +120,7 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
     """Serve a call that names its algorithm, if it is known; whether it has been."""
     if (
         _first is None
-        or given.recv is None
+        or (given.recv is None and not collective.is_rooted)
         or type(given.limit) is not int
         or given.limit != LIMIT
         or given.stream is not None
@@ -168,17 +169,22 @@ def new_result(collective: Collective, comm: Any, send: Any) -> Any:
         return None
 
 
+def are_arrays(collective: Collective, send: Any, recv: Any) -> bool:
+    """Whether the buffers of a call are arrays, or None where only the root has them; of one buffer, ``recv``."""
+    if type(recv) is np.ndarray:
+        return type(send) is np.ndarray or collective.one_buffer or (send is None and collective.is_rooted)
+    return recv is None and collective.is_rooted and type(send) is np.ndarray
+
+
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
     """What `run_known` asks for, of arguments that have been found sound; None for what it does not know."""
     send, recv = given.send, given.recv
-    if type(recv) is not np.ndarray or given.stream is not None or type(given.root) is not int:
+    if not are_arrays(collective, send, recv) or given.stream is not None or type(given.root) is not int:
         return None
-    if given.accumulate is not None:
+    if given.accumulate is not None or not _has_known_operation(collective, given):
         return None
     if collective.one_buffer:
         send = None
-    elif type(send) is not np.ndarray or not _has_known_operation(collective, given):
-        return None
     if not _PLAIN.issuperset(map(type, given.params.values())):
         return None
     how = _how(collective, given)
@@ -196,11 +202,11 @@ def _equal_key(
     recv: Any,
     params: dict[str, Any],
 ) -> Alias:
-    """The key of a call on arrays; ``send`` is None where one buffer serves. AttributeError: not arrays. Operations are
-    MPI's own: there is one object of each."""
-    key: Alias = (collective, algorithm, transport, id(op), order, root, _address(recv), recv.nbytes, recv.dtype)
-    if send is not None:
-        key += (_address(send), send.nbytes, send.dtype)
+    """The key of a call on arrays; ``send`` is None where one buffer serves, and either one where the rank has none.
+    AttributeError: not arrays. Operations are MPI's own: there is one object of each."""
+    key: Alias = (collective, algorithm, transport, id(op), order, root)
+    for each in (recv, send):
+        key += (None,) if each is None else (_address(each), each.nbytes, each.dtype)
     return (*key, *params.items()) if params else key
 
 
@@ -373,6 +379,8 @@ def _remember_native(session: Session | Beginning, collective: Collective, given
     """Let mpi4py's own method serve such calls by "auto", as many as are left, as long as nobody looks on."""
     if collective.is_even:
         arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
+        if are_arrays(collective, given.send, given.recv):
+            arrays = [each for each in arrays if each is not None]
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
@@ -397,7 +405,8 @@ def _remember_call(
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     """Whether the call may go to mpi4py as it is: its own, and nobody looks on."""
-    return _suits_mpi4py(given.recv) and request.variant.is_native and session.unwatched
+    is_known = given.recv is None or _suits_mpi4py(given.recv)
+    return is_known and request.variant.is_native and session.unwatched
 
 
 def _suits_mpi4py(array: Any) -> bool:

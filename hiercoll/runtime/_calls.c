@@ -41,6 +41,7 @@ typedef struct {
     PyObject *counter;          /* calls that the target still serves, and nanoseconds they took, in an array; or None */
     int64_t *left;              /* in there; NULL: it serves all */
     int64_t items[2], bytes[2]; /* of send and recv: of an element, and of all of them */
+    int one_buffer;
 } Known;
 
 typedef struct {
@@ -103,6 +104,7 @@ typedef struct {
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
     const Array *arrays[2]; /* NULL for None */
     PyObject *options[OPTIONS];
+    int rank; /* once it is served */
     Key key;
 } Call;
 
@@ -190,9 +192,12 @@ static int64_t elements(const Array *array)
     return count;
 }
 
-/* Of blocks of any sizes the key says only that they are: sizes come with each start. */
+/* Of blocks of any sizes the key says only that they are: sizes come with each start. None: one buffer serves, or only
+ * the root has two. */
 static int add_buffer(Call *call, int end)
 {
+    if (call->given[end] == Py_None)
+        return add_number(&call->key, -3);
     const Array *array = (const Array *)split(call->given[end], &call->blocks[end]);
     if (Py_TYPE((PyObject *)array) != calls.array || !(array->flags & (C_ORDER | FORTRAN_ORDER)))
         return -1;
@@ -206,7 +211,8 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->comm = comm;
     call->given[0] = send;
     call->given[1] = recv;
-    call->arrays[0] = NULL;
+    call->arrays[0] = call->arrays[1] = NULL;
+    call->blocks[0] = call->blocks[1] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
@@ -219,8 +225,9 @@ static int describe(Call *call, PyObject *collective, unsigned options, PyObject
 {
     PyObject *const *given = call->options;
     Key *key = &call->key;
-    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 ||
-        !(call->arrays[1]->flags & WRITEABLE) || (call->given[0] != Py_None && add_buffer(call, 0) < 0))
+    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 || add_buffer(call, 0) < 0)
+        return -1;
+    if (call->arrays[1] ? !(call->arrays[1]->flags & WRITEABLE) : !call->arrays[0])
         return -1;
     if (given[STREAM] != Py_None || !PyLong_CheckExact(given[ROOT]) || add_whole_number(key, given[ROOT]) < 0 ||
         add_text(key, given[ALGORITHM]) < 0 || add_text(key, given[TRANSPORT]) < 0)
@@ -333,8 +340,17 @@ static int64_t item_of(const Array *array)
     return bytes;
 }
 
+/* Whether a collective has one buffer; -1 with an exception. */
+static int has_one_buffer(PyObject *collective)
+{
+    PyObject *answer = PyObject_GetAttrString(collective, "one_buffer");
+    int outcome = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return outcome;
+}
+
 /* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. */
-static int keep(Routes *routes, const Call *call, PyObject *target, PyObject *counter)
+static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter)
 {
     Py_buffer view = {.buf = NULL};
     Known *known = PyMem_Calloc(1, sizeof(Known));
@@ -356,7 +372,8 @@ static int keep(Routes *routes, const Call *call, PyObject *target, PyObject *co
         known->bytes[end] = call->arrays[end] ? known->items[end] * elements(call->arrays[end]) : 0;
         good = known->items[end] > 0;
     }
-    if (!good)
+    known->one_buffer = has_one_buffer(collective);
+    if (!good || known->one_buffer < 0)
         return forget(known), -1;
     if (routes->count >= MOST_KNOWN)
         forget_all(routes);
@@ -429,7 +446,7 @@ static int run(Routes *routes, Program *program, const Call *call)
     if (program->window)
         program->window[1] = routes->calls;
     program->bases[0] = call->arrays[0] ? (int64_t)(uintptr_t)call->arrays[0]->data : 0;
-    program->bases[1] = (int64_t)(uintptr_t)call->arrays[1]->data;
+    program->bases[1] = call->arrays[1] ? (int64_t)(uintptr_t)call->arrays[1]->data : 0;
     int outcome = begin_program(program) < 0 ? -1 : advance_program(program, 1);
     if (outcome < 0)
         tell(routes, program, entry);
@@ -441,11 +458,11 @@ static int run(Routes *routes, Program *program, const Call *call)
     return outcome;
 }
 
-static int run_native(PyObject *method, const Call *call)
+static int run_native(PyObject *method, const Call *call, int one_buffer)
 {
     PyObject *more[] = {NULL, NULL, NULL, NULL, NULL};
     int count = 0;
-    if (call->arrays[0])
+    if (!one_buffer)
         more[count++] = call->given[0];
     more[count++] = call->given[1];
     if (call->options[OP] != Py_None)
@@ -484,17 +501,17 @@ static int serve(Routes *routes, const Call *call)
     if (by_block) {
         if (!have_blocks(routes, known, program, call))
             return 0;
-    } else if (send && send->data < recv->data + known->bytes[1] && recv->data < send->data + known->bytes[0])
+    } else if (send && recv && send->data < recv->data + known->bytes[1] && recv->data < send->data + known->bytes[0])
         return 0;
-    if (!program && !(recv->flags & (send ? send->flags : C_ORDER) & C_ORDER))
+    if (!program && !((recv ? recv->flags : C_ORDER) & (send ? send->flags : C_ORDER) & C_ORDER))
         return 0; /* mpi4py takes no other order */
     if (!known->left)
-        return program ? run(routes, program, call) : run_native(known->target, call);
+        return program ? run(routes, program, call) : run_native(known->target, call, known->one_buffer);
     PyObject *counter = known->counter; /* Python may forget the call while it runs */
     int64_t *left = known->left, began = nanoseconds();
     Py_INCREF(counter);
     --left[0];
-    int outcome = program ? run(routes, program, call) : run_native(known->target, call);
+    int outcome = program ? run(routes, program, call) : run_native(known->target, call, known->one_buffer);
     left[1] += nanoseconds() - began;
     Py_DECREF(counter);
     return outcome;
@@ -504,6 +521,7 @@ static int serve(Routes *routes, const Call *call)
 static int serve_known(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
 {
     Routes *routes = find_routes(call->comm);
+    call->rank = routes ? routes->rank : 0;
     int outcome = routes && describe(call, collective, options, values, names) == 0 ? serve(routes, call) : 0;
     if (!outcome)
         PyErr_Clear();
@@ -543,7 +561,7 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, NULL, args + 3, 1);
-    int good = describe(&call, args[2], 0, args + count, names) == 0 && keep(self, &call, args[0], args[1]) > 0;
+    int good = describe(&call, args[2], 0, args + count, names) == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
 }
@@ -551,7 +569,7 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 /* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
 
 static struct entry {
-    int one_buffer;
+    int one_buffer, only_root; /* whether only the root has a result */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
@@ -595,7 +613,10 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
         for (Py_ssize_t each = 0; each < more; each++)
             call.options[entry->place[each]] = args[first + buffers + each];
         int outcome = serve_known(&call, entry->collective, entry->options, args + count, names);
-        PyObject *result = self || outcome <= 0 ? Py_None : (PyObject *)call.arrays[1];
+        int has_result = !self && outcome > 0 && call.arrays[1];
+        if (has_result && entry->only_root)
+            has_result = PyLong_AsLong(call.options[ROOT]) == call.rank;
+        PyObject *result = has_result ? (PyObject *)call.arrays[1] : Py_None;
         if (outcome)
             return outcome < 0 ? NULL : (Py_INCREF(result), result);
     }
@@ -633,6 +654,11 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
                 entry->options |= 1u << option;
                 entry->place[entry->more++] = option;
             }
+    PyObject *everywhere = PyObject_GetAttrString(entry->collective, "everywhere");
+    if (!everywhere)
+        return NULL;
+    entry->only_root = PyUnicode_CompareWithASCIIString(everywhere, "send") == 0;
+    Py_DECREF(everywhere);
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
     entry->definition = made;

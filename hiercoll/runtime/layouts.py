@@ -33,11 +33,16 @@ def known_layout(schedule: Schedule, blocks: Blocks, item: int = 1) -> tuple[Une
     layout = UnevenLayout(schedule.segments)
     _place(layout, "send", blocks.sent_at, blocks.sent, item)
     _place(layout, "recv", blocks.received_at, blocks.received, item)
-    _place(layout, "shared", np.cumsum(held) - held, held, item)
     slot = int(blocks.sent.max(initial=0))
     layout.slots("scratch", slot, "send")
+    if len(held) == schedule.shared:
+        _place(layout, "shared", np.cumsum(held) - held, held, item)
+        shared = int(held.sum())
+    else:
+        layout.slots("shared", slot, "send")
+        shared = schedule.shared * slot
     known: dict[BufferName, Sizes] = {"send": blocks.sent, "recv": blocks.received, "shared": held}
-    nbytes: dict[BufferName, int] = {"scratch": schedule.scratch * slot, "host": 0, "shared": int(held.sum())}
+    nbytes: dict[BufferName, int] = {"scratch": schedule.scratch * slot, "host": 0, "shared": shared}
     return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule))}
 
 

@@ -104,7 +104,8 @@ class Workload:
     def busiest(self, topology: Topology) -> int:
         """Bytes that must pass the busiest node's link, each way by itself: the distinct blocks due on the ranks of a
         node that none of them holds, and those that they hold and others lack. Of a reduction that is one block each
-        way, since the ranks of a node may combine theirs first."""
+        way, since the ranks of a node may combine theirs first; and no less than the mean of all nodes' (of allreduce
+        that is more; Patarasuk, Yuan 2009)."""
         nodes, p = len(topology.nodes), self.ranks
         node_of, weights = np.array([*topology.node_of, -1]), block_sizes(self.collective, self.size, p)
         lacking, inward, outward = [], [0], np.zeros(nodes, np.int64)
@@ -118,7 +119,9 @@ class Workload:
         reduced = holder < 0
         for node, own in enumerate(lacking if reduced.any() else ()):  # its part of reductions that are due elsewhere
             outward[node] += nbytes[reduced][times[reduced] > np.isin(wanted[reduced], own)].sum()
-        return int(max(*inward, *outward))
+        # Partial results of a block pass between nodes until there is one, and that to all other nodes where it is due.
+        total = (nbytes[reduced] * (nodes + times[reduced] - 2)).sum()
+        return int(max(*inward, *outward, -(-total // nodes)))
 
     def _numbers(self, rank: int) -> Counts:
         """A number for each block due on ``rank``: that of its rank, times the number of ranks, plus the block's."""

@@ -25,12 +25,19 @@ from hiercoll.tables import load
 from hiercoll.tools.bench import measured_events
 from hiercoll.tools.report import received
 from hiercoll.tools.workload import tokens
+from hiercoll.topology import Topology
 from hiercoll.tuning.policy import Wanted
 
 OnLayout = Callable[[str], MPI.Intracomm]
 RANK, SIZE = WORLD.rank, WORLD.size
 ROOTS = sorted({0, SIZE // 2, SIZE - 1})
-VARIANTS = [(name, params) for name, entry in REGISTRY["bcast"].items() for params in entry.variants()]
+ONE_NODE = Topology((0,) * SIZE)  # the constraints of broadcasts ask for the number of ranks alone
+VARIANTS = [
+    (name, params)
+    for name, entry in REGISTRY["bcast"].items()
+    for params in entry.variants()
+    if entry.refusal(ONE_NODE, params) is None
+]
 PRIVATE = [each for each in VARIANTS if each[1].get("memory") != "shared"]
 ALL = [*VARIANTS, ("auto", {}), ("native", {})]
 IDS = [" ".join([name, *(f"{key}={value}" for key, value in params.items())]) for name, params in ALL]

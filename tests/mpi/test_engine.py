@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -37,6 +38,20 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return original(self, request)
 
     monkeypatch.setattr(hiercoll.runtime.session.Session, "plan", plan)
+    return seen
+
+
+@pytest.fixture
+def python_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls of drop-in communicators that Python has looked at, by collective."""
+    seen: Counter[str] = Counter()
+    original = dropin._serve
+
+    def serve(comm: Any, collective: Any, *rest: Any) -> str:
+        seen[collective.name] += 1
+        return original(comm, collective, *rest)
+
+    monkeypatch.setattr(dropin, "_serve", serve)
     return seen
 
 
@@ -81,6 +96,54 @@ def test_other_calls_are_looked_at(what: str, comm: MPI.Intracomm, slow: list[An
     assert len(slow) == (1 if what == "memory order" else 2)
     hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
     assert len(slow) <= 2
+
+
+@pytest.mark.parametrize("others", ["none", "an array that does not matter"])
+@pytest.mark.parametrize("root", sorted({0, SIZE - 1}))
+def test_rooted_calls(root: int, others: str, comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """The root has two buffers, others may have one: each kind of call is looked at once."""
+    whole, spare = np.arange(SIZE * 3).reshape(SIZE, 3), np.full((SIZE, 3), -1)
+    unused = None if others == "none" else spare
+    is_root = root == RANK
+    for turn in range(6):
+        one, into = whole[RANK] + turn, np.full((SIZE, 3), -1) if is_root else unused
+        assert hiercoll.gather(comm, one, into, root=root, algorithm="binomial") is (into if is_root else None)
+        if is_root:
+            np.testing.assert_array_equal(into, whole + turn)
+        own, source = np.full(3, -1), whole + turn if is_root else unused
+        assert hiercoll.scatter(comm, source, own, root=root, algorithm="binomial") is own
+        np.testing.assert_array_equal(own, whole[RANK] + turn)
+        total = np.full(3, -1) if is_root or unused is not None else None
+        found = hiercoll.reduce(comm, one, total, op=MPI.SUM, root=root, algorithm="binomial")
+        assert found is (total if is_root else None)
+        np.testing.assert_array_equal(spare, -1)
+        if is_root:
+            np.testing.assert_array_equal(found, whole.sum(axis=0) + SIZE * turn)
+        elif total is not None:
+            np.testing.assert_array_equal(total, -1)
+    assert len(slow) == (3 if SIZE > 1 else len(slow))
+
+
+@pytest.mark.parametrize("others", ["none", "an array that does not matter"])
+def test_rooted_native_calls(others: str, comm: MPI.Intracomm, python_calls: Counter[str]) -> None:
+    """Native calls of drop-in communicators go to mpi4py's methods at once, on ranks with one buffer, too."""
+    whole = np.arange(SIZE * 3).reshape(SIZE, 3)
+    root, unused = SIZE - 1, None if others == "none" else np.full((SIZE, 3), -1)
+    ready = hiercoll.Intracomm(comm)
+    get_session(comm).policy.learn(0.0)
+    for turn in range(6):
+        into = np.full((SIZE, 3), -1) if root == RANK else unused
+        ready.Gather(whole[RANK] + turn, into, root)
+        own = np.full(3, -1)
+        ready.Scatter(whole + turn if root == RANK else unused, own, root)
+        np.testing.assert_array_equal(own, whole[RANK] + turn)
+        total = np.full(3, -1) if root == RANK or unused is not None else None
+        ready.Reduce(whole[RANK] + turn, total, MPI.SUM, root)
+        if root == RANK:
+            np.testing.assert_array_equal(into, whole + turn)
+            np.testing.assert_array_equal(total, whole.sum(axis=0) + SIZE * turn)
+    if SIZE > 1:
+        assert python_calls == dict.fromkeys(("gather", "scatter", "reduce"), 1)
 
 
 WRONG: dict[str, tuple[Callable[[np.ndarray, np.ndarray], tuple[Any, Any, dict[str, Any]]], type[Exception]]] = {

@@ -101,6 +101,8 @@ def closed_form(collective: str, topology: Topology, size: int) -> int:
         return int(each.sum() - held[node_of[0]])
     if collective == "reduce_scatter":  # each node's part of what is due elsewhere
         return size * max(max(p - m, some) for m, some in zip(nodes, others, strict=True)) * (len(nodes) > 1)
+    if collective == "allreduce":  # the mean of nodes: partial results come together, and the result goes to all
+        return -(-2 * (len(nodes) - 1) * size // len(nodes))
     return size * (len(nodes) > 1)  # a vector
 
 
