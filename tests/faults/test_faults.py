@@ -29,11 +29,10 @@ ALGORITHMS = [
     "alltoallv",
     "Ialltoall",
     "first call",
-    "first alltoallv",
     "learning",
     *(
         pytest.param(name, marks=pytest.mark.slow(reason="the others show the same in other engines"))
-        for name in ("bruck", "eager", "native", "Alltoall_init", "first aggregate", "growing")
+        for name in ("bruck", "eager", "native", "Alltoall_init", "first alltoallv", "first aggregate", "growing")
     ),
 ]
 

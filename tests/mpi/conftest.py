@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from mpi4py import MPI
@@ -45,12 +46,22 @@ STDERR = pytest.StashKey[int]()
 END = float(os.environ.get("HIERCOLL_LAUNCH_END", "inf")) - 5.0  # by the clock
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--sample N``: one test of N, always the same ones."""
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="one test of N, always the same ones")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark all as tests under MPI, for pytest-mpi; leave out, on all ranks alike, what needs another number of ranks.
 
     ``mpi(min_size=n)`` says that a test needs n ranks, ``ranks(counts)`` that it needs just so many, or that they
     are enough of what takes long."""
+    sample = config.getoption("--sample")
+    left_out = [item for item in items if crc32(item.nodeid.encode()) % sample]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not crc32(item.nodeid.encode()) % sample]
     for item in items:
         if item.path.parent.name not in ("mpi", "gpu"):
             continue  # others, in the same run

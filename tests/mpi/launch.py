@@ -115,17 +115,15 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one launch")
     parser.add_argument("--rank-output", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--tests", type=Path, default=HERE, help="folder; only the default has programs beside it")
+    parser.add_argument("--no-programs", action="store_true", help="only the tests")
     options, arguments = parser.parse_known_args()
     if options.rank_output:
         return run_rank(options.rank_output, options.tests, arguments)
     library = vendor()
     ranks = map(int, options.ranks.split(","))
     results = [run_tests(library, each, options.timeout, options.tests, arguments) for each in ranks]
-    programs = (
-        []
-        if os.environ.get("NOPROG")
-        else [run_program(library, path) for path in sorted((options.tests / "programs").glob("*.py"))]
-    )
+    paths = [] if options.no_programs else sorted((options.tests / "programs").glob("*.py"))
+    programs = [run_program(library, path) for path in paths]
     passed = sum(counts["passed"] for counts in results if counts) + sum(programs)
     failed = sum(counts is None for counts in results) + programs.count(False)
     skipped = sum(counts.get("skipped", 0) for counts in results if counts)

@@ -17,6 +17,7 @@ from hiercoll.collectives import COLLECTIVES, Contract, Order
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import RankCounts, count_rank
 from hiercoll.model.simulate import count_rounds
+from hiercoll.runtime.layouts import vector_layout
 from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags, writes
 from hiercoll.tools.proving import generate, prove
 from hiercoll.topology import Topology, parse_layout
@@ -275,3 +276,18 @@ def test_nodes_share_memory_together(entry: Algorithm) -> None:
             if entry.refusal(topology, params) is None:
                 schedules = generate(entry.collective, entry.name, params, topology)
                 assert len({schedule.shared > 0 for schedule in schedules}) == 1, (params, layout)
+
+
+@entries_of("allreduce", "bcast", "reduce")
+@pytest.mark.parametrize("layout", ["1x1", "2x4", "5+3", "3x3", "7x1"])
+def test_vectors_of_one_element(entry: Algorithm, layout: str) -> None:
+    """Most blocks are empty: it is known how long each is, in all buffers."""
+    topology, rooted = parse_layout(layout), COLLECTIVES[entry.collective].root
+    for params in entry.variants():
+        if entry.refusal(topology, params) is not None:
+            continue
+        for root in range(topology.size if rooted else 1):
+            for rank in range(topology.size):
+                for inplace in entry.in_places:
+                    schedule = entry.schedule(topology, rank, params, inplace=inplace, root=root)
+                    assert vector_layout(schedule, 8, 8)[1] == 8

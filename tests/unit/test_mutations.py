@@ -24,7 +24,7 @@ from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Op, Recv, Reduce,
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import verify
 
-SAMPLE = 6  # mutants per algorithm variant, layout and kind of edit; the same ones every time
+SAMPLE = 3  # mutants per algorithm variant, layout and kind of edit; the same ones every time
 
 Place: TypeAlias = "tuple[int, int]"  # rank, index of an operation
 Edit: TypeAlias = "Mapping[Place, Op]"  # operations to put in the place of others
