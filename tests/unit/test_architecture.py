@@ -1,4 +1,4 @@
-"""The README's picture of the layers is what import-linter checks; docs/architecture.md knows the packages and names
+"""The picture of the layers in docs/architecture.md is what import-linter checks; the page knows the packages and names
 nothing that the code does not have."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def checked_layers() -> list[str]:
 
 
 def pictured_layers() -> list[str]:
-    """The first column of the README's picture: the block of lines that begins with the highest layer."""
-    lines = (ROOT / "README.md").read_text().splitlines()
+    """The first column of the page's picture: the block of lines that begins with the highest layer."""
+    lines = PAGE.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("    __main__"))
     picture = []
     for line in lines[first:]:
