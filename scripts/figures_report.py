@@ -2,9 +2,10 @@
 
     python scripts/figures_report.py FOLDER [--into docs/performance.md]
 
-Reads FOLDER (bench-*.jsonl and host-bench-*.jsonl with the tuning tables beside them, native-*, overhead-*,
-uneven-*.jsonl) and building.jsonl and memory.jsonl of the folder above. Prints Markdown, section by section; with
---into puts each between its marks in that file. Exits with 1 where a record is missing that a section needs.
+Reads FOLDER (bench-*.jsonl, reductions-bench-*.jsonl and host-bench-*.jsonl with the tuning tables beside them,
+native-*, overhead-*, uneven-*.jsonl) and building.jsonl and memory.jsonl of the folder above. Prints Markdown, section
+by section; with --into puts each between its marks in that file. Exits with 1 where a record is missing that a section
+needs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -25,14 +27,37 @@ from hiercoll.tuning.search import FAR
 from hiercoll.units import format_size
 
 MARGIN = 0.95  # native/hiercoll that "never slower" allows
-WANTED = {"alltoall": {"all": 1.4, "4x8": 1.7}, "allgather": {"all": 1.7, "4x8": 2.2}}  # geometric means
-EFFICIENT = (("4x4", "4x4:cyclic", "5+3+4"), 0.9), (("4x8",), 0.8)  # of the bound, from 4 KiB on
 TIMINGS = (SINGLE, ROW)
 Record = dict[str, Any]
 
 
 class MissingError(Exception):
     """There is no record for a section."""
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What is wanted of tuned calls: ``means``, geometric, of native/hiercoll, by collective and layout (or "all"); and
+    shares of the bound that links set, by layouts, of the ``bounded`` collectives from ``large`` bytes on."""
+
+    means: dict[str, dict[str, float]]
+    bounded: tuple[str, ...]
+    efficient: tuple[tuple[tuple[str, ...], float], ...]
+    large: int
+
+
+LAB = Goals(
+    {"alltoall": {"all": 1.4, "4x8": 1.7}, "allgather": {"all": 1.7, "4x8": 2.2}},
+    ("alltoall", "allgather"),
+    ((("4x4", "4x4:cyclic", "5+3+4"), 0.9), (("4x8",), 0.8)),
+    4096,
+)
+REDUCTIONS = Goals(
+    {"allreduce": {"4x4": 1.3, "4x8": 1.6}, "bcast": {"all": 1.2}},
+    ("allreduce",),
+    ((("4x4",), 0.85), (("4x8",), 0.75)),
+    256 << 10,
+)
 
 
 def records(folder: Path, pattern: str) -> list[Record]:
@@ -162,9 +187,20 @@ def heading(*cells: object) -> Iterator[str]:
 
 def lab(folder: Path) -> Iterator[str]:
     """What tuned calls gain on several hosts: what was wanted first, misses before the rest; then everything."""
-    points = read(folder)
+    yield from several_hosts(folder, "", LAB)
+
+
+def reductions(folder: Path) -> Iterator[str]:
+    """The same of allreduce and bcast."""
+    yield from several_hosts(folder, "reductions-", REDUCTIONS)
+
+
+def several_hosts(folder: Path, prefix: str, goals: Goals) -> Iterator[str]:
+    """The points of one kind of files, beside what was wanted."""
+    points = read(folder, prefix)
     first = points[0].first
-    commit = (folder / "commit").read_text().strip() if (folder / "commit").exists() else "not recorded"
+    path = folder / f"{prefix}commit"
+    commit = path.read_text().strip() if path.exists() else "not recorded"
     dates = sorted({point.first["date"][:10] for point in points})
     libraries = sorted({point.first["mpi"] for point in points})
     yield (
@@ -172,8 +208,9 @@ def lab(folder: Path) -> Iterator[str]:
         f"{first['mpi4py']}, Python {first['python']}, {first['processor']}, {first['system']}."
     )
     yield ""
-    yield from wanted(points)
-    yield from by_timing(points, "", means, never_slower, bounds, held_out, disturbed, everything)
+    yield from wanted(points, goals)
+    summary, efficiency = partial(means, goals=goals), partial(bounds, goals=goals)
+    yield from by_timing(points, "", summary, never_slower, efficiency, held_out, disturbed, everything)
 
 
 def by_timing(points: list[Point], where: str, summary: Part, *parts: Part) -> Iterator[str]:
@@ -187,7 +224,13 @@ def by_timing(points: list[Point], where: str, summary: Part, *parts: Part) -> I
             yield from part(mine)
 
 
-def wanted(points: list[Point]) -> Iterator[str]:
+def bounded(points: list[Point], goals: Goals, layouts: tuple[str, ...]) -> list[Point]:
+    """Those on these layouts of which a share of the bound is wanted."""
+    kinds = [point for point in points if point.first["collective"] in goals.bounded and point.first["bound"]]
+    return [point for point in kinds if point.first["layout"] in layouts and point.first["size"] >= goals.large]
+
+
+def wanted(points: list[Point], goals: Goals) -> Iterator[str]:
     """A table of goals, those missed first."""
     rows: list[tuple[bool, str, str]] = []
     for timing in TIMINGS:
@@ -197,28 +240,29 @@ def wanted(points: list[Point]) -> Iterator[str]:
         lost = len(slower(point.auto for point in mine))
         rows.append((not lost, f"{timing}: never slower than native by more than 5 %, beyond the noise",
                      f"slower at {lost} of {len(mine)} points"))  # fmt: skip
-        for collective, goals in WANTED.items():
-            for layout, least in goals.items():
+        for collective, by_layout in goals.means.items():
+            for layout, least in by_layout.items():
                 some = [p for p in mine if p.first["collective"] == collective and layout in ("all", p.first["layout"])]
                 got = mean(point.auto["gain"] for point in some)
                 where = "on all layouts" if layout == "all" else f"on {layout}"
                 rows.append((got >= least, f"{timing}: {collective} {where}, geometric mean {least}", f"{got:.2f}"))
-        for layouts, least in EFFICIENT:
-            large = [p for p in mine if p.first["layout"] in layouts and p.first["size"] >= 4096 and p.first["bound"]]
+        for layouts, least in goals.efficient:
+            large = bounded(mine, goals, layouts)
             short = [point for point in large if point.efficiency < least]
             if large:
-                rows.append((not short, f"{timing}: {least:.0%} of the bound from 4 KiB on, {', '.join(layouts)}",
+                where = f"{goals.large >> 10} KiB on, {', '.join(layouts)}"
+                rows.append((not short, f"{timing}: {least:.0%} of the bound from {where}",
                              f"at {len(large) - len(short)} of {len(large)} points"))  # fmt: skip
     yield from heading("wanted (native/hiercoll, public calls)", "there is", "")
     for met, want, got in sorted(rows, key=lambda each: each[0]):
         yield row(want, got, "" if met else "missed")
 
 
-def means(points: list[Point]) -> Iterator[str]:
+def means(points: list[Point], goals: Goals) -> Iterator[str]:
     """Geometric means by collective and layout, and the best and the worst point."""
     layouts = list(dict.fromkeys(point.first["layout"] for point in points))
     yield from heading("geometric mean of native/hiercoll", *layouts, "all", "least", "most")
-    for collective in WANTED:
+    for collective in goals.means:
         mine = [point for point in points if point.first["collective"] == collective]
         cells = [f"{mean(p.auto['gain'] for p in mine if p.first['layout'] == layout):.2f}" for layout in layouts]
         gains = [point.auto["gain"] for point in mine]
@@ -245,15 +289,15 @@ def never_slower(points: list[Point]) -> Iterator[str]:
     )
 
 
-def bounds(points: list[Point]) -> Iterator[str]:
+def bounds(points: list[Point], goals: Goals) -> Iterator[str]:
     """How near large messages come to what the links allow."""
-    for layouts, _ in EFFICIENT:
-        large = [p for p in points if p.first["layout"] in layouts and p.first["size"] >= 4096 and p.first["bound"]]
+    for layouts, _ in goals.efficient:
+        large = bounded(points, goals, layouts)
         if large:
             shares = [point.efficiency for point in large]
             yield (
-                f"- Share of the bound from 4 KiB on, {', '.join(layouts)}: median {median(shares):.0%}, least "
-                f"{min(shares):.0%}."
+                f"- Share of the bound from {goals.large >> 10} KiB on, {', '.join(layouts)}: median "
+                f"{median(shares):.0%}, least {min(shares):.0%}."
             )
 
 
@@ -330,7 +374,7 @@ def by_library(points: list[Point]) -> Iterator[str]:
     """Geometric means by collective and library."""
     libraries = sorted({point.first["mpi"] for point in points})
     yield from heading("geometric mean of native/hiercoll", *libraries)
-    for collective in WANTED:
+    for collective in LAB.means:
         mine = [point for point in points if point.first["collective"] == collective]
         yield row(
             collective, *(f"{mean(p.auto['gain'] for p in mine if p.first['mpi'] == each):.2f}" for each in libraries)
@@ -405,7 +449,7 @@ def memory(folder: Path) -> Iterator[str]:
 
 
 SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
-    each.__name__: each for each in (lab, native, overhead, uneven, building, memory, one_host)
+    each.__name__: each for each in (lab, native, overhead, uneven, reductions, building, memory, one_host)
 }
 
 

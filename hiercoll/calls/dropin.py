@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from mpi4py import MPI
 
 from hiercoll.calls import requests
+from hiercoll.calls.objects import ObjectMessages
 from hiercoll.calls.serving import (
     are_arrays,
     held_request,
@@ -94,7 +95,7 @@ def call_name(collective: Collective, mode: Mode) -> str:
     }[mode]  # fmt: skip
 
 
-class Collectives:
+class Collectives(ObjectMessages):
     """What is different in a drop-in communicator; the methods of the collectives are added below."""
 
     @property
@@ -121,7 +122,8 @@ class Intracomm(Collectives, MPI.Intracomm):
     """``hiercoll.Intracomm(comm)``: ``comm`` itself, with its collectives through hiercoll.
 
     What `hiercoll.collectives.called` lists is served by hiercoll, with the nonblocking and persistent forms (see
-    `requests`), all else by mpi4py. Communicators made from it are of its kind. See mpi4py's Intracomm.
+    `requests`), and so are some messages of objects (see `objects`), all else by mpi4py. Communicators made from it are
+    of its kind. See mpi4py's Intracomm.
     """
 
 

@@ -107,7 +107,9 @@ def check_survivors(reports: dict[int, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("fault", ["stopped", "late"])
+@pytest.mark.parametrize(
+    "fault", ["stopped", pytest.param("late", marks=pytest.mark.slow(reason="most end as those that are stopped do"))]
+)
 def test_a_silent_rank(tmp_path: Path, fault: str, algorithm: str) -> None:
     """The others raise within the deadline; the diagnosis names the one that is silent."""
     _, reports = run(fault, algorithm, tmp_path)

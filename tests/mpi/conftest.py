@@ -47,8 +47,8 @@ END = float(os.environ.get("HIERCOLL_LAUNCH_END", "inf")) - 5.0  # by the clock
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--sample N``: one test of N, always the same ones."""
-    parser.addoption("--sample", type=int, default=1, metavar="N", help="one test of N, always the same ones")
+    """``--sample K/N``: the k-th of n parts of the tests, always the same ones."""
+    parser.addoption("--sample", default="1/1", metavar="K/N", help="the k-th of n parts of the tests")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,11 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     ``mpi(min_size=n)`` says that a test needs n ranks, ``ranks(counts)`` that it needs just so many, or that they
     are enough of what takes long."""
-    sample = config.getoption("--sample")
-    left_out = [item for item in items if crc32(item.nodeid.encode()) % sample]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not crc32(item.nodeid.encode()) % sample]
+    part, parts = map(int, config.getoption("--sample").split("/"))
+    chosen = {item for item in items if crc32(item.nodeid.encode()) % parts == part - 1}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
     for item in items:
         if item.path.parent.name not in ("mpi", "gpu"):
             continue  # others, in the same run

@@ -1,0 +1,121 @@
+"""Objects as messages of drop-in communicators: what mpi4py gives, in as few collectives as can be."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.calls import dropin
+from hiercoll.calls.objects import FIRST
+from hiercoll.runtime.lifetime import get_session
+
+RANK, SIZE = WORLD.rank, WORLD.size
+several = pytest.mark.mpi(min_size=2)
+SMALL = FIRST - 8  # bytes of a pickled object that one message takes
+
+
+@pytest.fixture(params=layouts())
+def ours(request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracomm]) -> hiercoll.Intracomm:
+    """On which hiercoll is set up."""
+    comm = on_layout(request.param)
+    get_session(comm)
+    return hiercoll.Intracomm(comm)
+
+
+@pytest.fixture
+def calls() -> Iterator[dropin.Calls]:
+    """How often which collective was called."""
+    counted = dropin.Calls()
+    dropin.observe(counted)
+    yield counted
+    dropin.ignore(counted)
+
+
+def total(calls: dropin.Calls, name: str) -> int:
+    """Whatever served them."""
+    return calls[name] + calls[f"{name}, native"]
+
+
+def pickled(nbytes: int, salt: int) -> bytes:
+    """An object whose pickle has so many bytes."""
+    frame = len(MPI.pickle.dumps(bytes(200))) - 200 if nbytes < 260 else len(MPI.pickle.dumps(bytes(nbytes))) - nbytes
+    return bytes([salt % 256]) * (nbytes - frame)
+
+
+OBJECTS: dict[str, Callable[[int], Any]] = {
+    "nothing": lambda rank: None,
+    "numbers": lambda rank: rank * 1000,
+    "trees": lambda rank: {"rank": rank, "list": list(range(rank)), "more": ("x" * rank, None, 1.5)},
+    "just fits": lambda rank: pickled(SMALL, rank),
+    "one byte too long": lambda rank: pickled(SMALL + 1, rank),
+    "long": lambda rank: list(range(rank, 3000)),
+    "long on one": lambda rank: "x" * 100_000 if rank == SIZE - 1 else rank,
+    "arrays": lambda rank: np.arange(rank * 100).reshape(-1, 10),
+}
+
+
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+def test_as_mpi4py_does(ours: hiercoll.Intracomm, make: Callable[[int], Any]) -> None:
+    """The same results, again and again; the root of a broadcast gets a copy, too."""
+    for turn in range(3):
+        np.testing.assert_equal(ours.allgather(make(RANK + turn)), [make(rank + turn) for rank in range(SIZE)])
+        mine = [make(RANK + peer) for peer in range(SIZE)]
+        np.testing.assert_equal(ours.alltoall(mine), [make(rank + RANK) for rank in range(SIZE)])
+        for root in range(SIZE):
+            one = make(root + turn)
+            found = ours.bcast(one if root == RANK else object, root)
+            np.testing.assert_equal(found, one)
+            assert found is not one or type(one) in (int, type(None), str, bytes)
+
+
+def test_no_objects(ours: hiercoll.Intracomm) -> None:
+    """A rank that has none for anybody."""
+    found = ours.alltoall(None if RANK == 0 else list(range(SIZE)))
+    assert found == [None, *[RANK] * (SIZE - 1)]
+
+
+@several
+def test_small_objects_take_one_collective(ours: hiercoll.Intracomm, calls: dropin.Calls) -> None:
+    """Larger ones a second one, even if that is on one rank only."""
+    ours.allgather(RANK)
+    ours.bcast(RANK)
+    assert total(calls, "allgather") == total(calls, "bcast") == 1 and total(calls, "allgatherv") == 0
+    ours.allgather("x" * 1000 if RANK == 0 else None)
+    ours.bcast("x" * 1000)
+    assert (total(calls, "allgather"), total(calls, "allgatherv"), total(calls, "bcast")) == (2, 1, 3)
+
+
+def test_other_pickles(ours: hiercoll.Intracomm) -> None:
+    """As the program has configured them."""
+    seen: list[Any] = []
+
+    def dumps(obj: Any, protocol: Any = None) -> bytes:
+        seen.append(obj)
+        return pickle.dumps(("ours", obj), protocol)
+
+    MPI.pickle.__init__(dumps, lambda data: pickle.loads(data)[1])  # type: ignore[misc]
+    try:
+        assert ours.allgather(RANK) == list(range(SIZE))
+        assert ours.bcast("x" * 500) == "x" * 500
+    finally:
+        MPI.pickle.__init__(pickle.dumps, pickle.loads)  # type: ignore[misc]
+    assert RANK in seen
+
+
+def test_errors_are_mpi4pys(ours: hiercoll.Intracomm) -> None:
+    """Before anything is sent; the communicator goes on."""
+    with pytest.raises(ValueError, match=f"expecting {SIZE} items, got {SIZE + 1}"):
+        ours.alltoall([None] * (SIZE + 1))
+    with pytest.raises((AttributeError, pickle.PicklingError, TypeError)):
+        ours.allgather(lambda: None)
+    ours.Set_errhandler(MPI.ERRORS_RETURN)
+    with pytest.raises(MPI.Exception):
+        ours.bcast(1, root=SIZE)
+    assert ours.allgather(RANK) == list(range(SIZE))
