@@ -3,12 +3,12 @@
 An object is pickled once, by `MPI.pickle`, which a program may have configured. Its size and first bytes travel
 together, so that a small one takes one collective where mpi4py makes two; the rest of larger ones follows. All go by
 the drop-in communicator's methods for buffers, and so by what "auto" has found for them. Results and errors are
-mpi4py's. Where hiercoll is not set up, or leaves a communicator alone, mpi4py serves the call.
+mpi4py's. mpi4py serves the call where hiercoll is not set up, or leaves a communicator alone, and within one node:
+there a second collective takes less time than this does in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class ObjectMessages:
         first = _first(data)
         self.Bcast(first, root)
         size = _sizes(first)[0]
-        rest = data[FIRST - 8 :].copy() if is_root else np.empty(max(size - FIRST + 8, 0), np.uint8)
+        rest = data[FIRST - 8 :] if is_root else np.empty(max(size - FIRST + 8, 0), np.uint8)
         if rest.size:
             self.Bcast(rest, root)
         return MPI.pickle.loads(data if is_root else _joined(first, rest, size))
@@ -49,11 +49,11 @@ class ObjectMessages:
         lengths = np.maximum(sizes - FIRST + 8, 0)
         rests = np.empty(lengths.sum(), np.uint8)
         if rests.size:
-            self.Allgatherv(data[FIRST - 8 :].copy(), [rests, lengths])
+            self.Allgatherv(data[FIRST - 8 :], [rests, lengths])
         parts = np.split(rests, np.cumsum(lengths)[:-1])
         return [MPI.pickle.loads(_joined(*each)) for each in zip(firsts, parts, sizes.tolist(), strict=True)]
 
-    def alltoall(self: Any, sendobj: Sequence[Any] | None) -> list[Any]:
+    def alltoall(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
             return MPI.Comm.alltoall(self, sendobj)
@@ -71,7 +71,7 @@ class ObjectMessages:
 def _is_served(comm: Any) -> bool:
     """Whether hiercoll is set up on the communicator: on all ranks, or on none."""
     session = None if comm == MPI.COMM_NULL else by_handle.get(comm.handle)
-    return session is not None and not session.is_plain
+    return session is not None and not session.is_plain and len(session.topology.nodes) > 1
 
 
 def _first(data: Bytes) -> Bytes:

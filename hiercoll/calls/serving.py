@@ -262,6 +262,8 @@ def or_native(make: Callable[[Request], Made], request: Request) -> Made:
 
 
 def _serve(session: Session, given: Arguments, request: Request) -> str:
+    if request.memory == "host" and not request.is_plain:
+        return _serve_copied(session, request)
     plan = session.plan(request)
     if plan is None:
         ran = session.run_once(request)
@@ -273,6 +275,23 @@ def _serve(session: Session, given: Arguments, request: Request) -> str:
     plan.producers = NO_PRODUCERS  # a plan that is kept keeps no array
     remember(session, request, given, plan)
     return plan.name
+
+
+def _serve_copied(session: Session, request: Request) -> str:
+    """Serve a call on the host whose data are copied from and to other places: what lies there is as in other calls,
+    and so are plans that are kept."""
+    for copy in request.before:
+        copy.start()
+    inner = replace(request, before=(), after=())
+    plan = session.plan(inner)
+    if plan is None:
+        ran = session.run_once(inner)
+    else:
+        session.run(plan)
+        ran = plan.name
+    for copy in request.after:
+        copy.start()
+    return ran
 
 
 def _serve_learning(

@@ -115,6 +115,51 @@ def test_first_calls_are_native(comm: MPI.Intracomm, calls: dropin.Calls, monkey
     assert not is_set_up(comm) and set(calls) == {"alltoall, native"}
 
 
+@pytest.mark.parametrize("others", ["none", "an array that does not matter"])
+def test_first_rooted_calls_are_native(others: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ranks that have but one buffer, too; only the root gets a result."""
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    whole = np.arange(SIZE * 3).reshape(SIZE, 3)
+    for turn in range(4):
+        root = turn % SIZE
+        spare = None if others == "none" else np.full((SIZE, 3), -1)
+        into = np.full((SIZE, 3), -1) if root == RANK else spare
+        found = hiercoll.gather(comm, whole[RANK] + turn, into, root=root)
+        assert found is (into if root == RANK else None)
+        own = np.full(3, -1)
+        assert hiercoll.scatter(comm, whole + turn if root == RANK else spare, own, root=root) is own
+        np.testing.assert_array_equal(own, whole[RANK] + turn)
+        total = hiercoll.reduce(comm, whole[RANK] + turn, None if spare is None else spare[0], root=root)
+        if root == RANK:
+            np.testing.assert_array_equal(into, whole + turn)
+            np.testing.assert_array_equal(total, whole.sum(axis=0) + SIZE * turn)
+        else:
+            assert total is None and (spare is None or (spare == -1).all())
+    with pytest.raises(hiercoll.ParameterError, match="root"):
+        hiercoll.gather(comm, np.zeros(3), root=SIZE)
+    assert not is_set_up(comm)
+
+
+@several
+def test_reductions_are_learned_where_bits_stay_the_same(comm: MPI.Intracomm, at_once: None) -> None:
+    """Of whole numbers, and of sums that may be taken in any order; not of others."""
+    policy = get_session(comm).policy
+    whole, real = np.arange(6) + RANK, np.arange(9) / 3 + RANK
+    for _ in range(40):
+        hiercoll.allreduce(comm, real)
+    assert not [each for each in policy._learners.values() if each is not None]
+    for turn in range(1500):
+        np.testing.assert_array_equal(
+            hiercoll.allreduce(comm, whole + turn), sum(range(SIZE)) + SIZE * (np.arange(6) + turn)
+        )
+        np.testing.assert_allclose(
+            hiercoll.allreduce(comm, real, order="any"), sum(range(SIZE)) + SIZE * np.arange(9) / 3
+        )
+        if policy.is_settled:
+            break
+    assert policy.is_settled and len([each for each in policy._learners.values() if each is not None]) == 2
+
+
 def test_wrong_arguments_before_the_set_up(comm: MPI.Intracomm) -> None:
     """Typed errors, as ever."""
     with pytest.raises(BufferSizeError, match="recvbuf"):
