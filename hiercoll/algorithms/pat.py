@@ -56,8 +56,8 @@ def pat(topology: Topology, rank: int, *, aggregation: int) -> Schedule:
 
     Contract: allgather.
 
-        node 0: 0 1 2   | aggregation=2, a block: 0 -> 4, 1 -> 5, 2 -> 0, ... (4 ranks on);
-        node 1: 3 4 5   | two each: 0 -> 2, 1 -> 3, ...;  0 -> 1, 1 -> 2, ...;  2 -> 3, 3 -> 4, ...
+        node 0: 0 1 2   | aggregation=2, every rank: 4 ranks on its own block; 2 on its own; 1 on
+        node 1: 3 4 5   | what came from 2 back; 1 on its own block and what came from 4 back
 
     Counts (p a power of two): messages = max(p//8, 1)-1+min(3, log2(p)); blocks = p-1; scratch = 0
     Constraints: none.
@@ -94,8 +94,8 @@ def pat_reduce_scatter(topology: Topology, rank: int, *, aggregation: int) -> Sc
 
     Contract: reduce_scatter in any order.
 
-        node 0: 0 1 2   | aggregation=2, two blocks each: 0 -> 5, 1 -> 0, ... (1 rank back), twice;
-        node 1: 3 4 5   | 0 -> 4, 1 -> 5, ... (2 back); and one: 0 -> 2, 1 -> 3, ... (4 back)
+        node 0: 0 1 2   | aggregation=2, every rank: 1 rank back two blocks; 1 back a third one; 2 back
+        node 1: 3 4 5   | the sum of one and what came for it; 4 back that of the last one
 
     Partial sums are as many as a message has, for each bit of the number of messages.
     Counts (p a power of two): messages = max(p//8, 1)-1+min(3, log2(p)); blocks = p-1
