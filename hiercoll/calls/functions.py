@@ -49,7 +49,7 @@ from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_t
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
+from hiercoll.runtime.request import HALF, LIMIT, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table
@@ -903,12 +903,50 @@ def configure(
 
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
+    if given.accumulate == "float32" and _is_half(comm, collective, given):
+        return _in_single(comm, collective, given)
     if (first := _first(comm, given)) is not None:
         return _early_call(first, collective, given)
     session = get_session(comm)
     request = make_request(session, collective, given, strict=True)
     serve(session, request, given)
     return request.result
+
+
+def _is_half(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
+    """Whether a reduction is one of plain arrays of half precision, apart from each other."""
+    send, recv = given.send, given.recv
+    if given.stream is not None or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        return False
+    if type(send) is not np.ndarray or send.dtype.name not in HALF or not send.flags.c_contiguous:
+        return False
+    if recv is None or (collective.is_rooted and comm.rank != given.root):
+        return True
+    if type(recv) is not np.ndarray or recv.dtype != send.dtype or not recv.flags.carray:
+        return False
+    blocks = [collective.blocks(holds, comm.size) for holds in (collective.send, collective.recv)]
+    return send.size * blocks[1] == recv.size * blocks[0] and not np.may_share_memory(send, recv)
+
+
+def _in_single(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
+    """Such a reduction: of arrays in single precision, whose results are rounded."""
+    wide, recv = given.send.astype(np.float32), given.recv
+    has_result = not collective.is_rooted or comm.rank == given.root
+    into = None
+    if has_result and recv is not None:
+        into = np.empty(recv.shape, np.float32)
+    elif has_result and collective.send is collective.recv:
+        into = np.empty_like(wide)
+    inner = given._replace(send=wide, recv=into, accumulate=None)
+    call = (collective, comm, wide, into, given.root, given.algorithm, given.transport, given.op, given.order)
+    if (has_result and into is None) or not call_known(*call, **given.params):
+        into = _call(comm, collective, inner)
+    if not has_result:
+        return None
+    if recv is None:
+        return into.astype(given.send.dtype)  # type: ignore[union-attr]
+    np.copyto(recv, into, casting="unsafe")  # type: ignore[arg-type]
+    return recv
 
 
 def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
