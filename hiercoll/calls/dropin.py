@@ -221,10 +221,10 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
 
 def _by_bytes(collective: Collective, arguments: Arguments) -> tuple[Any, ...]:
     """What calls on arrays have in common from which the same is learned."""
-    array = getattr(arguments, collective.everywhere)
+    in_place, array = arguments.send is MPI.IN_PLACE, getattr(arguments, collective.everywhere)
     if not collective.operation:
-        return collective, array.nbytes
-    return collective, array.nbytes, id(arguments.op), array.dtype
+        return collective, array.nbytes, in_place
+    return collective, array.nbytes, in_place, id(arguments.op), array.dtype
 
 
 def _uneven_blocks(collective: Collective, native: Native) -> Serving:

@@ -170,9 +170,12 @@ def new_result(collective: Collective, comm: Any, send: Any) -> Any:
 
 
 def are_arrays(collective: Collective, send: Any, recv: Any) -> bool:
-    """Whether the buffers of a call are arrays, or None where only the root has them; of one buffer, ``recv``."""
+    """Whether the buffers of a call are arrays, or None where only the root has them, or on all ranks in place; of one
+    buffer, ``recv``."""
     if type(recv) is np.ndarray:
-        return type(send) is np.ndarray or collective.one_buffer or (send is None and collective.is_rooted)
+        if type(send) is np.ndarray or collective.one_buffer:
+            return True
+        return send is (None if collective.is_rooted else MPI.IN_PLACE)
     return recv is None and collective.is_rooted and type(send) is np.ndarray
 
 
@@ -206,7 +209,7 @@ def _equal_key(
     AttributeError: not arrays. Operations are MPI's own: there is one object of each."""
     key: Alias = (collective, algorithm, transport, id(op), order, root)
     for each in (recv, send):
-        key += (None,) if each is None else (_address(each), each.nbytes, each.dtype)
+        key += (each,) if each is None or each is MPI.IN_PLACE else (_address(each), each.nbytes, each.dtype)
     return (*key, *params.items()) if params else key
 
 
@@ -399,7 +402,7 @@ def _remember_native(session: Session | Beginning, collective: Collective, given
     if collective.is_even:
         arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
         if are_arrays(collective, given.send, given.recv):
-            arrays = [each for each in arrays if each is not None]
+            arrays = [each for each in arrays if type(each) is np.ndarray]
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]

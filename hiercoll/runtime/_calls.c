@@ -65,7 +65,7 @@ static struct {
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
-    PyObject *automatic, *zero, *sum; /* "auto"; 0; MPI.SUM */
+    PyObject *automatic, *zero, *sum, *in_place; /* "auto"; 0; MPI.SUM; MPI.IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
     PyObject *routes;                 /* of each communicator, by handle */
@@ -198,6 +198,8 @@ static int add_buffer(Call *call, int end)
 {
     if (call->given[end] == Py_None)
         return add_number(&call->key, -3);
+    if (end == 0 && call->given[end] == calls.in_place)
+        return add_number(&call->key, -4);
     const Array *array = (const Array *)split(call->given[end], &call->blocks[end]);
     if (Py_TYPE((PyObject *)array) != calls.array || !(array->flags & (C_ORDER | FORTRAN_ORDER)))
         return -1;
@@ -779,8 +781,8 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     unsigned long long data;
     int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OnOOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.background,
-                          &calls.observers, &calls.automatic, &calls.sum, &example, &data, &flags, &calls.wide, &calls.narrow))
+    if (!PyArg_ParseTuple(args, "OnOOOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.background,
+                          &calls.observers, &calls.automatic, &calls.sum, &calls.in_place, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
     if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
@@ -810,7 +812,7 @@ static PyObject *engine_register(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
-     "setup_calls(comm, offset, array, background, observers, auto, sum, (example, address, flags), types of counts)"},
+     "setup_calls(comm, offset, array, background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
     {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},

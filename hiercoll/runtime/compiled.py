@@ -69,7 +69,9 @@ def _set_up(module: Any) -> None:
     offset = MPI._addressof(MPI.COMM_SELF) - id(MPI.COMM_SELF)  # of the handle in a communicator object
     known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
     example = (known, known.ctypes.data, known.flags.num)
-    module.setup_calls(MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO, MPI.SUM, example, counts)
+    module.setup_calls(
+        MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO, MPI.SUM, MPI.IN_PLACE, example, counts
+    )
 
 
 def value_of(handle: Any) -> int:

@@ -146,6 +146,40 @@ def test_rooted_native_calls(others: str, comm: MPI.Intracomm, python_calls: Cou
         assert python_calls == dict.fromkeys(("gather", "scatter", "reduce"), 1)
 
 
+def test_calls_in_place(comm: MPI.Intracomm, slow: list[Any]) -> None:
+    """By algorithms that work in place, each is looked at once, and is not that of two buffers."""
+    send, recv, want = blocks(3)
+    for turn in range(6):
+        both = send + turn
+        assert hiercoll.alltoall(comm, MPI.IN_PLACE, both, algorithm="inplace") is both
+        np.testing.assert_array_equal(both, want + turn)
+        hiercoll.alltoall(comm, send + turn, recv, algorithm="inplace")
+        np.testing.assert_array_equal(recv, want + turn)
+        total = np.arange(5) + RANK + turn
+        assert hiercoll.allreduce(comm, MPI.IN_PLACE, total, algorithm="recursive_doubling") is total
+        np.testing.assert_array_equal(total, SIZE * (np.arange(5) + turn) + sum(range(SIZE)))
+    assert len([each for each in slow if each.collective is ALLTOALL]) <= 2
+
+
+def test_native_calls_in_place(comm: MPI.Intracomm, python_calls: Counter[str]) -> None:
+    """They go to mpi4py's methods at once."""
+    ours = hiercoll.Intracomm(comm)
+    get_session(comm).policy.learn(0.0)
+    get_session(comm).use_table(hiercoll.tables.Table())
+    for turn in range(6):
+        total = np.arange(5) + RANK + turn
+        ours.Allreduce(MPI.IN_PLACE, total)
+        np.testing.assert_array_equal(total, SIZE * (np.arange(5) + turn) + sum(range(SIZE)))
+        apart, result = np.arange(5) + RANK + turn, np.full(5, -1)
+        ours.Allreduce(apart, result)
+        np.testing.assert_array_equal(result, total)
+        every = np.where(np.arange(SIZE) == RANK, RANK + turn, -1)
+        ours.Allgather(MPI.IN_PLACE, every)
+        np.testing.assert_array_equal(every, np.arange(SIZE) + turn)
+    if SIZE > 1:
+        assert python_calls == {"allreduce": 2, "allgather": 1}
+
+
 WRONG: dict[str, tuple[Callable[[np.ndarray, np.ndarray], tuple[Any, Any, dict[str, Any]]], type[Exception]]] = {
     "read-only": (lambda send, recv: (send, _read_only(recv), {}), hiercoll.BufferTypeError),
     "overlapping": (lambda send, recv: (recv, recv, {}), hiercoll.BufferOverlapError),

@@ -32,7 +32,7 @@ REQUESTS += ("ibcast", "bcast_init")
 def sources() -> Path:
     """The folder of mpi4py's tests; fetched if it is not there."""
     number = version("mpi4py")
-    folder = Path(sys.prefix) / "mpi4py-sources"
+    folder = Path(__file__).resolve().parents[2] / ".venv" / "mpi4py-sources"
     tests = folder / f"mpi4py-{number}" / "test"
     if not tests.exists():
         fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
