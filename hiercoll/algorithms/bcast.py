@@ -115,7 +115,7 @@ def binomial(topology: Topology, rank: int, *, root: int, radix: int, segments: 
     Reference: Thakur, Rabenseifner, Gropp 2005, section 5; Wilkins et al. 2023 (k-nomial).
     """
     b, line = Builder(rank, segments), line_from(range(topology.size), root)
-    for tag, _ in enumerate(parts_of(b)):
+    for tag in parts_of(b):
         _along_tree(b, line, RECV, tag, [], radix)
     return in_order(b.build())
 
@@ -123,11 +123,8 @@ def binomial(topology: Topology, rank: int, *, root: int, radix: int, segments: 
 def parts_of(b: Builder) -> Iterator[int]:
     """Each segment in turn; what is added meanwhile is on that one."""
     for part in range(b.segments):
-        if b.segments == 1:
+        with b.segment(part):
             yield part
-        else:
-            with b.segment(part):
-                yield part
 
 
 @register(
@@ -151,7 +148,7 @@ def chain(topology: Topology, rank: int, *, root: int, segments: int) -> Schedul
     """
     b, line = Builder(rank, segments), line_from(range(topology.size), root)
     me = line.index(rank)
-    for tag, _ in enumerate(parts_of(b)):
+    for tag in parts_of(b):
         here = [b.recv(line[me - 1], RECV[0], tag=tag)] if me else []
         if me + 1 < len(line):
             b.send(line[me + 1], RECV[0], tag=tag, after=here)

@@ -88,11 +88,20 @@ def hierarchical_allreduce(topology: Topology, rank: int, *, outer: str, segment
     nodes, shares = len(topology.nodes), min(topology.node_sizes)
     each = {"ring": nodes, "all_pairs": nodes, "rabenseifner": 1 << nodes.bit_length() - 1}.get(outer, 1)
     b = Builder(rank, segments, blocks=shares * each)
-    # A rank alone on its node asks for shared memory, too.
-    shared = b.shared((len(topology.node(rank)) + 1) * b.blocks) if max(topology.node_sizes) > 1 else SEND
+    shared = _node_buffer(b, topology, (len(topology.node(rank)) + 1) * b.blocks)
     spare = b.scratch({"ring": 1, "recursive_doubling": 1, "rabenseifner": each}.get(outer, nodes - 1))
     in_turns(b, lambda number: _on_nodes(b, topology, number, shares, outer, shared, spare))
     return in_order(b.build())
+
+
+def _node_buffer(b: Builder, topology: Topology, blocks: int) -> Buffer:
+    """So many blocks that the node shares. A rank alone on its node asks for them, too."""
+    return b.shared(blocks) if max(topology.node_sizes) > 1 else SEND
+
+
+def _slot(shared: Buffer, n: int, which: int, blocks: Sequence[int]) -> Region:
+    """Blocks of one of the vectors, of ``n`` blocks each, in a buffer that the node shares."""
+    return shared[[which * n + block for block in blocks]].of(blocks)
 
 
 def _on_nodes(
@@ -103,24 +112,21 @@ def _on_nodes(
     arrived, done, each = ARRIVED + 2 * number, DONE + 2 * number, n // shares
     whole, mine = range(n), range(lane * each, (lane + 1) * each)
 
-    def slot(which: int, blocks: Sequence[int]) -> Region:
-        return shared[[which * n + block for block in blocks]].of(blocks)
-
     if len(own) == 1:
         yield from _between(b, topology, Part(SEND[mine], []), mine, outer, spare, number)
         return
-    ready = [b.signal(arrived, after=[b.copy(SEND[whole], slot(lane, whole))])]
+    ready = [b.signal(arrived, after=[b.copy(SEND[whole], _slot(shared, n, lane, whole))])]
     yield
     if lane < shares:
         here = [b.wait(own, arrived, after=ready)]
-        part = over_tree(b, [Part(slot(peer, mine), here) for peer in range(len(own))], RECV[mine])
+        part = over_tree(b, [Part(_slot(shared, n, peer, mine), here) for peer in range(len(own))], RECV[mine])
         part = yield from _between(b, topology, part, mine, outer, spare, number)
-        ready = [b.signal(done, after=[b.copy(RECV[mine], slot(len(own), mine), after=part.after)])]
+        ready = [b.signal(done, after=[b.copy(RECV[mine], _slot(shared, n, len(own), mine), after=part.after)])]
     yield
     there = [b.wait([own[peer]], done, after=ready) for peer in range(shares) if peer != lane]
     others = [block for block in whole if block not in mine or lane >= shares]
     if others:
-        b.copy(slot(len(own), others), RECV[others], after=[*ready, *there])
+        b.copy(_slot(shared, n, len(own), others), RECV[others], after=[*ready, *there])
 
 
 def _between(
@@ -170,7 +176,7 @@ def hierarchical_reduce(topology: Topology, rank: int, *, root: int, outer: str,
     nodes, shares, own = len(topology.nodes), min(topology.node_sizes), topology.node(rank)
     each = 1 << nodes.bit_length() - 1 if outer == "rabenseifner" else 1
     b = Builder(rank, segments, blocks=shares * each)
-    shared = b.shared((len(own) + 1) * b.blocks) if max(topology.node_sizes) > 1 else SEND
+    shared = _node_buffer(b, topology, (len(own) + 1) * b.blocks)
     spare, keep = b.scratch(each), RECV if rank == root else b.scratch(b.blocks)
     in_turns(b, lambda number: _to_root(b, topology, number, root, shares, outer, shared, spare, keep))
     return in_order(b.build())
@@ -185,17 +191,14 @@ def _to_root(
     arrived, done, result = range(3 * number, 3 * number + 3)
     whole, mine = range(n), range(lane * n // shares, (lane + 1) * n // shares)
 
-    def slot(which: int, blocks: Sequence[int]) -> Region:
-        return shared[[which * n + block for block in blocks]].of(blocks)
-
     part, others = Part(SEND[mine], []), [peer for peer in own[:shares] if peer != b.rank]
     if len(own) > 1:
         free = b.wait(others, done, previous=True)
-        ready = b.signal(arrived, after=[b.copy(SEND[whole], slot(lane, whole), after=[free])])
+        ready = b.signal(arrived, after=[b.copy(SEND[whole], _slot(shared, n, lane, whole), after=[free])])
         yield
         if lane < shares:
             here = [b.wait(own, arrived, after=[ready])]
-            part = over_tree(b, [Part(slot(peer, mine), here) for peer in range(len(own))], at(keep, mine))
+            part = over_tree(b, [Part(_slot(shared, n, peer, mine), here) for peer in range(len(own))], at(keep, mine))
             b.signal(done, after=part.after)
     if lane < shares:
         line, end = Line.of([node[lane] for node in topology.nodes], b.rank), topology.node(root)
@@ -210,11 +213,11 @@ def _to_root(
         there = [b.wait([peer], result, after=part.after) for peer in others]
         rest = [block for block in whole if block not in mine or lane >= shares]
         if rest:
-            b.copy(slot(len(own), rest), RECV[rest], after=there)
+            b.copy(_slot(shared, n, len(own), rest), RECV[rest], after=there)
         elif part.region.buffer == "send":
             b.copy(part.region, RECV[mine])
     elif lane < shares and root in own:
-        b.signal(result, after=[b.copy(at(keep, mine), slot(len(own), mine), after=part.after)])
+        b.signal(result, after=[b.copy(at(keep, mine), _slot(shared, n, len(own), mine), after=part.after)])
 
 
 @register(REDUCE_SCATTER, order=_order_on_nodes, auto=({},))
@@ -235,15 +238,14 @@ def hierarchical_reduce_scatter(topology: Topology, rank: int) -> Schedule:
     """
     p, b, own, lane = topology.size, Builder(rank), topology.node(rank), topology.lane_of[rank]
     whole, shares, here = range(topology.size), min(topology.node_sizes), list[int]()
-    shared = b.shared(len(own) * (p + 1)) if max(topology.node_sizes) > 1 else SEND
+    shared = _node_buffer(b, topology, len(own) * (p + 1))
 
     def result_of(ranks: Sequence[int]) -> Region:
         return shared[[len(own) * p + topology.lane_of[peer] for peer in ranks]].of(ranks)
 
     if len(own) > 1:
         free = b.wait(own[:shares], DONE, previous=True)
-        slots = shared[[lane * p + block for block in whole]].of(whole)
-        ready = b.signal(WRITTEN, after=[b.copy(SEND[whole], slots, after=[free])])
+        ready = b.signal(WRITTEN, after=[b.copy(SEND[whole], _slot(shared, p, lane, whole), after=[free])])
         if lane >= shares:
             b.copy(result_of([rank]), RECV[0], after=[b.wait([own[lane % shares]], ARRIVED, after=[ready])])
             return in_order(b.build())
@@ -278,8 +280,7 @@ def _between_nodes(
     def at_node(blocks: list[int], into: Region) -> Part:
         if lanes == 1:
             return Part(SEND[blocks], [])
-        slots = [shared[[peer * p + block for block in blocks]].of(blocks) for peer in range(lanes)]
-        return over_tree(b, [Part(slot, here) for slot in slots], into)
+        return over_tree(b, [Part(_slot(shared, p, peer, blocks), here) for peer in range(lanes)], into)
 
     parts, read = {}, list[int]()
     others = [(me + step) % len(nodes) for step in range(1, len(nodes))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from hiercoll.collectives import fixed_tree
@@ -81,13 +80,9 @@ def in_turns(b: Builder, course: Callable[[int], Course[object]]) -> None:
     left = {number: course(number) for number in range(b.segments)}
     while left:
         for number in list(left):
-            with segment_of(b, number):
+            with b.segment(number):
                 if next(left[number], END) is END:
                     del left[number]
-
-
-def segment_of(b: Builder, number: int) -> AbstractContextManager[object]:
-    return b.segment(number) if b.segments > 1 else nullcontext()
 
 
 def combined(b: Builder, own: Part, other: Region, came: list[int], target: Region, is_first: bool) -> Part:

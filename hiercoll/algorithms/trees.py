@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hiercoll.algorithms.grouping import line_from
-from hiercoll.algorithms.reducing import Part, combined, segment_of
+from hiercoll.algorithms.reducing import Part, combined
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import ALLREDUCE, BCAST, REDUCE, Order
 from hiercoll.schedule import RECV, SEND, Buffer, Builder, Schedule, in_order
@@ -100,7 +100,7 @@ def double_tree_reduce(topology: Topology, rank: int, *, root: int, segments: in
         spare = b.scratch(2)
         for number in range(segments):
             for half in range(2):
-                with segment_of(b, number):
+                with b.segment(number):
                     came = [b.recv(_top(others, half), spare[half].of(half), tag=2 * number + half)]
                     combined(b, Part(SEND[half], []), spare[half].of(half), came, RECV[half], others[0] < rank)
     else:
@@ -134,7 +134,7 @@ def double_tree_bcast(topology: Topology, rank: int, *, root: int, segments: int
     trees = [] if rank == root else [_TreeHalf.of(b, half, others) for half in range(2)]
     for number in range(segments if others else 0):
         for half in range(2 if rank == root else 0):
-            with segment_of(b, number):
+            with b.segment(number):
                 b.send(_top(others, half), RECV[half], tag=2 * number + half, after=[])
         for tree in trees:
             tree.down(b, number, root)
@@ -172,7 +172,7 @@ class _TreeHalf(NamedTuple):
         """Add what comes from below to the rank's own, in the order of ranks, and pass it on; two blocks of ``spare``
         are for each half, one of ``target``."""
         slots = [spare[2 * self.half + side].of(self.half) for side in range(2)]
-        with segment_of(b, number):
+        with b.segment(number):
             part = Part(SEND[self.half], [])
             into = target[self.half] if target.name == "recv" else target[self.half].of(self.half)
             for below, slot in sorted(zip((self.ranks[each] for each in self.branch.below), slots, strict=False)):
@@ -186,7 +186,7 @@ class _TreeHalf(NamedTuple):
     def down(self, b: Builder, number: int, beyond: int | None = None) -> None:
         """Pass the result on."""
         tag = self._tag(number + (b.segments if self.sums else 0))  # behind those of the way up
-        with segment_of(b, number):
+        with b.segment(number):
             here, above = self.sums[number] if self.sums else [], self.above(beyond)
             if above is not None:
                 here = [b.recv(above, RECV[self.half], tag=tag, after=here)]

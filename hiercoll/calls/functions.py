@@ -916,16 +916,13 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
 def _is_half(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
     """Whether a reduction is one of plain arrays of half precision, apart from each other."""
     send, recv = given.send, given.recv
-    if given.stream is not None or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        return False
+    if given.stream is not None or not isinstance(comm, MPI.Intracomm) or comm.handle not in by_handle:
+        return False  # before the set-up, for which such a call is a reason on all ranks, however they spell it
     if type(send) is not np.ndarray or send.dtype.name not in HALF or not send.flags.c_contiguous:
         return False
     if recv is None or (collective.is_rooted and comm.rank != given.root):
         return True
-    if type(recv) is not np.ndarray or recv.dtype != send.dtype or not recv.flags.carray:
-        return False
-    blocks = [collective.blocks(holds, comm.size) for holds in (collective.send, collective.recv)]
-    return send.size * blocks[1] == recv.size * blocks[0] and not np.may_share_memory(send, recv)
+    return type(recv) is np.ndarray and _go_together(collective, comm.size, send, recv)
 
 
 def _in_single(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
@@ -987,56 +984,36 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
 
 def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> bool:
     """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
-    C, of the right sizes, that do not overlap."""
+    C, of the right sizes, that do not overlap. On ranks other than a root the second buffer does not matter."""
     send, recv = given.send, given.recv
     if not collective.is_even:
         return False
-    if collective.is_rooted:
-        return _is_plain_rooted(first, collective, given)
-    if type(recv) is not np.ndarray or recv.dtype.char not in PLAIN or not recv.flags.carray or not recv.nbytes:
+    if collective.root and not (type(given.root) is int and 0 <= given.root < first.size):
         return False
-    if collective.one_buffer:
-        return type(given.root) is int and 0 <= given.root < first.size
-    if type(send) is not np.ndarray or send.dtype != recv.dtype or not send.flags.c_contiguous:
-        return False
-    if send.size * collective.blocks(collective.recv, first.size) != (
-        recv.size * collective.blocks(collective.send, first.size)
-    ):
-        return False
-    if collective.operation:
-        find_operation(given.op, recv.dtype, first.rank)
-    elif recv.size % first.size:  # else vectors, and what has as many elements in one block of many
-        return False
-    begin, end = MPI.Get_address(recv), MPI.Get_address(send)
-    return bool(end >= begin + recv.nbytes or begin >= end + send.nbytes)
-
-
-def _is_plain_rooted(first: Beginning, collective: Collective, given: Arguments) -> bool:
-    """The same where the others' second buffer does not matter."""
-    if type(given.root) is not int or not 0 <= given.root < first.size:
-        return False
-    if first.rank == given.root:
-        send, recv = given.send, given.recv
-        if not (_is_plain_array(send) and _is_plain_array(recv)) or send.dtype != recv.dtype or not recv.flags.carray:
-            return False
-        blocks = {end: collective.blocks(getattr(collective, end), first.size) for end in ("send", "recv")}
-        if send.size * blocks["recv"] != recv.size * blocks["send"]:
-            return False
-        begin, end = MPI.Get_address(recv), MPI.Get_address(send)
-        if end < begin + recv.nbytes and begin < end + send.nbytes:
-            return False
-    else:
+    if collective.one_buffer or (collective.is_rooted and first.rank != given.root):
         own = getattr(given, collective.everywhere)
-        if not _is_plain_array(own) or (collective.everywhere == "recv" and not own.flags.writeable):
-            return False
-    if collective.operation:
-        find_operation(given.op, given.send.dtype, first.rank)
-    return True
+        fits = _is_plain_array(own) and (collective.everywhere == "send" or own.flags.carray)
+    else:
+        fits = _is_plain_array(send) and _is_plain_array(recv) and _go_together(collective, first.size, send, recv)
+    if fits and collective.operation:
+        find_operation(given.op, send.dtype, first.rank)
+    return bool(fits)
 
 
 def _is_plain_array(array: Any) -> bool:
     """Whether it is an array of a type of numbers, in the order of C, that is not empty."""
     return type(array) is np.ndarray and array.dtype.char in PLAIN and array.flags.c_contiguous and bool(array.nbytes)
+
+
+def _go_together(collective: Collective, ranks: int, send: np.ndarray[Any, Any], recv: np.ndarray[Any, Any]) -> bool:
+    """Whether contiguous arrays are of one type and of sizes that suit each other, and have no byte in common."""
+    sent, received = (collective.blocks(holds, ranks) for holds in (collective.send, collective.recv))
+    if send.dtype != recv.dtype or not recv.flags.carray:
+        return False
+    if send.size % sent or recv.size % received or send.size // sent != recv.size // received:
+        return False
+    begin, end = MPI.Get_address(recv), MPI.Get_address(send)
+    return bool(end >= begin + recv.nbytes or begin >= end + send.nbytes)
 
 
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:

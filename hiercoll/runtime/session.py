@@ -310,7 +310,7 @@ class Session:
 
     def plan(self, request: Request) -> Plan | None:
         """The plan that is kept for a blocking call. None where none is worth it: for calls on the host that have not
-        come before, or whose data are copied from or to other places first."""
+        come before. On the host nothing is left to be copied from or to other places."""
         moves = self.factory.moves(request)
         key = request.moving_key if moves else request.key
         plan: Plan | None = self.plans.get(key)
@@ -320,7 +320,7 @@ class Session:
             return plan
         is_tried = request.learner is not None and request.learner.is_trying
         on_host = request.memory == "host" and not is_tried and not moves
-        if on_host and (not request.is_plain or self._is_new(key)):
+        if on_host and self._is_new(key):
             return None
         plan = self.factory.make(request, Lifetime.KEPT if request.is_plain else Lifetime.ONCE)
         if request.is_plain:
@@ -339,7 +339,7 @@ class Session:
 
     def run_once(self, request: Request) -> str:
         """Serve a blocking call on the host for which no plan is kept. Returns what ran, in words."""
-        if request.variant.is_native and request.is_plain and self.watch is None:
+        if request.variant.is_native and self.watch is None:
             progress.before_blocking()
             native.call(self.user, request, self.rank)
             return request.name

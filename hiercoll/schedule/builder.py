@@ -65,8 +65,8 @@ class Builder:
 
     @contextmanager
     def segment(self, part: int) -> Iterator[None]:
-        """The operations added inside are on this segment of their blocks."""
-        before, self._part = self._part, part
+        """The operations added inside are on this segment of their blocks; on all of them if there is but one."""
+        before, self._part = self._part, part if self.segments > 1 else None
         yield
         self._part = before
 

@@ -160,6 +160,16 @@ def test_reductions_are_learned_where_bits_stay_the_same(comm: MPI.Intracomm, at
     assert policy.is_settled and len([each for each in policy._learners.values() if each is not None]) == 2
 
 
+def test_first_half_precision_however_it_is_spelled(comm: MPI.Intracomm) -> None:
+    """Ranks set hiercoll up together for it, though one has no array of NumPy's."""
+    half = np.full(4, RANK, np.float16)
+    for _ in range(3):
+        result = np.full(4, -1, np.float16)
+        hiercoll.allreduce(comm, half if RANK else half.data, result, accumulate="float32")
+        np.testing.assert_array_equal(result, sum(range(SIZE)))
+    assert is_set_up(comm)
+
+
 def test_wrong_arguments_before_the_set_up(comm: MPI.Intracomm) -> None:
     """Typed errors, as ever."""
     with pytest.raises(BufferSizeError, match="recvbuf"):

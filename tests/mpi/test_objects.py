@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,6 @@ def ours(request: pytest.FixtureRequest, on_layout: Callable[[str], MPI.Intracom
     comm = on_layout(request.param)
     get_session(comm)
     return hiercoll.Intracomm(comm)
-
-
-@pytest.fixture
-def calls() -> Iterator[dropin.Calls]:
-    """How often which collective was called."""
-    counted = dropin.Calls()
-    dropin.observe(counted)
-    yield counted
-    dropin.ignore(counted)
 
 
 def total(calls: dropin.Calls, name: str) -> int:
