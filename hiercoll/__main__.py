@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hiercoll.cli.common import CALLED, known_algorithm
+from hiercoll.cli.common import known_algorithm
 from hiercoll.collectives import called
 from hiercoll.errors import ArgumentError
 
@@ -70,7 +70,7 @@ def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
     forced: dict[str, tuple[str, dict[str, Any]]] = {}
     for text in given:
         collective, found, name = text.partition("=")
-        if not found or collective not in CALLED:
+        if not found or collective not in {each.name for each in called()}:
             raise click.BadParameter(f"expected COLLECTIVE=NAME, got {text!r}", param_hint="--algorithm")
         try:
             entry, params = known_algorithm(collective, name)

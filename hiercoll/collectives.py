@@ -98,9 +98,10 @@ class Collective:
 
     ``contract`` gives the contents of each rank's buffers; ``send`` and ``recv`` what the arguments hold, ``root`` and
     ``operation`` whether it takes those, ``in_place`` where the input lies if it lies in the receive buffer, ``sizes``
-    who knows the sizes of blocks. ``native`` is MPI's name of the blocking form; without one there are algorithms to be
-    proved, but no calls. ``family``: the collective whose algorithms serve it, if they are not its own. ``tuned``:
-    the sizes that ``hiercoll tune`` measures (see `cli.common.SizesType`); none: it has no table of its own.
+    who knows the sizes of blocks, ``typed`` whether each block has a datatype of its own. ``native`` is MPI's name of
+    the blocking form; without one there are algorithms to be proved, but no calls. ``family``: the collective whose
+    algorithms serve it, if they are not its own. ``tuned``: the sizes that ``hiercoll tune`` measures (see
+    `cli.common.SizesType`); none: it has no table of its own.
     ``size_of`` says in words of what a size in bytes is. ``section``: of MPI 4.1.
     """
 
@@ -112,6 +113,7 @@ class Collective:
     root: bool = False
     operation: bool = False
     sizes: Sizes = Sizes.EQUAL
+    typed: bool = False
     native: str = ""
     family: str = ""
     tuned: str = ""
@@ -387,6 +389,18 @@ ALLGATHERV = Collective(
     family="allgather",
     size_of="mean bytes per rank",
     section="6.7",
+)
+ALLTOALLW = Collective(
+    "alltoallw",
+    _alltoall,
+    send=Holds.EACH,
+    recv=Holds.EACH,
+    sizes=Sizes.OWN,
+    typed=True,
+    native="Alltoallw",
+    family="alltoallv",
+    size_of="mean bytes per pair of ranks",
+    section="6.8",
 )
 GATHER = Collective(
     "gather",

@@ -24,6 +24,7 @@ from hiercoll.calls.serving import (
     serve_native,
     serve_unknown_sizes,
     sizes_are_unknown,
+    uneven_alias,
     uses_device,
 )
 from hiercoll.collectives import (
@@ -32,6 +33,7 @@ from hiercoll.collectives import (
     ALLREDUCE,
     ALLTOALL,
     ALLTOALLV,
+    ALLTOALLW,
     BCAST,
     GATHER,
     GATHERV,
@@ -43,7 +45,7 @@ from hiercoll.collectives import (
     Collective,
 )
 from hiercoll.errors import BufferTypeError, ParameterError
-from hiercoll.runtime import compiled, native
+from hiercoll.runtime import compiled, native, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
 from hiercoll.runtime.native import mpi_library
@@ -56,6 +58,7 @@ from hiercoll.tables import NATIVE, Table
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 PLAIN = frozenset("bBhHiIlLqQfd")  # types of elements, as NumPy spells them
+MOST_SOUND = 256  # calls of which it is remembered
 LEARN = {"online": inf, "off": 0.0}  # share of the time of calls that learning may cost, by the word for it
 Order: TypeAlias = Literal["any", "rank", "fixed"] | None  # of a reduction
 Accumulate: TypeAlias = Literal["float32"] | None
@@ -73,6 +76,8 @@ __all__ = [
     "alltoall_init",
     "alltoallv",
     "alltoallv_init",
+    "alltoallw",
+    "alltoallw_init",
     "bcast",
     "bcast_init",
     "config",
@@ -87,6 +92,7 @@ __all__ = [
     "iallreduce",
     "ialltoall",
     "ialltoallv",
+    "ialltoallw",
     "ibcast",
     "igather",
     "igatherv",
@@ -211,6 +217,34 @@ def alltoallv(
     Collective (MPI 4.1, 6.8).
     """
     return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
+
+
+def alltoallw(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Any:
+    """Send block j of ``sendbuf`` to rank j, receive block i of ``recvbuf`` from rank i; blocks of any datatypes, such
+    as the parts of an array that a transpose exchanges.
+
+    Buffers are mpi4py's: ``[array, datatypes]``, ``[array, (counts, displs), datatypes]`` or ``[array, counts, displs,
+    datatypes]``, one of each per rank, displacements in bytes; counts default to 1, displacements to 0. ``sendbuf`` may
+    be ``MPI.IN_PLACE``. What a rank sends to another one has as many bytes as what that one receives from it.
+
+    Blocks of which each is one run of bytes travel from and to where they lie. Others are packed, one after the other,
+    and unpacked: datatypes are taken apart once, and copied by the compiled engine. Then they go the ways of
+    `alltoallv`; ``algorithm``, ``limit`` and ``params`` as there. On a device blocks must be runs of bytes.
+
+    Returns the array in ``recvbuf``. Raises an ArgumentError before any data moves: BufferSizeError, BufferTypeError,
+    UnknownAlgorithmError, ParameterError. Collective (MPI 4.1, 6.8).
+    """
+    return _uneven_call(comm, ALLTOALLW, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
 
 
 @_quick(ALLGATHERV)
@@ -517,6 +551,21 @@ def alltoallv_init(
     return _init(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
 
 
+def alltoallw_init(
+    comm: MPI.Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    *,
+    algorithm: str = "auto",
+    limit: int = LIMIT,
+    transport: str = "auto",
+    stream: Any = None,
+    **params: Any,
+) -> Plan:
+    """A plan for `alltoallw` on these buffers with these datatypes; see `alltoallv_init`."""
+    return _init(comm, ALLTOALLW, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
+
+
 def allgatherv_init(
     comm: MPI.Intracomm,
     sendbuf: Any,
@@ -713,6 +762,13 @@ def ialltoallv(
 ) -> BackgroundCall:
     """`alltoallv` that returns at once; see `ialltoall`. "auto" is native."""
     return _begin(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
+
+
+def ialltoallw(
+    comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
+) -> BackgroundCall:
+    """`alltoallw` that returns at once; see `ialltoall`. "auto" is native."""
+    return _begin(comm, ALLTOALLW, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
 def iallgatherv(
@@ -1020,8 +1076,8 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
     """A blocking call with blocks of any sizes."""
     session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
     if session is None and (first := _first(comm, given)) is not None:
-        if _sound(first, given):
-            serve_first(first, collective, given, partial(_native, first, collective, given))
+        if collective.typed or _sound(first, collective, given):
+            serve_first(first, collective, given, partial(_checked_native, first, collective, given))
         else:
             _early_call(first, collective, given)
         return given.recv[0] if isinstance(given.recv, list | tuple) else given.recv
@@ -1029,7 +1085,10 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
         session = get_session(comm)
     learner = learner_of_unknown(session, collective, given)
     is_native = learner is not None and learner.is_fixed and learner.current.is_native and session.unwatched
-    if learner is not None and is_native and _sound(session, given):
+    if collective.typed and given.algorithm == NATIVE and session.unwatched and not uses_device(given):
+        progress.before_blocking()
+        _checked_native(session, collective, given)
+    elif learner is not None and is_native and _sound(session, collective, given):
         serve_native(session, collective, given, partial(_native, session, collective, given), learner.tally)
     elif repeat(session, comm, collective, given) is not None:
         pass
@@ -1066,8 +1125,12 @@ def _native(session: Session | Beginning, collective: Collective, given: Argumen
 
 def _checked_native(session: Session | Beginning, collective: Collective, given: Arguments) -> None:
     """`_native`, after a look at the arguments; what else serves a call has its own."""
-    if not _sound(session, given):
+    if not _sound(session, collective, given):
         _check(session, collective, given)
+        if collective.typed and (alias := uneven_alias(collective, given)) is not None:
+            if len(session.sound) >= MOST_SOUND:
+                session.sound.clear()
+            session.sound.add(alias)
     _native(session, collective, given)
 
 
@@ -1076,9 +1139,12 @@ def _check(session: Session | Beginning, collective: Collective, given: Argument
     make_request(session, collective, given._replace(algorithm=NATIVE), strict=True)
 
 
-def _sound(session: Session | Beginning, given: Arguments) -> bool:
+def _sound(session: Session | Beginning, collective: Collective, given: Arguments) -> bool:
     """Whether both buffers are of the common kind, an array and one count per rank, hold their blocks,
-    and this rank receives from itself what it sends: the checks of `make_request`, at less cost."""
+    and this rank receives from itself what it sends: the checks of `make_request`, at less cost. With datatypes for
+    blocks: whether such a call has been found sound before."""
+    if collective.typed:
+        return uneven_alias(collective, given) in session.sound
     sent, received = _counts(session, given.send), _counts(session, given.recv)
     own = session.rank
     return bool(sent and received and sent[own] * given.send[0].itemsize == received[own] * given.recv[0].itemsize)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -24,6 +24,7 @@ from hiercoll.errors import ConstraintError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.checking import Description
+from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan
@@ -219,6 +220,8 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
     send, recv = given.send, given.recv
     if given.stream is not None or type(given.transport) is not str or collective.more:
         return None
+    if collective.typed:
+        return _typed_alias(collective, given)
     kinds = (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
     if type(recv) not in (list, tuple) or type(send) not in kinds:
         return None
@@ -231,6 +234,27 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
     except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
         return None
     return key
+
+
+def _typed_alias(collective: Collective, given: Arguments) -> Alias | None:
+    """The same of blocks with datatypes of their own. An element says what a datatype is, whatever its handle."""
+    try:
+        ends = [spec if spec is MPI.IN_PLACE else _typed(*spec) for spec in (given.send, given.recv)]
+        if not given.recv[0].flags.writeable:
+            return None
+        key = (collective, given.algorithm, given.transport, given.limit, *given.params.items(), *ends)
+        hash(key)
+    except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
+        return None
+    return key
+
+
+def _typed(array: Any, *how: Any) -> Alias:
+    """Raises what there is to raise for others than arrays."""
+    *numbers, datatypes = how
+    given = numbers[0] if len(numbers) == 1 else numbers
+    each = [tuple(one) if type(one) is list else (one.itemsize, one.tobytes()) for one in given]
+    return _address(array), array.nbytes, *each, *map(element_of, datatypes)
 
 
 def _counted(array: Any, counts: Any) -> Alias:
@@ -265,8 +289,8 @@ def or_native(make: Callable[[Request], Made], request: Request) -> Made:
 
 
 def _serve(session: Session, given: Arguments, request: Request) -> str:
-    if request.memory == "host" and not request.is_plain:
-        return _serve_copied(session, request)
+    if request.memory == "host" and (not request.is_plain or request.collective.typed):
+        return _serve_copied(session, request, given)
     plan = session.plan(request)
     if plan is None:
         ran = session.run_once(request)
@@ -280,7 +304,7 @@ def _serve(session: Session, given: Arguments, request: Request) -> str:
     return plan.name
 
 
-def _serve_copied(session: Session, request: Request) -> str:
+def _serve_copied(session: Session, request: Request, given: Arguments) -> str:
     """Serve a call on the host whose data are copied from and to other places: what lies there is as in other calls,
     and so are plans that are kept."""
     for copy in request.before:
@@ -294,7 +318,49 @@ def _serve_copied(session: Session, request: Request) -> str:
         ran = plan.name
     for copy in request.after:
         copy.start()
+    if plan is not None and plan.key is not None and request.collective.typed:
+        if request.learner is not None:  # under the name of what serves it
+            given = given._replace(algorithm=request.variant.algorithm, params=request.variant.params)
+        if (alias := uneven_alias(request.collective, given)) is not None:
+            session.copied.keep(alias, Copied(request, plan))
     return ran
+
+
+@dataclass
+class Copied:
+    """A call as `_serve_copied` has served it, with the memory that it copies to."""
+
+    request: Request
+    plan: Plan
+    used: int = 0  # see `Cache`
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory beside the program's."""
+        ends = (self.request.sent, self.request.received)
+        return sum(data.nbytes for data in ends if data is not None and data.copying is not None)
+
+    def free(self) -> None:
+        """The memory goes with it."""
+
+    def run(self, session: Session) -> None:
+        """Serve the call again."""
+        for copy in self.request.before:
+            copy.start()
+        session.touch(self.plan)
+        self.request.place(self.plan.move)
+        session.run(self.plan)
+        for copy in self.request.after:
+            copy.start()
+
+
+def _run_copied(session: Session, collective: Collective, named: Arguments) -> str:
+    """Serve a call again whose blocks have datatypes of their own, if it is known. Returns what ran, or ""."""
+    known: Copied | None = session.copied.get(uneven_alias(collective, named))
+    if known is None or known.plan.is_freed:
+        return ""
+    known.run(session)
+    return known.plan.name
 
 
 def _serve_learning(
@@ -336,6 +402,8 @@ def _serve_learning(
 
 def _is_known(session: Session, collective: Collective, named: Arguments) -> bool:
     """Serve a call that names its algorithm, if it is known and nobody looks on; whether it has been."""
+    if collective.typed:
+        return session.unwatched and bool(_run_copied(session, collective, named))
     return session.unwatched and known_by_name(session.user, collective, named)
 
 
@@ -357,7 +425,7 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
     """Let such calls find the plan or method; those that a ``learner`` counts, as long as it does not ask again."""
     collective, program = request.collective, None if plan is None else plan.program
     tally = None if learner is None else learner.tally
-    if not collective.is_even and collective.more:
+    if not collective.is_even and (collective.more or collective.typed):
         return
     if not collective.is_even:
         if program is not None and given.limit == LIMIT:
@@ -403,6 +471,8 @@ def _remember_native(session: Session | Beginning, collective: Collective, given
         arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
         if are_arrays(collective, given.send, given.recv):
             arrays = [each for each in arrays if type(each) is np.ndarray]
+    elif collective.typed:
+        arrays = []
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
@@ -474,7 +544,13 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
         if not learner.is_fixed:
             return None
         given = given._replace(algorithm=learner.current.algorithm, params=learner.current.params)
-    elif known_by_name(comm, collective, given):
+    if collective.typed:
+        begin = perf_counter()
+        ran = _run_copied(session, collective, given)
+        if ran and learner is not None:
+            count(learner.tally, perf_counter() - begin)
+        return ran or None
+    if learner is None and known_by_name(comm, collective, given):
         return spelled(collective, given.algorithm, given.params)
     plan, _ = session.recent.get(uneven_alias(collective, given), (None, None))
     if plan is None or plan.is_freed:

@@ -24,7 +24,7 @@ from hiercoll.units import parse_size
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CALLED = {each.name: each for each in called()}  # what can be run and measured
+CALLED = {each.name: each for each in called() if not each.typed}  # what can be run and measured
 SIZES_HELP = f"8,64,4K or FROM:TO[:FACTOR]; {'; '.join(f'{name}: {each.size_of}' for name, each in CALLED.items())}"
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -222,6 +222,23 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->key.length = 0;
 }
 
+/* Where each block has a datatype of its own, calls on NumPy's arrays are all alike: for the MPI library's own. */
+static int describe_typed(Call *call, PyObject *collective)
+{
+    for (int end = 0; end < 2; end++) {
+        PyObject *given = call->given[end], *first = NULL;
+        if (end == 0 && given == calls.in_place)
+            continue;
+        if (PyList_CheckExact(given) && PyList_Size(given))
+            first = PyList_GetItem(given, 0);
+        else if (PyTuple_CheckExact(given) && PyTuple_Size(given))
+            first = PyTuple_GetItem(given, 0);
+        if (!first || Py_TYPE(first) != calls.array)
+            return -1;
+    }
+    return add_object(&call->key, collective);
+}
+
 /* ``options`` are those that may be among the names. */
 static int describe(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
 {
@@ -342,10 +359,10 @@ static int64_t item_of(const Array *array)
     return bytes;
 }
 
-/* Whether a collective has one buffer; -1 with an exception. */
-static int has_one_buffer(PyObject *collective)
+/* Whether a record says so; -1 with an exception. */
+static int is_so(PyObject *collective, const char *name)
 {
-    PyObject *answer = PyObject_GetAttrString(collective, "one_buffer");
+    PyObject *answer = PyObject_GetAttrString(collective, name);
     int outcome = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return outcome;
@@ -374,7 +391,7 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
         known->bytes[end] = call->arrays[end] ? known->items[end] * elements(call->arrays[end]) : 0;
         good = known->items[end] > 0;
     }
-    known->one_buffer = has_one_buffer(collective);
+    known->one_buffer = is_so(collective, "one_buffer");
     if (!good || known->one_buffer < 0)
         return forget(known), -1;
     if (routes->count >= MOST_KNOWN)
@@ -520,11 +537,15 @@ static int serve(Routes *routes, const Call *call)
 }
 
 /* Serve a call that has been begun, if it is known. */
-static int serve_known(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
+static int serve_known(Call *call, PyObject *collective, int typed, unsigned options, PyObject *const *values,
+                       PyObject *names)
 {
     Routes *routes = find_routes(call->comm);
     call->rank = routes ? routes->rank : 0;
-    int outcome = routes && describe(call, collective, options, values, names) == 0 ? serve(routes, call) : 0;
+    int known = !routes ? -1
+                : typed   ? describe_typed(call, collective)
+                          : describe(call, collective, options, values, names);
+    int outcome = known == 0 ? serve(routes, call) : 0;
     if (!outcome)
         PyErr_Clear();
     return outcome;
@@ -553,7 +574,7 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, args[1], args + 2, count == 9);
-    int outcome = serve_known(&call, args[0], 0, args + count, names);
+    int outcome = serve_known(&call, args[0], 0, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
@@ -563,7 +584,9 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, NULL, args + 3, 1);
-    int good = describe(&call, args[2], 0, args + count, names) == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
+    int typed = is_so(args[2], "typed");
+    int good = typed < 0 ? -1 : typed ? describe_typed(&call, args[2]) : describe(&call, args[2], 0, args + count, names);
+    good = good == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
 }
@@ -571,7 +594,7 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 /* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
 
 static struct entry {
-    int one_buffer, only_root; /* whether only the root has a result */
+    int one_buffer, only_root, typed; /* whether only the root has a result, whether blocks have datatypes */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
@@ -604,7 +627,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
 {
     const struct entry *entry = &entries[index];
     Py_ssize_t first = self == NULL, buffers = entry->one_buffer ? 1 : 2, more = count - first - buffers;
-    int is_plain = more == 0;
+    int is_plain = more == 0 && !(entry->typed && names);
     if (self)
         is_plain = (is_plain || (more > 0 && more <= entry->more && !names)) && !Py_SIZE(calls.observers);
     if (is_plain) {
@@ -614,7 +637,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
             call.options[OP] = calls.sum;
         for (Py_ssize_t each = 0; each < more; each++)
             call.options[entry->place[each]] = args[first + buffers + each];
-        int outcome = serve_known(&call, entry->collective, entry->options, args + count, names);
+        int outcome = serve_known(&call, entry->collective, entry->typed, entry->options, args + count, names);
         int has_result = !self && outcome > 0 && call.arrays[1];
         if (has_result && entry->only_root)
             has_result = PyLong_AsLong(call.options[ROOT]) == call.rank;
@@ -661,6 +684,8 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
         return NULL;
     entry->only_root = PyUnicode_CompareWithASCIIString(everywhere, "send") == 0;
     Py_DECREF(everywhere);
+    if ((entry->typed = is_so(entry->collective, "typed")) < 0)
+        return NULL;
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
     entry->definition = made;

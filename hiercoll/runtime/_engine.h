@@ -1,4 +1,5 @@
-/* What the two parts of the compiled engine have in common: programs (_engine.c), and calls that find them (_calls.c). */
+/* What the parts of the compiled engine have in common: programs (_engine.c), calls that find them (_calls.c), and
+ * packing (_regions.c). */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -51,3 +52,4 @@ int64_t get_handle(const char *at);
 int begin_program(Program *self);              /* 0, or -1 with an exception */
 int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
+int add_regions(PyObject *module);             /* 0, or -1 with an exception */

@@ -50,6 +50,7 @@ class Beginning:
         self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
         self._calls, self._served, self.seconds = calls, 0, 0.0
         self.meeting = 0.0  # seconds that it took to agree
+        self.sound: set[object] = set()  # see Session
 
     @cached_property
     def routes(self) -> Any:

@@ -1,5 +1,5 @@
-"""The compiled engine: whether there is one, steps as programs for it (`_engine.c`), and the calls that it serves
-(`_calls.c`).
+"""The compiled engine: whether there is one, steps as programs for it (`_engine.c`), the calls that it serves
+(`_calls.c`), and blocks that it packs (`_regions.c`).
 
 It runs messages, copies and flags on buffers of the host, and begins messages anew at each start. A program is not
 bound to the buffers of a call: one serves all buffers of a size. Python's engines run the same steps where there is no

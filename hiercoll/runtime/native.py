@@ -97,8 +97,8 @@ def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:
         (record.send, sent, blocks.sent, blocks.sent_at), (record.recv, received, blocks.received, blocks.received_at)
     ]  # fmt: skip
     if request.sent is None:
-        return (MPI.IN_PLACE, _blocks(*ends[1])), []
-    made: list[Any] = [_blocks(*each) for each in ends]
+        return (MPI.IN_PLACE, _blocks(*ends[1], typed=record.typed)), []
+    made: list[Any] = [_blocks(*each, typed=record.typed) for each in ends]
     if record.is_rooted and rank == request.root:
         own = slice(rank, rank + 1)
         places = [at + where[own if holds is Holds.EACH else slice(1)] for holds, at, _, where in ends]
@@ -107,12 +107,12 @@ def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:
     return tuple(made), []
 
 
-def _blocks(holds: Holds, address: int, sizes: Any, places: Any) -> Any:
-    """A buffer of blocks of any sizes; None if there are none."""
+def _blocks(holds: Holds, address: int, sizes: Any, places: Any, *, typed: bool = False) -> Any:
+    """A buffer of blocks of any sizes; None if there are none. ``typed``: with a datatype for each."""
     if not len(sizes):
         return None
     if holds is Holds.ONE:
         length = int(sizes[0])
         return [MPI.buffer.fromaddress(address + int(places[0]), length), length, MPI.BYTE]
     span = int((sizes + places).max(initial=0)) if address else 0
-    return [MPI.buffer.fromaddress(address, span), sizes, places, MPI.BYTE]
+    return [MPI.buffer.fromaddress(address, span), sizes, places, [MPI.BYTE] * len(sizes) if typed else MPI.BYTE]

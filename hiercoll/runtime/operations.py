@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.memory import OPERATIONS, Reduction
-from hiercoll.runtime.specifications import element_of
+from hiercoll.runtime.datatypes import element_of
 
 PREDEFINED = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC")
 _names: dict[int, str] = {getattr(MPI, name).handle: name for name in PREDEFINED}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_char, memmove
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -30,18 +30,23 @@ from hiercoll.errors import (
     ParameterError,
 )
 from hiercoll.memory import Now, Transfer, host_buffer
+from hiercoll.memory.regions import packing
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.operations import Operation, find_operation
 from hiercoll.runtime.sizes import Blocks
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import (
     UNREADABLE,
+    Apart,
     Message,
+    TypedMessage,
+    apart,
     basic_type,
     block_message,
-    copy_data,
+    copy_blocks,
     each_block,
     is_in_place,
+    typed_message,
     vector_message,
 )
 from hiercoll.schedule.transports import AUTO, DIRECT, Transport, parse_transport
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from hiercoll.runtime.beginning import Beginning
     from hiercoll.runtime.session import Session
 
+Spec = TypeVar("Spec", bound=Message | TypedMessage)
 LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
 NO_PARAMS: dict[str, Any] = {}
 HALF = ("float16", "bfloat16")  # types that can be widened; the second is of the package ml_dtypes
@@ -135,7 +141,7 @@ class Data(NamedTuple):
     @property
     def elements(self) -> str:
         """The type of the elements in words that are the same on all ranks, "" if that is not known."""
-        return basic_type(self.type) if isinstance(self.type, MPI.Datatype) else str(self.type)
+        return basic_type(self.type) if isinstance(self.type, MPI.Datatype) else str(self.type or "")
 
     def copies(self, outward: bool) -> tuple[Transfer, ...]:
         """What copies data here, or back, if anything."""
@@ -513,14 +519,14 @@ def _equal(
     message = _read(session, block_message, spec, argument, blocks, writable=writable)
     element, start = message.element, message.displs * message.element.extent
     if combined:
-        element = element._replace(size=element.extent, plain=True)
+        element = replace(element, size=element.extent, plain=True)
     block = message.counts * element.size
     if strict and element.plain and start + block * blocks > message.nbytes:
         got = f"{message.counts} items of {element.size} bytes in each of {blocks} blocks"
         got += f" from byte {start} on, with a buffer of {message.nbytes} bytes"
         raise BufferSizeError(argument, "counts that fit the buffer", got, session.rank)
     if block and not (element.plain and (message.address or combined)):
-        return _copied(session, message, blocks, block)
+        return _copied(session, message, blocks, argument, block)
     place = _device(session, message.buffer, argument, writable)
     return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
 
@@ -691,7 +697,7 @@ def _uneven_blocks(
         sent, received, operation = _counted_blocks(session, given, strict)
         combining = _combining(session, given.order, operation)
     else:
-        sent, received = _blocks_for_each(session, collective, given)
+        sent, received = _blocks_for_each(session, collective, given, strict)
     memory = session.memories[received.place].kind
     transport = _transport(session, given.transport, received.place, mode, uneven=True)
     whole = received if sent is None or operation is None else sent
@@ -716,17 +722,19 @@ def _named(spec: Any) -> Any:
 
 
 def _blocks_for_each(
-    session: Session | Beginning, collective: Collective, given: Arguments
+    session: Session | Beginning, collective: Collective, given: Arguments, strict: bool
 ) -> tuple[Data | None, Data]:
     """What is sent, None in place, and where it is received, by collectives in which every rank receives from each."""
     rank, size = session.rank, session.size
-    into = _read(session, vector_message, given.recv, "recvbuf", size, writable=True)
-    received, sent = _uneven(session, into, size, "recvbuf", writable=True), None
+    many: Callable[..., Message | TypedMessage] = typed_message if collective.typed else vector_message
+    lay = partial(_uneven, session, strict=strict)
+    into = _read(session, many, given.recv, "recvbuf", size, writable=True)
+    received, sent = lay(into, size, "recvbuf", writable=True), None
     if not is_in_place(given.send):
         one = collective.send is Holds.ONE
-        reader = block_message if one else vector_message
+        reader = block_message if one else many
         out = _read(session, reader, given.send, "sendbuf", 0 if one else size, writable=False)
-        sent = _uneven(session, out, 1 if one else size, "sendbuf", writable=False)
+        sent = lay(out, 1 if one else size, "sendbuf", writable=False)
         if sent.place != received.place:
             raise BufferTypeError("recvbuf", f"memory of {sent.place}, as sendbuf", received.place, rank)
         assert sent.sizes is not None and received.sizes is not None
@@ -738,7 +746,7 @@ def _blocks_for_each(
         expected = "an array of its own, with recvbuf in the memory of a device"
         raise BufferTypeError("sendbuf", expected, "MPI.IN_PLACE", rank)
     elif collective.send is Holds.EACH:  # what is overwritten is copied before
-        sent = _copied(session, into, size)
+        sent = _copied(session, into, size, "recvbuf")
     return sent, received
 
 
@@ -807,18 +815,23 @@ def _counted_blocks(session: Session | Beginning, given: Arguments, strict: bool
     return sent, received._replace(block=0, sizes=sizes[rank : rank + 1], at=parts[:1]), operation
 
 
-def _uneven(session: Session | Beginning, message: Message, blocks: int, argument: str, *, writable: bool) -> Data:
-    """Blocks of the sizes that a message gives: where they lie, or in a copy where elements are not just bytes in
-    order. Raises BufferSizeError if they do not fit the buffer, BufferTypeError for such elements on a device."""
+def _uneven(
+    session: Session | Beginning,
+    message: Message | TypedMessage,
+    blocks: int,
+    argument: str,
+    *,
+    writable: bool,
+    strict: bool = False,
+) -> Data:
+    """Blocks of the sizes that a message gives: where they lie, or in a copy where their bytes lie apart. Raises
+    BufferSizeError if they do not fit the buffer, BufferTypeError for such bytes on a device."""
     place = "host"
     if is_device_array(message.buffer):
         found = device_array(message.buffer, argument, session.rank, writable=writable)
         place = session.memories.place(device_at(found.address if found.nbytes else 0))
-        if not message.element.plain:
-            expected = "elements that are just their bytes, in the memory of a device"
-            raise BufferTypeError(argument, expected, f"a datatype of {message.element.size} bytes", session.rank)
-    elif not (message.element.plain and message.address):
-        return _copied(session, message, blocks)
+    if isinstance(message, TypedMessage) or not (message.element.plain and (message.address or place != "host")):
+        return _apart(session, message, blocks, argument, strict, place)
     sizes, at = each_block(message, blocks)
     if message.element.size != 1:
         sizes, at = sizes * message.element.size, at * message.element.size
@@ -832,6 +845,31 @@ def _uneven(session: Session | Beginning, message: Message, blocks: int, argumen
             raise BufferSizeError(argument, "counts and displacements that fit the buffer", got, session.rank)
         at = at * (sizes > 0)
     return Data(message.address, blocks, 0, message.datatype, message.buffer, sizes, at, place)
+
+
+def _apart(
+    session: Session | Beginning,
+    message: Message | TypedMessage,
+    blocks: int,
+    argument: str,
+    strict: bool,
+    place: str = "host",
+) -> Data:
+    """Blocks of any datatypes: where they lie, if each is one run of bytes, else in a copy. ``strict``: what lies
+    outside of the buffer is refused, as far as that is known. Raises BufferSizeError, BufferTypeError."""
+    lying = _lying(session, message, blocks, argument)
+    known = packing(lying.blocks)
+    low, high = (0, 0) if known is None else known.bounds
+    if strict and message.address and (low < 0 or high > message.nbytes):
+        got = f"bytes {low} to {high}, with a buffer of {message.nbytes} bytes"
+        raise BufferSizeError(argument, "datatypes that fit the buffer", got, session.rank)
+    if known is not None and known.runs is not None and low >= 0 and message.address:
+        kind = None if isinstance(message, TypedMessage) else message.datatype
+        return Data(message.address, blocks, 0, kind, message.buffer, known.sizes, known.runs, place)
+    if place != "host":
+        expected = "elements that are just their bytes, in the memory of a device"
+        raise BufferTypeError(argument, expected, "a datatype whose bytes lie apart", session.rank)
+    return _copied(session, message, blocks, argument)
 
 
 def spread_of(sizes: Bytes) -> Spread:
@@ -854,33 +892,48 @@ def own_spread(session: Session | Beginning, collective: Collective, given: Argu
 
 def _read(
     session: Session | Beginning,
-    reader: Callable[..., Message],
+    reader: Callable[..., Spec],
     spec: Any,
     argument: str,
     blocks: int,
     *,
     writable: bool,
-) -> Message:
+) -> Spec:
     """The message. Raises BufferTypeError."""
     try:
-        message = reader(spec, blocks, readonly=not writable)
-        return message
+        return reader(spec, blocks, readonly=not writable)
     except UNREADABLE as error:
         expected = "a buffer on the host with mpi4py's counts, displacements and datatype"
         raise BufferTypeError(argument, expected, str(error), session.rank) from None
 
 
-def _copied(session: Session | Beginning, message: Message, blocks: int, block: int | None = None) -> Data:
+def _copied(
+    session: Session | Beginning,
+    message: Message | TypedMessage,
+    blocks: int,
+    argument: str,
+    block: int | None = None,
+) -> Data:
     """Where the blocks of a message are copied to, of whatever elements they consist, one after the other; of
     ``block`` bytes each if given. Raises BufferSizeError."""
-    sizes = each_block(message, blocks)[0] * message.element.size
-    if sizes.min() < 0:
-        raise BufferSizeError("counts", "at least 0", sizes.min(), session.rank)
+    lying = _lying(session, message, blocks, argument)
+    sizes = np.array([each.nbytes for each in lying.blocks], np.int64)
     data = np.empty(int(sizes.sum()), np.uint8)
 
     def copying(outward: bool) -> Transfer:
-        return Now(partial(copy_data, session.comm, message, blocks, data, outward=outward))
+        return Now(partial(copy_blocks, session.comm, lying, data, outward=outward))
 
     at = np.cumsum(sizes) - sizes
-    copied = Data(MPI.Get_address(data), blocks, block or 0, message.datatype, data, copying=copying)
+    kind = None if isinstance(message, TypedMessage) else message.datatype
+    copied = Data(MPI.Get_address(data), blocks, block or 0, kind, data, copying=copying)
     return copied if block is not None else copied._replace(sizes=sizes, at=at)
+
+
+def _lying(session: Session | Beginning, message: Message | TypedMessage, blocks: int, argument: str) -> Apart:
+    """Where the blocks of a message lie. Raises BufferSizeError, BufferTypeError."""
+    try:
+        return apart(message, blocks)
+    except ValueError as error:
+        raise BufferSizeError(argument, "counts of at least 0", str(error), session.rank) from None
+    except MPI.Exception as error:
+        raise BufferTypeError(argument, "datatypes of MPI's, for what has elements", str(error), session.rank) from None

@@ -171,6 +171,8 @@ class Session:
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
         # By arguments as they were given; with the calls that the plan still serves (see `Learner.tally`), None: all.
         self.recent: dict[Alias | None, tuple[Plan, array[int] | None]] = {}
+        self.copied = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)  # calls, by their arguments, whose data are copied
+        self.sound: set[object] = set()  # arguments of calls that may be left to the MPI library without another look
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
@@ -380,6 +382,7 @@ class Session:
     def forget_calls(self) -> None:
         """Look at the arguments of all calls anew."""
         self.recent.clear()
+        self.copied.drop_all()
         self.routes.clear()
 
     def forget_plans(self) -> None:

@@ -8,6 +8,7 @@ means what it means to mpi4py.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
 from threading import Lock
@@ -17,19 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from hiercoll.memory.regions import NOTHING, Block, Element, packing
+from hiercoll.runtime import compiled
+from hiercoll.runtime.datatypes import element_of
+
 _to_oneself = Lock()  # for messages of one thread at a time: they all look the same
 # What a specification may raise that mpi4py does not understand, or that names no datatype of its own.
 UNREADABLE = (TypeError, ValueError, KeyError, BufferError, OverflowError, AttributeError, MPI.Exception)
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
-
-
-class Element(NamedTuple):
-    """An MPI datatype: bytes of data, lower bound and extent, and whether it is just its bytes in their order."""
-
-    size: int
-    lower: int
-    extent: int
-    plain: bool
 
 
 class Message(NamedTuple):
@@ -43,6 +39,17 @@ class Message(NamedTuple):
     displs: Any
     datatype: MPI.Datatype
     element: Element
+
+
+class TypedMessage(NamedTuple):
+    """A buffer specification with a datatype for each block. ``displs`` are in bytes."""
+
+    buffer: Any
+    address: int
+    nbytes: int
+    counts: Sizes
+    displs: Sizes
+    datatypes: Sequence[MPI.Datatype]
 
 
 def block_message(spec: Any, blocks: int, *, readonly: bool) -> Message:
@@ -93,17 +100,37 @@ def vector_message(spec: Any, blocks: int, *, readonly: bool) -> Message:
     return message._replace(counts=numbers, displs=places)
 
 
-def is_plain(datatype: MPI.Datatype) -> bool:
-    """Whether an MPI datatype is just consecutive bytes in their order: predefined without
-    gaps, or a contiguous one or a duplicate of such."""
-    try:
-        while not datatype.is_predefined:
-            datatype, combiner, _ = datatype.decode()
-            if combiner not in ("CONTIGUOUS", "DUP"):
-                return False
-        return bool(datatype.Get_extent() == (0, datatype.Get_size()))
-    except RuntimeError:  # mpi4py's own class: a null or freed datatype
-        return False
+def typed_message(spec: Any, blocks: int, *, readonly: bool) -> TypedMessage:
+    """Blocks of datatypes of their own: ``[buffer, datatypes]``, ``[buffer, (counts, displs), datatypes]`` or
+    ``[buffer, counts, displs, datatypes]``; displacements in bytes.
+
+    Raises TypeError, ValueError and BufferError as mpi4py does.
+    """
+    if not isinstance(spec, list | tuple):
+        raise TypeError("message: expecting list/tuple")
+    if len(spec) not in (2, 3, 4):
+        raise ValueError("message: expecting 2 to 4 items")
+    buffer, *given, datatypes = spec
+    counts: Any
+    displs: Any
+    counts, displs = given[0] if len(given) == 1 else given or (None, None)
+    address = nbytes = 0
+    if buffer is not MPI.BOTTOM and buffer is not None:
+        found = MPI.buffer.frombuffer(buffer, readonly)
+        address, nbytes = found.address, found.nbytes
+    elif counts is None or displs is None:
+        raise ValueError("message: BOTTOM requires counts and displs")
+    if counts is None and displs is None:
+        numbers, places = np.ones(blocks, np.int64), np.zeros(blocks, np.int64)
+    elif np.ndim(counts) and np.ndim(displs):
+        numbers, places = _sequence(counts, blocks, 1), _sequence(displs, blocks, 1)
+    else:
+        raise TypeError("message: expecting sequences of counts and displacements")
+    if len(datatypes) != blocks:
+        raise ValueError(f"expecting {blocks} items, got {len(datatypes)}")
+    if not all(isinstance(each, MPI.Datatype) for each in datatypes):
+        raise TypeError("message: expecting MPI datatypes")
+    return TypedMessage(buffer, address, nbytes, numbers, places, datatypes)
 
 
 def is_in_place(spec: Any) -> bool:
@@ -196,13 +223,6 @@ def _known(code: str) -> tuple[MPI.Datatype, Element]:
     return datatype, element_of(datatype)
 
 
-def element_of(datatype: MPI.Datatype) -> Element:
-    """What an element of a datatype is. Raises MPI.Exception for the null datatype."""
-    lower, extent = datatype.Get_extent()
-    size = datatype.Get_size()
-    return Element(size, lower, extent, lower == 0 and extent == size and is_plain(datatype))
-
-
 def basic_type(datatype: MPI.Datatype) -> str:
     """What a datatype consists of, in words that are the same however it is put together; "" if that
     is not known."""
@@ -246,21 +266,55 @@ def each_block(message: Message, blocks: int) -> tuple[Sizes, Sizes]:
     return counts, message.displs + np.cumsum(counts) - counts
 
 
-def copy_data(
-    comm: MPI.Intracomm, message: Message, blocks: int, data: npt.NDArray[np.uint8], *, outward: bool
-) -> None:
-    """Copy the blocks of a message with elements of any kind, one after the other, to ``data``, or
-    (not ``outward``) from there: by MPI, as messages to oneself on a communicator of hiercoll's own."""
+class Apart(NamedTuple):
+    """Blocks of elements of any datatypes, about an ``address`` (0: `MPI.BOTTOM`) in a buffer of so many bytes."""
+
+    address: int
+    nbytes: int
+    blocks: tuple[Block, ...]
+    datatypes: Sequence[MPI.Datatype]
+
+
+def apart(message: Message | TypedMessage, blocks: int) -> Apart:
+    """The blocks of a message. Raises ValueError for counts below 0, MPI.Exception for null datatypes."""
+    datatypes: Sequence[MPI.Datatype]
+    if isinstance(message, TypedMessage):
+        datatypes, counts, places = message.datatypes, message.counts.tolist(), message.displs.tolist()
+        # A datatype for no elements need not be one.
+        elements = [element_of(each) if count else NOTHING for each, count in zip(datatypes, counts, strict=True)]
+    else:
+        datatypes, elements = [message.datatype] * blocks, [message.element] * blocks
+        each, displs = each_block(message, blocks)
+        counts, places = each.tolist(), (displs * message.element.extent).tolist()
+    if min(counts, default=0) < 0:
+        raise ValueError(f"message: negative count {min(counts)}")
+    return Apart(message.address, message.nbytes, tuple(map(Block, places, counts, elements)), datatypes)
+
+
+def copy_blocks(comm: MPI.Intracomm, blocks: Apart, data: npt.NDArray[np.uint8], *, outward: bool) -> None:
+    """Copy blocks, one after the other, to ``data``, or (not ``outward``) from there; by the compiled engine, if there
+    is one."""
+    known, (engine, _) = packing(blocks.blocks), compiled.load()
+    if known is None:
+        _copy_by_messages(comm, blocks, data, outward)
+    elif engine is None:
+        known.copy(blocks.address, MPI.Get_address(data), outward=outward)
+    else:
+        engine.copy_blocks(known.words, blocks.address, MPI.Get_address(data), known.nbytes, outward)
+
+
+def _copy_by_messages(comm: MPI.Intracomm, blocks: Apart, data: npt.NDArray[np.uint8], outward: bool) -> None:
+    """The same where nobody but MPI knows where their bytes lie: as messages to oneself on a communicator of
+    hiercoll's own."""
     at = 0
-    for count, displ in zip(*(values.tolist() for values in each_block(message, blocks)), strict=True):
-        if not count:
+    for block, datatype in zip(blocks.blocks, blocks.datatypes, strict=True):
+        if not block.nbytes:
             continue
-        nbytes = count * message.element.size
-        plain: list[Any] = [data[at : at + nbytes], nbytes, MPI.BYTE]
-        start = message.address + displ * message.element.extent
-        buffer = MPI.buffer.fromaddress(start, max(message.address + message.nbytes - start, 0))
-        place: list[Any] = [buffer, count, message.datatype]  # MPI.BOTTOM is at address 0
+        plain: list[Any] = [data[at : at + block.nbytes], block.nbytes, MPI.BYTE]
+        start = blocks.address + block.at
+        buffer = MPI.buffer.fromaddress(start, max(blocks.address + blocks.nbytes - start, 0))
+        place: list[Any] = [buffer, block.number, datatype]  # MPI.BOTTOM is at address 0
         send, recv = (place, plain) if outward else (plain, place)
         with _to_oneself:
             comm.Sendrecv(send, comm.rank, 0, recv, comm.rank, 0)
-        at += nbytes
+        at += block.nbytes

@@ -23,7 +23,7 @@ from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
 from hiercoll.runtime.request import Mode
 from hiercoll.runtime.session import Session
-from hiercoll.runtime.specifications import block_message, is_in_place, vector_message
+from hiercoll.runtime.specifications import apart, block_message, is_in_place, typed_message, vector_message
 from hiercoll.tables import NATIVE
 from hiercoll.tools.bench import provenance
 from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
@@ -240,6 +240,8 @@ def message_bytes(record: Collective, size: int, args: Sequence[Any]) -> int:
     if record.is_even:
         message = block_message(given, blocks, readonly=True)
         return int(message.counts) * message.element.size * blocks
+    if record.typed:
+        return sum(block.nbytes for block in apart(typed_message(given, size, readonly=True), size).blocks)
     reader = vector_message if record.recv is Holds.EACH else block_message
     message = reader(given, blocks, readonly=True)
     return int(np.sum(message.counts)) * message.element.size

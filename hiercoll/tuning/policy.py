@@ -244,7 +244,7 @@ class Policy:
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""
         assert own is not None
-        return uneven_choices(wanted.collective.name, self._topology, self.whole(own()), self.table, self._library)
+        return uneven_choices(wanted.collective.family, self._topology, self.whole(own()), self.table, self._library)
 
     def whole(self, own: Spread) -> Spread:
         """The blocks of all ranks, from those that each rank sends. Collective."""
@@ -253,7 +253,7 @@ class Policy:
 
     def uneven_for_good(self, collective: Collective, whole: Spread) -> Variant:
         """What to take for a plan, where nothing can be tried, by the blocks of all ranks."""
-        return uneven_choices(collective.name, self._topology, whole, self.table, self._library, held=True)[-1]
+        return uneven_choices(collective.family, self._topology, whole, self.table, self._library, held=True)[-1]
 
 
 def _nothing(own: Own) -> tuple[Variant, ...]:

@@ -144,7 +144,7 @@ def test_in_words() -> None:
     assert summed.describe(due(summed, 1)[0][0]) == "the reduction of block 1"
 
 
-@pytest.mark.parametrize("name", ["alltoallw", "", "Alltoall"])
+@pytest.mark.parametrize("name", ["neighbor_alltoall", "", "Alltoall"])
 def test_unknown_collective(name: str) -> None:
     """The error names those that exist."""
     with pytest.raises(ArgumentError) as caught:

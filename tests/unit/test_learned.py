@@ -311,7 +311,7 @@ def test_broken_files_are_left_out(tmp_path: Path, case: str) -> None:
 
 UNKNOWN: dict[str, dict[str, Any]] = {
     "algorithm": {"algorithm": "quantum"},
-    "collective": {"collective": "alltoallw"},
+    "collective": {"collective": "neighbor_alltoall"},
     "not called": {"collective": "allreduce", "algorithm": "ring"},
     "parameter": {"params": {"colour": 3}},
     "value": {"params": {"radix": 1}},

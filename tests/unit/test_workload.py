@@ -84,7 +84,7 @@ def closed_form(collective: str, topology: Topology, size: int) -> int:
         return size * max(m * (p - m) for m in nodes)
     if collective == "allgather":
         return size * max(max(p - m, some) for m, some in zip(nodes, others, strict=True))
-    if collective == "alltoallv":
+    if collective in ("alltoallv", "alltoallw"):
         sizes, node_of = block_sizes(get_collective(collective), size, p), np.array(topology.node_of)
         across = sizes * (node_of[:, None] != node_of)
         return int(max(np.bincount(node_of, across.sum(axis=axis)).max() for axis in (0, 1)))
