@@ -95,7 +95,9 @@ def test_loops_that_go_on_are_one() -> None:
     whole = MPI.DOUBLE.Create_subarray([4, 6, 8], [2, 6, 8], [1, 0, 0])
     found = packing((Block(16, 1, element_of(whole)),))
     assert found is not None and found.runs is not None and found.runs.tolist() == [16 + 6 * 64]
-    for each in (datatype, whole):
+    part = MPI.DOUBLE.Create_subarray([4, 6, 8], [2, 6, 4], [1, 0, 2])
+    assert element_of(part).pieces == (Piece(6 * 64 + 16, 32, ((12, 64),)),)
+    for each in (datatype, whole, part):
         each.Free()
 
 
