@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from hiercoll.cli.common import known_algorithm
 from hiercoll.collectives import called
 from hiercoll.errors import ArgumentError
 
@@ -68,6 +67,8 @@ def main(
 def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
     """What ``--algorithm`` says, by collective."""
     forced: dict[str, tuple[str, dict[str, Any]]] = {}
+    if given:  # all commands come with it, which programs would wait for
+        from hiercoll.cli.common import known_algorithm
     for text in given:
         collective, found, name = text.partition("=")
         if not found or collective not in {each.name for each in called()}:

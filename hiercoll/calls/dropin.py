@@ -40,7 +40,7 @@ from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, known_session
+from hiercoll.runtime.lifetime import begins_as, by_handle, first_calls, get_session, inherits, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
@@ -162,21 +162,27 @@ def drop_in(comm: AnyComm) -> AnyComm:
     return comm
 
 
-def _keep(owner: type, *names: str) -> None:
-    """Let methods that make communicators make those of this kind."""
+def _keep(owner: type, *names: str, together: bool = True) -> None:
+    """Let methods that make communicators make those of this kind; ``together``: all ranks call them, so that what they
+    have agreed on goes for what they make, too."""
     for name in names:
 
         def method(self: Any, *args: Any, _name: str = name, **options: Any) -> Any:
-            return drop_in(getattr(super(owner, self), _name)(*args, **options))
+            before = inherits(self) if together else None
+            made = drop_in(getattr(super(owner, self), _name)(*args, **options))
+            if before is not None:
+                begins_as(before, made)
+            return made
 
         method.__name__, method.__doc__ = name, "As mpi4py's, of this kind."
         setattr(owner, name, method)
 
 
 _keep(Collectives, "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph")
-_keep(Collectives, "Create_group", "Create_intercomm", "Split", "Split_type")
+_keep(Collectives, "Split", "Split_type", "Dup", "Clone")
+_keep(Collectives, "Create_group", "Create_intercomm", together=False)
 _keep(Cartcomm, "Sub")
-_keep(Intercomm, "Merge")
+_keep(Intercomm, "Merge", together=False)
 
 
 def _predefined(comm: MPI.Comm) -> str | None:

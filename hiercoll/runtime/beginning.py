@@ -38,17 +38,31 @@ LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
 
+IS_SPECIAL, IS_QUIET, HAS_TABLE, HAS_LEARNED = 1, 2, 4, 8  # what a rank may wish
+SIZES = 59  # of communicators, that wishes tell apart
+
+
+def _learned_on(size: int) -> int:
+    """That earlier jobs have learned something on so many ranks, in a wish."""
+    return HAS_LEARNED << size % SIZES
+
+
 class Beginning:
     """A communicator on which hiercoll is not set up; so far as `make_request` asks, it is like a session."""
 
     stages, check, library, unwatched, order = False, False, "", True, None
     memories = MEMORIES
 
-    def __init__(self, comm: MPI.Intracomm, calls: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, wishes: int) -> None:
+        self.is_special = bool(wishes & IS_SPECIAL)
+        # Whether it is known what is faster: then a set-up is worth as much time as calls have taken before.
+        self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(comm.size)))
+        calls = FOR_GOOD if comm.size == 1 or (wishes & IS_QUIET and not self.is_informed) else FIRST
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.rank, self.size = comm.rank, comm.size
         self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
         self._calls, self._served, self.seconds = calls, 0, 0.0
+        self.wishes = wishes  # of all ranks
         self.meeting = 0.0  # seconds that it took to agree
         self.sound: set[object] = set()  # see Session
 
@@ -83,7 +97,7 @@ class Beginning:
         self.meeting = min(self.meeting, perf_counter() - since)
         self.seconds -= least
         self._served += self._calls
-        lacking = (known or LEAST - MEETINGS * meeting) / SHARE - self.seconds
+        lacking = (known or LEAST - MEETINGS * meeting) / (1.0 if self.is_informed else SHARE) - self.seconds
         if lacking <= 0.0:
             return False
         each = self.seconds / self._served
@@ -92,37 +106,41 @@ class Beginning:
         return True
 
 
-def begin(comm: MPI.Intracomm, watch: Watch | None) -> Beginning | None:
-    """A communicator that hiercoll has not met; None where it is to be set up at once. ``watch`` keeps this rank's
-    deadline, if it has one. Raises CollectiveTimeout and CollectiveFailed. Collective."""
+def begin(comm: MPI.Intracomm, watch: Watch | None) -> Beginning:
+    """A communicator that hiercoll has not met. ``watch`` keeps this rank's deadline, if it has one. Raises
+    CollectiveTimeout and CollectiveFailed. Collective."""
     wishes = np.array(_wishes(comm), np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)
         wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR), SET_UP, watch)
         wishes = found
-    if wishes & WANTS_SET_UP:
-        return None
-    made = Beginning(comm, FOR_GOOD if comm.size == 1 or wishes & WANTS_QUIET else FIRST)
+    made = Beginning(comm, int(wishes))
     made.meeting = perf_counter() - since
     return made
 
 
-WANTS_SET_UP, WANTS_QUIET = 1, 2  # what a rank may wish
+def begin_as(before: Beginning, comm: MPI.Intracomm) -> Beginning:
+    """A communicator made from one on whose ranks' wishes they have agreed. Local."""
+    made = Beginning(comm, before.wishes)
+    made.meeting = before.meeting
+    return made
+
+
 _seen: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())  # when; whether there is a table; what is known
 
 
 def _wishes(comm: MPI.Intracomm) -> int:
-    """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned
-    on as many ranks. Files are looked for once a second at most, as programs may make many communicators."""
+    """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned.
+    Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
-    wishes = WANTS_SET_UP * settings.is_special() + WANTS_QUIET * (not settings.learns())
-    if wishes & WANTS_SET_UP or comm.rank:
+    wishes = IS_SPECIAL * settings.is_special() + IS_QUIET * (not settings.learns())
+    if wishes & IS_SPECIAL or comm.rank:
         return wishes
     now = monotonic()
     if now > _seen[0] + LOOK:
         _seen = (now, settings.own_table().exists(), known_ranks(mpi_library()))
-    return wishes | (WANTS_SET_UP if _seen[1] or comm.size in _seen[2] else 0)
+    return wishes | HAS_TABLE * _seen[1] | sum({_learned_on(size) for size in _seen[2]})
 
 
 def _cannot_fail(*_: object) -> None:

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import compiled, progress
-from hiercoll.runtime.beginning import SET_UP, Beginning, begin
+from hiercoll.runtime.beginning import SET_UP, Beginning, begin, begin_as
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import Session, first_watch
 from hiercoll.topology import Topology
@@ -129,12 +129,30 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))
             raise
-        if found is None:
+        comm.Set_attr(_keyval(), found)
+        if found.is_special or found.is_informed:
             get_session(comm)
             return None
-        comm.Set_attr(_keyval(), found)
         _beginnings[handle] = found
     return found if found.tally[0] > 0 or found.goes_on(_set_up) else None
+
+
+def inherits(comm: MPI.Comm) -> Beginning | None:
+    """What communicators made from ``comm`` begin with, if their ranks need not agree anew. Collective where the ranks
+    of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL or _main_thread() is not None:
+        return None
+    if comm.Get_attr(_keyval()) is None:
+        first_calls(comm)
+    state = comm.Get_attr(_keyval())
+    return state if isinstance(state, Beginning) else state.before if isinstance(state, Session) else None
+
+
+def begins_as(before: Beginning, comm: MPI.Comm) -> None:
+    """Let a new communicator begin so. Local."""
+    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL and not before.is_special:
+        found = _beginnings[comm.handle] = begin_as(before, comm)
+        comm.Set_attr(_keyval(), found)
 
 
 def get_session(comm: MPI.Intracomm) -> Session:
@@ -160,7 +178,10 @@ def get_session(comm: MPI.Intracomm) -> Session:
         _check_thread()
         before = session
         try:
-            session = Session(comm, forced_variants(settings.forced), is_met=before is not None)
+            session = Session(
+                comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
+            )
+            session.before = before
             session.policy.pay(before.seconds if before is not None else 0.0, session.set_up_seconds)
         except (CollectiveTimeout, CollectiveFailed):
             comm.Set_attr(_keyval(), Unmade(comm.rank))

@@ -255,6 +255,65 @@ def test_many_short_lives() -> None:
     assert not lifetime._beginnings
 
 
+def exchange(comm: MPI.Intracomm) -> None:
+    """A call of a drop-in communicator; right data."""
+    mine = np.arange(comm.size) + 10 * comm.rank
+    everyone = np.full(comm.size, -1)
+    comm.Alltoall(mine, everyone)
+    np.testing.assert_array_equal(everyone, 10 * np.arange(comm.size) + comm.rank)
+
+
+@several
+def test_families_agree_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made from a communicator begins as that one, however it is made, and however often."""
+    agreed, wait_for = [], beginning.wait_for
+    monkeypatch.setattr(beginning, "wait_for", lambda *given: (agreed.append(given[1]), wait_for(*given)))
+    ours = hiercoll.Intracomm(comm)
+    grid = ours.Create_cart([SIZE])
+    made = [ours.Split(0, -RANK), ours.Dup(), ours.Clone(), grid, grid.Sub([True]), ours.Create(ours.group)]
+    made += [each.Split(RANK % 2) for each in made]
+    for each in (*made, MPI.Intracomm(made[0])):  # another object of a communicator is the same one
+        exchange(each if isinstance(each, dropin.Collectives) else hiercoll.Intracomm(each))
+    assert len(agreed) == 1
+    exchange(hiercoll.Intracomm(other := comm.Dup()))
+    group = ours.Create_group(ours.group)
+    exchange(group)
+    assert len(agreed) == 3  # communicators that not all ranks need to make agree for themselves
+    for each in (*made, other, group):
+        each.Free()
+
+
+@several
+def test_families_where_something_is_known(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first communicator is set up at once; those that are made from it once calls have taken as long as that."""
+    monkeypatch.setattr(beginning, "known_ranks", lambda library: frozenset([SIZE]))
+    ours = hiercoll.Intracomm(comm)
+    exchange(ours)
+    assert is_set_up(comm)
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    child = ours.Dup()
+    for _ in range(2 * FIRST):
+        exchange(child)
+    assert not is_set_up(child)
+    monkeypatch.setattr(lifetime, "_set_up", 1e-9)
+    for _ in range(8 * FIRST):
+        exchange(child)
+    assert is_set_up(child)
+    child.Free()
+
+
+@several
+def test_families_with_a_wish(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank's environment asks for goes for what is made from a communicator, too."""
+    if RANK == SIZE - 1:
+        monkeypatch.setenv("HIERCOLL_TIMEOUT", "60")
+    ours = hiercoll.Intracomm(comm)
+    child = ours.Dup()
+    exchange(child)
+    assert get_session(child).watch is not None
+    child.Free()
+
+
 # ---- trials
 
 
