@@ -135,6 +135,11 @@ class Collective:
         return self.sizes is Sizes.EQUAL
 
     @property
+    def is_private(self) -> bool:
+        """Whether no rank knows all sizes, so that "auto" is one choice for calls with whatever blocks."""
+        return self.sizes in (Sizes.OWN, Sizes.ROOT)
+
+    @property
     def is_cut(self) -> bool:
         """Whether blocks may be parts of a vector, whose sizes differ and are known to all ranks."""
         return self.operation or Holds.VECTOR in (self.send, self.recv)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls import requests
@@ -39,6 +40,7 @@ from hiercoll.calls.serving import (
 from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
+from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import begins_as, by_handle, first_calls, get_session, inherits, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
@@ -46,6 +48,7 @@ from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE
 
+MOST_SPELLINGS = 256  # of calls, of which it is remembered what learns from them
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
 
@@ -233,6 +236,31 @@ def _by_bytes(collective: Collective, arguments: Arguments) -> tuple[Any, ...]:
     return collective, array.nbytes, in_place, id(arguments.op), array.dtype
 
 
+def _by_sizes(collective: Collective, arguments: Arguments) -> Any:
+    """What calls with blocks of any sizes have in common from which the same is learned, by how they are spelled; None
+    for other than NumPy's arrays, and for reductions. Datatypes are told apart by what they are."""
+    if collective.more:
+        return None
+    try:
+        return collective, _spelled(arguments.send), _spelled(arguments.recv)
+    except (TypeError, AttributeError, IndexError):
+        return None
+
+
+def _spelled(given: Any) -> Any:
+    if type(given) is np.ndarray:
+        return given.nbytes, given.dtype
+    if type(given) is int or type(given) is str or given is MPI.IN_PLACE:
+        return given
+    if isinstance(given, MPI.Datatype):
+        return element_of(given)
+    if type(given) is not list and type(given) is not tuple:
+        raise TypeError
+    if given and type(given[0]) is int:
+        return tuple(given)
+    return (type(given), *map(_spelled, given))
+
+
 def _uneven_blocks(collective: Collective, native: Native) -> Serving:
     """For a collective with blocks of any sizes."""
 
@@ -242,8 +270,10 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
             if collective.sizes is Sizes.ROOT and known.policy.is_auto(collective, AUTO):
                 progress.before_blocking()
                 native(self, *given)
+                known.routes.remember_all(native, None, collective)
                 return NATIVE
             learner = learner_of_unknown(known, collective, arguments)
+            learner = learner or known.by_sizes.get(_by_sizes(collective, arguments))
             is_native = learner is not None and learner.is_fixed and learner.current.is_native
             if learner is not None and is_native and not uses_device(arguments):
                 serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
@@ -283,7 +313,16 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
             session.policy.by_bytes[_by_bytes(collective, given)] = request.learner
         if request.variant.is_native and (request.learner is None or request.learner.is_fixed):
             remember(session, request, given, None)
-    if passes and request.learner is None and request.variant.is_native:
+    learner = request.learner
+    if passes and request.is_auto and request.variant.is_native and (learner is None or learner.is_fixed):
+        serve_native(session, collective, given, native, None if learner is None else learner.tally)
+        key = None if learner is None or collective.is_even else _by_sizes(collective, given)
+        if learner is not None and key is not None:
+            if len(session.by_sizes) >= MOST_SPELLINGS:
+                session.by_sizes.clear()
+            session.by_sizes[key] = learner
+        return NATIVE
+    if passes and learner is None and request.variant.is_native:
         progress.before_blocking()
         native()
         return NATIVE
@@ -442,7 +481,7 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
-            if name == collective.native and (collective.is_even or not collective.more):
+            if name == collective.native and (collective.is_even or collective.is_private or not collective.more):
                 method = compiled.method(
                     MPI.Intracomm, name, collective, collective.one_buffer, collective.more, method
                 )

@@ -449,35 +449,43 @@ def serve_first(first: Beginning, collective: Collective, given: Arguments, nati
 
 
 def serve_native(
-    session: Session, collective: Collective, given: Arguments, native: Callable[[], object], tally: array[int]
+    session: Session, collective: Collective, given: Arguments, native: Callable[[], object], tally: array[int] | None
 ) -> None:
-    """Leave a call by "auto" to the MPI library, ``native``, and let it serve such calls, as many as are left."""
+    """Leave a call by "auto" to the MPI library, ``native``, and let it serve such calls, as many as are left; all of
+    them without a ``tally``."""
     run_native(native, tally)
     _remember_native(session, collective, given, tally)
 
 
-def run_native(native: Callable[[], object], tally: array[int]) -> None:
-    """The MPI library's own collective, counted."""
+def run_native(native: Callable[[], object], tally: array[int] | None) -> None:
+    """The MPI library's own collective, counted, if there is a ``tally``."""
     if progress.active:
         progress.before_blocking()
     begin = perf_counter()
     native()
-    count(tally, perf_counter() - begin)
+    if tally is not None:
+        count(tally, perf_counter() - begin)
 
 
-def _remember_native(session: Session | Beginning, collective: Collective, given: Arguments, tally: array[int]) -> None:
+def _remember_native(
+    session: Session | Beginning, collective: Collective, given: Arguments, tally: array[int] | None
+) -> None:
     """Let mpi4py's own method serve such calls by "auto", as many as are left, as long as nobody looks on."""
+    method = getattr(type(session.user), collective.native)
+    if collective.is_private and session.unwatched:
+        session.routes.remember_all(method, tally, collective)
+    if collective.typed:
+        return
     if collective.is_even:
-        arrays = [given.recv] if collective.one_buffer else [given.send, given.recv]
-        if are_arrays(collective, given.send, given.recv):
-            arrays = [each for each in arrays if type(each) is np.ndarray]
-    elif collective.typed:
-        arrays = []
+        left_out = None if collective.is_rooted else MPI.IN_PLACE
+        ends = [given.recv] if collective.one_buffer else [given.send, given.recv]
+        # With counts or datatypes, too: mpi4py reads them.
+        arrays = [each[0] if type(each) in (list, tuple) and each else each for each in ends if each is not left_out]
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
     if session.unwatched and (collective.is_even or not collective.more) and all(map(_suits_mpi4py, arrays)):
-        _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
+        _remember_call(session, method, collective, given, tally)
 
 
 def _remember_call(

@@ -61,7 +61,7 @@ enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OP, ORDER, OPTIONS };
 static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream", "op", "order"};
 
 static struct {
-    PyTypeObject *comm, *array;
+    PyTypeObject *comm, *array, *datatype;
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
@@ -104,7 +104,8 @@ typedef struct {
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
     const Array *arrays[2]; /* NULL for None */
     PyObject *options[OPTIONS];
-    int rank; /* once it is served */
+    int rank;        /* once it is served */
+    int has_numbers; /* whether a buffer comes with a count, or a datatype: then mpi4py reads it */
     Key key;
 } Call;
 
@@ -184,6 +185,27 @@ static PyObject *split(PyObject *given, PyObject **blocks)
     return given;
 }
 
+/* Of equal blocks, an array with a count, a datatype (an object of its own, or a name) or both, for mpi4py to read:
+ * [array, datatype], [array, count], [array, count, datatype]. NULL if it is nothing of the kind. */
+static const Array *add_numbers(Call *call, PyObject *given)
+{
+    int is_list = PyList_CheckExact(given), is_tuple = !is_list && PyTuple_CheckExact(given);
+    Py_ssize_t count = is_list ? PyList_Size(given) : is_tuple ? PyTuple_Size(given) : 0;
+    if (count < 2 || count > 3 || add_number(&call->key, -4 - count) < 0)
+        return NULL;
+    for (Py_ssize_t each = 1; each < count; each++) {
+        PyObject *item = is_list ? PyList_GetItem(given, each) : PyTuple_GetItem(given, each);
+        int added = PyLong_CheckExact(item)            ? add_whole_number(&call->key, item)
+                    : PyUnicode_CheckExact(item)       ? add_text(&call->key, item)
+                    : Py_TYPE(item) == calls.datatype ? add_object(&call->key, item)
+                                                       : -1;
+        if (added < 0)
+            return NULL;
+    }
+    call->has_numbers = 1;
+    return (const Array *)(is_list ? PyList_GetItem(given, 0) : PyTuple_GetItem(given, 0));
+}
+
 static int64_t elements(const Array *array)
 {
     int64_t count = 1;
@@ -194,13 +216,17 @@ static int64_t elements(const Array *array)
 
 /* Of blocks of any sizes the key says only that they are: sizes come with each start. None: one buffer serves, or only
  * the root has two. */
-static int add_buffer(Call *call, int end)
+static int add_buffer(Call *call, int end, int is_even)
 {
     if (call->given[end] == Py_None)
         return add_number(&call->key, -3);
     if (end == 0 && call->given[end] == calls.in_place)
         return add_number(&call->key, -4);
-    const Array *array = (const Array *)split(call->given[end], &call->blocks[end]);
+    const Array *array;
+    if (!is_even || Py_TYPE(call->given[end]) == calls.array)
+        array = (const Array *)split(call->given[end], &call->blocks[end]);
+    else if (!(array = add_numbers(call, call->given[end])))
+        return -1;
     if (Py_TYPE((PyObject *)array) != calls.array || !(array->flags & (C_ORDER | FORTRAN_ORDER)))
         return -1;
     call->arrays[end] = array;
@@ -218,16 +244,21 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
+    call->has_numbers = 0;
     call->key.objects = 0;
     call->key.length = 0;
 }
 
-/* Where each block has a datatype of its own, calls on NumPy's arrays are all alike: for the MPI library's own. */
-static int describe_typed(Call *call, PyObject *collective)
+/* Where "auto" is the MPI library's own for blocks of any sizes, calls on NumPy's arrays are all alike. */
+static int describe_any(Call *call, PyObject *collective)
 {
+    call->key.length = 0;
+    call->key.objects = 0;
+    call->arrays[0] = call->arrays[1] = NULL;
+    call->blocks[0] = call->blocks[1] = NULL;
     for (int end = 0; end < 2; end++) {
         PyObject *given = call->given[end], *first = NULL;
-        if (end == 0 && given == calls.in_place)
+        if (given == calls.in_place || given == Py_None || Py_TYPE(given) == calls.array)
             continue;
         if (PyList_CheckExact(given) && PyList_Size(given))
             first = PyList_GetItem(given, 0);
@@ -240,11 +271,13 @@ static int describe_typed(Call *call, PyObject *collective)
 }
 
 /* ``options`` are those that may be among the names. */
-static int describe(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
+static int describe(Call *call, PyObject *collective, int is_even, unsigned options, PyObject *const *values,
+                    PyObject *names)
 {
     PyObject *const *given = call->options;
     Key *key = &call->key;
-    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 || add_buffer(call, 0) < 0)
+    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1, is_even) < 0 ||
+        add_buffer(call, 0, is_even) < 0)
         return -1;
     if (call->arrays[1] ? !(call->arrays[1]->flags & WRITEABLE) : !call->arrays[0])
         return -1;
@@ -537,15 +570,15 @@ static int serve(Routes *routes, const Call *call)
 }
 
 /* Serve a call that has been begun, if it is known. */
-static int serve_known(Call *call, PyObject *collective, int typed, unsigned options, PyObject *const *values,
-                       PyObject *names)
+static int serve_known(Call *call, PyObject *collective, int any, int is_even, unsigned options,
+                       PyObject *const *values, PyObject *names)
 {
     Routes *routes = find_routes(call->comm);
     call->rank = routes ? routes->rank : 0;
-    int known = !routes ? -1
-                : typed   ? describe_typed(call, collective)
-                          : describe(call, collective, options, values, names);
+    int known = routes ? describe(call, collective, is_even, options, values, names) : -1;
     int outcome = known == 0 ? serve(routes, call) : 0;
+    if (!outcome && routes && any && !names && describe_any(call, collective) == 0)
+        outcome = serve(routes, call);
     if (!outcome)
         PyErr_Clear();
     return outcome;
@@ -574,8 +607,20 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, args[1], args + 2, count == 9);
-    int outcome = serve_known(&call, args[0], 0, 0, args + count, names);
+    int outcome = serve_known(&call, args[0], 0, 0, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
+}
+
+static PyObject *Routes_remember_all(Routes *self, PyObject *args)
+{
+    PyObject *target, *counter, *collective;
+    if (!PyArg_ParseTuple(args, "OOO", &target, &counter, &collective))
+        return NULL;
+    Call call;
+    begin_call(&call, NULL, Py_None, Py_None);
+    if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter) < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -584,8 +629,10 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, NULL, args + 3, 1);
-    int typed = is_so(args[2], "typed");
-    int good = typed < 0 ? -1 : typed ? describe_typed(&call, args[2]) : describe(&call, args[2], 0, args + count, names);
+    int is_even = is_so(args[2], "is_even");
+    int good = is_even < 0 ? -1 : describe(&call, args[2], is_even, 0, args + count, names);
+    if (call.has_numbers && Py_TYPE(args[0]) == program_type)
+        good = -1; /* it would not read them */
     good = good == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
@@ -594,7 +641,9 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 /* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
 
 static struct entry {
-    int one_buffer, only_root, typed; /* whether only the root has a result, whether blocks have datatypes */
+    int one_buffer, only_root; /* whether only the root has a result */
+    int any;                   /* of methods, whether it is known of all calls alike what serves them */
+    int is_even;               /* of methods, whether blocks have one size */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
@@ -627,7 +676,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
 {
     const struct entry *entry = &entries[index];
     Py_ssize_t first = self == NULL, buffers = entry->one_buffer ? 1 : 2, more = count - first - buffers;
-    int is_plain = more == 0 && !(entry->typed && names);
+    int is_plain = more == 0;
     if (self)
         is_plain = (is_plain || (more > 0 && more <= entry->more && !names)) && !Py_SIZE(calls.observers);
     if (is_plain) {
@@ -637,7 +686,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
             call.options[OP] = calls.sum;
         for (Py_ssize_t each = 0; each < more; each++)
             call.options[entry->place[each]] = args[first + buffers + each];
-        int outcome = serve_known(&call, entry->collective, entry->typed, entry->options, args + count, names);
+        int outcome = serve_known(&call, entry->collective, entry->any, entry->is_even, entry->options, args + count, names);
         int has_result = !self && outcome > 0 && call.arrays[1];
         if (has_result && entry->only_root)
             has_result = PyLong_AsLong(call.options[ROOT]) == call.rank;
@@ -684,8 +733,11 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
         return NULL;
     entry->only_root = PyUnicode_CompareWithASCIIString(everywhere, "send") == 0;
     Py_DECREF(everywhere);
-    if ((entry->typed = is_so(entry->collective, "typed")) < 0)
+    if ((entry->any = is_so(entry->collective, "is_private")) < 0 ||
+        (entry->is_even = is_so(entry->collective, "is_even")) < 0)
         return NULL;
+    entry->any &= type != Py_None; /* functions look at counts themselves */
+    entry->is_even &= type != Py_None;
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
     entry->definition = made;
@@ -781,6 +833,9 @@ static PyMethodDef routes_methods[] = {
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
      "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, **params): let a program, or a "
      "method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; whether it will."},
+    {"remember_all", (PyCFunction)Routes_remember_all, METH_VARARGS,
+     "remember_all(method, counter, collective): let mpi4py's method serve all calls of a drop-in communicator on NumPy's "
+     "arrays, so many as the counter says, unless something else serves them."},
     {"limit", (PyCFunction)Routes_limit, METH_VARARGS,
      "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
      "called with the entry of each."},
@@ -806,7 +861,7 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     unsigned long long data;
     int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OnOOOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.background,
+    if (!PyArg_ParseTuple(args, "OnOOOOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.datatype, &calls.background,
                           &calls.observers, &calls.automatic, &calls.sum, &calls.in_place, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
@@ -837,7 +892,7 @@ static PyObject *engine_register(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
-     "setup_calls(comm, offset, array, background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
+     "setup_calls(comm, offset, array, datatype, background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
     {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},

@@ -70,7 +70,8 @@ def _set_up(module: Any) -> None:
     known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
     example = (known, known.ctypes.data, known.flags.num)
     module.setup_calls(
-        MPI.Comm, offset, np.ndarray, progress.active, observers, AUTO, MPI.SUM, MPI.IN_PLACE, example, counts
+        *(MPI.Comm, offset, np.ndarray, MPI.Datatype, progress.active, observers, AUTO, MPI.SUM, MPI.IN_PLACE),
+        *(example, counts),
     )
 
 
@@ -377,6 +378,9 @@ class Routes:
     def remember(self, *_: Any, **params: Any) -> bool:
         """Python serves all calls."""
         return False
+
+    def remember_all(self, *_: Any) -> None:
+        """Python serves all calls."""
 
     def open(self, _: bool) -> None:
         """Nothing to serve."""

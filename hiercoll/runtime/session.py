@@ -48,7 +48,7 @@ from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import is_able
-from hiercoll.tuning.learning import SHARE, Finding
+from hiercoll.tuning.learning import SHARE, Finding, Learner
 from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Policy, Wanted
 
@@ -173,6 +173,7 @@ class Session:
         # By arguments as they were given; with the calls that the plan still serves (see `Learner.tally`), None: all.
         self.recent: dict[Alias | None, tuple[Plan, array[int] | None]] = {}
         self.copied = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)  # calls, by their arguments, whose data are copied
+        self.by_sizes: dict[object, Learner] = {}  # of calls with blocks of any sizes, by how they are spelled
         self.sound: set[object] = set()  # arguments of calls that may be left to the MPI library without another look
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
@@ -384,6 +385,7 @@ class Session:
         """Look at the arguments of all calls anew."""
         self.recent.clear()
         self.copied.drop_all()
+        self.by_sizes.clear()
         self.routes.clear()
 
     def forget_plans(self) -> None:

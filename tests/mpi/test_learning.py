@@ -23,7 +23,7 @@ from hiercoll.calls import dropin
 from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferSizeError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
-from hiercoll.runtime import beginning, lifetime
+from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.lifetime import get_session, known_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import Session
@@ -253,6 +253,62 @@ def test_many_short_lives() -> None:
         alltoall(made, salt)
         made.Free()
     assert not lifetime._beginnings
+
+
+def spelled(how: str) -> tuple[str, list[Any], Any]:
+    """A call of a drop-in communicator as programs spell it: the method, its arguments, and what the last one is to
+    hold."""
+    ones, places, kinds = [1] * SIZE, list(range(SIZE)), [MPI.INT64_T] * SIZE
+    mine, send, recv = np.array([RANK]), np.arange(SIZE) + 10 * RANK, np.full(SIZE, -1)
+    turned, everyone = 10 * np.arange(SIZE) + RANK, np.arange(SIZE)
+    calls: dict[str, tuple[str, list[Any], Any]] = {
+        "count and type": ("Alltoall", [[send, 1, MPI.INT64_T], [recv, 1, MPI.INT64_T]], turned),
+        "type": ("Alltoall", [[send, MPI.INT64_T], (recv, MPI.INT64_T)], turned),
+        "name": ("Allgather", [[mine, "l"], [recv, 1, "l"]], everyone),
+        "one": ("Bcast", [[recv, SIZE, MPI.INT64_T]], np.full(SIZE, -1)),
+        "reduction": ("Allreduce", [[mine, MPI.INT64_T], [recv[:1], MPI.INT64_T]], [sum(range(SIZE))]),
+        "rooted": ("Gather", [[mine, 1, MPI.INT64_T], [recv, 1, MPI.INT64_T] if RANK == 0 else None], everyone),
+        "counts": ("Alltoallv", [[send, ones, places, MPI.INT64_T], [recv, (ones, places), MPI.INT64_T]], turned),
+        "types": ("Alltoallw", [[send, kinds], [recv, (ones, [8 * at for at in places]), kinds]], turned),
+        "rooted counts": ("Gatherv", [mine, [recv, ones] if RANK == 0 else None], everyone),
+    }
+    if how == "types":
+        calls[how][1][0] = [send, ones, [8 * at for at in places], kinds]
+    return calls[how]
+
+
+SPELLINGS = ["count and type", "type", "name", "one", "reduction", "rooted", "counts", "types", "rooted counts"]
+
+
+@several
+@pytest.mark.parametrize("how", SPELLINGS)
+@pytest.mark.parametrize("state", ["early", "learning", "not learning"])
+def test_native_calls_as_programs_spell_them(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, how: str, state: str
+) -> None:
+    """They go to mpi4py without a look in Python, once they are known to be native."""
+    if compiled.load()[0] is None:
+        pytest.skip("there is no compiled engine")
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    if state == "not learning":
+        monkeypatch.setenv("HIERCOLL_LEARN", "0")
+    ours = hiercoll.Intracomm(comm)
+    if state != "early":
+        get_session(comm)
+    method, given, due = spelled(how)
+    for _ in range(6):
+        getattr(ours, method)(*given)
+    looked: list[object] = []
+    for name in ("_serve", "serve_native"):
+        serve = getattr(dropin, name)
+        monkeypatch.setattr(dropin, name, lambda *args, serve=serve: (looked.append(args[1:3]), serve(*args))[1])
+    buffer = given[-1][0] if isinstance(given[-1], list | tuple) else None
+    if method != "Bcast" and buffer is not None:
+        buffer[:] = -1
+    getattr(ours, method)(*given)
+    assert not looked
+    if buffer is not None:
+        np.testing.assert_array_equal(buffer, due)
 
 
 def exchange(comm: MPI.Intracomm) -> None:

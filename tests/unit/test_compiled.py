@@ -278,7 +278,8 @@ def test_a_library_whose_functions_are_not_found() -> None:
 def test_arrays_that_look_otherwise() -> None:
     """The compiled engine reads fields of NumPy's arrays, and looks at one before it does: here, its flags differ."""
     fault = "from mpi4py import MPI; from hiercoll.runtime import _engine as e; real = e.setup_calls\n"
-    fault += "def other(*given): real(*given[:8], (given[8][0], given[8][1], 1 + given[8][2]), given[9])\n"
+    fault += "def other(*given):\n"
+    fault += " *names, (array, data, flags), counts = given; real(*names, (array, data, 1 + flags), counts)\n"
     fault += "e.setup_calls = other"
     why = "no compiled engine, Python's run: arrays of this NumPy are laid out in a way that is not known"
     assert outcome(fault) == f"None; 1; {why}"

@@ -200,7 +200,7 @@ class Alone(Session):
         self.tags = Tags(2**20, len(self.numbers))
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, self._forget_plans_without_window, lambda value: [value])
         self.plans, self.recent, self._seen = Cache(MAX_PLANS, 2**28), {}, {}
-        self.copied = Cache(MAX_PLANS, 2**28)
+        self.copied, self.by_sizes = Cache(MAX_PLANS, 2**28), {}
         self.routes = compiled.Routes(print)
         self._own_comms = []
         self._tagged = self.comm
