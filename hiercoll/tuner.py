@@ -229,9 +229,17 @@ class Spread(NamedTuple):
 
 
 def uneven_choices(
-    collective: str, topology: Topology, spread: Spread, table: Table, mpi: str, *, held: bool = False
+    collective: str,
+    topology: Topology,
+    spread: Spread,
+    table: Table,
+    mpi: str,
+    *,
+    held: bool = False,
+    packs: bool = False,
 ) -> tuple[Variant, ...]:
-    """native, and what may be faster, if anything, for a collective with such blocks on all ranks together.
+    """native, and what may be faster, if anything, for a collective with such blocks on all ranks together. ``packs``:
+    whether native packs what lies apart, which may be what takes it long, whatever the sizes.
 
     A table says what that is where it was made for this layout and the blocks are like those it
     was made with; other counts may have other needs, so that calls try it. In plans (``held``), which try nothing,
@@ -246,7 +254,7 @@ def uneven_choices(
         choice = entry.choice(mean, held=held)
         return (native,) if choice.is_native else (native, choice)
     trial = tried(collective)
-    promising = trial is not None and not held and 10 * spread.small > 9 * spread.filled
+    promising = trial is not None and not held and (packs or 10 * spread.small > 9 * spread.filled)
     return (native, Variant(*trial)) if trial and promising else (native,)
 
 

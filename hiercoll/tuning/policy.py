@@ -244,7 +244,8 @@ class Policy:
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""
         assert own is not None
-        return uneven_choices(wanted.collective.family, self._topology, self.whole(own()), self.table, self._library)
+        record, known = wanted.collective, (self.table, self._library)
+        return uneven_choices(record.family, self._topology, self.whole(own()), *known, packs=record.typed)
 
     def whole(self, own: Spread) -> Spread:
         """The blocks of all ranks, from those that each rank sends. Collective."""

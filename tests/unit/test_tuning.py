@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import exp, inf
 
 import pytest
@@ -392,6 +393,14 @@ def test_uneven_without_table(spread: Spread, tried: bool) -> None:
     kept = uneven_choices("alltoallv", FOUR, spread, Table(), "MPICH 5.0.2", held=True)
     assert kept == (Variant(NATIVE),)  # what nobody has tried is not taken for good
     assert uneven_choices("alltoallv", parse_layout("1x1"), MANY, Table(), "MPICH 5.0.2") == (Variant(NATIVE),)
+
+
+def test_uneven_where_native_packs() -> None:
+    """Large blocks, too, unless most are empty, or in plans."""
+    large = MANY._replace(small=0)
+    found = partial(uneven_choices, "alltoallv", FOUR, table=Table(), mpi="MPICH 5.0.2", packs=True)
+    assert found(spread=large) == found(spread=MANY) == (Variant(NATIVE), AGGREGATE)
+    assert found(spread=large._replace(filled=8)) == found(spread=large, held=True) == (Variant(NATIVE),)
 
 
 def test_uneven_by_table() -> None:
