@@ -183,16 +183,23 @@ def are_arrays(collective: Collective, send: Any, recv: Any) -> bool:
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
     """What `run_known` asks for, of arguments that have been found sound; None for what it does not know."""
     send, recv = given.send, given.recv
-    if not are_arrays(collective, send, recv) or given.stream is not None or type(given.root) is not int:
-        return None
-    if given.accumulate is not None or not _has_known_operation(collective, given):
+    if not are_arrays(collective, send, recv) or not _may_come_again(collective, given):
         return None
     if collective.one_buffer:
         send = None
-    if not _PLAIN.issuperset(map(type, given.params.values())):
-        return None
     how = _how(collective, given)
     return _equal_key(collective, given.algorithm, given.transport, *how, given.root, send, recv, given.params)
+
+
+def _may_come_again(collective: Collective, given: Arguments) -> bool:
+    """Whether a call is told from others by its buffers and by arguments that can be compared."""
+    return (
+        given.stream is None
+        and type(given.root) is int
+        and given.accumulate is None
+        and _has_known_operation(collective, given)
+        and _PLAIN.issuperset(map(type, given.params.values()))
+    )
 
 
 def _equal_key(
@@ -434,10 +441,14 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         elif plan is not None and program is None and learner is None:
             session.remember(uneven_alias(collective, given), plan)
         return
+    if program is not None:
+        if _may_come_again(collective, given) and _is_readable(collective, given):
+            _remember_call(session, program, collective, given, tally)
+        return
     alias = equal_alias(collective, given)
-    if alias is not None and (program is not None or _may_pass(session, request, given)):
-        _remember_call(session, program or getattr(type(session.user), collective.native), collective, given, tally)
-    if plan is not None and program is None:
+    if alias is not None and _may_pass(session, request, given):
+        _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
+    if plan is not None:
         session.remember(alias, plan, tally)
 
 
@@ -509,10 +520,20 @@ def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     return is_known and request.variant.is_native and session.unwatched
 
 
-def _suits_mpi4py(array: Any) -> bool:
-    """Whether it is an array in the order of C, with elements that mpi4py knows."""
+def _suits_mpi4py(buffer: Any) -> bool:
+    """Whether it is, if it is an array of NumPy's, in the order of C, with elements that mpi4py knows."""
     elements: Any = MPI._typedict
-    return type(array) is np.ndarray and array.flags.c_contiguous and array.dtype.char in elements
+    return type(buffer) is not np.ndarray or (buffer.flags.c_contiguous and buffer.dtype.char in elements)
+
+
+def _is_readable(collective: Collective, given: Arguments) -> bool:
+    """Whether the compiled engine sees where the data of a call with equal blocks lie: not in the other buffer at a
+    place that depends on the rank, and of datatypes that are MPI's own, which nobody can free."""
+    ends = given.send, given.recv
+    if collective.is_rooted and any(each is MPI.IN_PLACE for each in ends):
+        return False
+    types = [each for spec in ends if type(spec) in (list, tuple) for each in spec if isinstance(each, MPI.Datatype)]
+    return all(each.is_predefined for each in types)
 
 
 def _has_known_operation(collective: Collective, given: Arguments) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.ma import MaskedArray  # here: NumPy loads it at first use, slow in the middle of a call
 
 from hiercoll.errors import BufferTypeError
 from hiercoll.memory.interface import Array
@@ -36,7 +36,8 @@ def host_buffer(obj: object, argument: str, rank: int, *, writable: bool) -> Use
     """
     if hasattr(obj, "__cuda_array_interface__"):
         raise BufferTypeError(argument, "an array in host memory", f"a device array ({type(obj).__name__})", rank)
-    if isinstance(obj, MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # there are none without it, and it is slow to load
+    if masked is not None and isinstance(obj, masked.MaskedArray):
         raise BufferTypeError(argument, "an array without a mask", "a masked array", rank)
     if isinstance(obj, np.ndarray):
         array: Array = obj

@@ -102,10 +102,11 @@ typedef struct {
     PyObject *comm;
     PyObject *given[2];     /* send and recv; send is None where there is one buffer */
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
-    const Array *arrays[2]; /* NULL for None */
+    const Array *arrays[2]; /* NULL for None, and for buffers of other kinds, such as a bytearray */
+    Py_buffer views[2];     /* of these */
+    char *data[2];          /* where they lie; NULL for None */
     PyObject *options[OPTIONS];
-    int rank;        /* once it is served */
-    int has_numbers; /* whether a buffer comes with a count, or a datatype: then mpi4py reads it */
+    int rank; /* once it is served */
     Key key;
 } Call;
 
@@ -185,12 +186,14 @@ static PyObject *split(PyObject *given, PyObject **blocks)
     return given;
 }
 
-/* Of equal blocks, an array with a count, a datatype (an object of its own, or a name) or both, for mpi4py to read:
- * [array, datatype], [array, count], [array, count, datatype]. NULL if it is nothing of the kind. */
-static const Array *add_numbers(Call *call, PyObject *given)
+/* Of equal blocks, a buffer that may come with a count, a datatype (an object of its own, or a name) or both:
+ * [buffer, datatype], [buffer, count], [buffer, count, datatype]. NULL if it is nothing of the kind. */
+static PyObject *add_numbers(Call *call, PyObject *given)
 {
     int is_list = PyList_CheckExact(given), is_tuple = !is_list && PyTuple_CheckExact(given);
     Py_ssize_t count = is_list ? PyList_Size(given) : is_tuple ? PyTuple_Size(given) : 0;
+    if (!is_list && !is_tuple)
+        return given;
     if (count < 2 || count > 3 || add_number(&call->key, -4 - count) < 0)
         return NULL;
     for (Py_ssize_t each = 1; each < count; each++) {
@@ -202,8 +205,28 @@ static const Array *add_numbers(Call *call, PyObject *given)
         if (added < 0)
             return NULL;
     }
-    call->has_numbers = 1;
-    return (const Array *)(is_list ? PyList_GetItem(given, 0) : PyTuple_GetItem(given, 0));
+    return is_list ? PyList_GetItem(given, 0) : PyTuple_GetItem(given, 0);
+}
+
+/* Memory that is no array of NumPy's, by the buffer protocol: of a bytearray, mmap, array.array. */
+static int add_view(Call *call, int end, PyObject *buffer)
+{
+    Py_buffer *view = &call->views[end];
+    if (!PyObject_CheckBuffer(buffer) ||
+        PyObject_GetBuffer(buffer, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (end ? PyBUF_WRITABLE : 0)) < 0)
+        return -1;
+    const char *format = view->format ? view->format : "B"; /* one letter, or Python looks at it */
+    call->data[end] = view->buf;
+    if (!format[0] || format[1] || add_number(&call->key, -8) < 0 || add_number(&call->key, format[0]) < 0)
+        return -1;
+    return add_number(&call->key, view->len);
+}
+
+static void end_call(Call *call)
+{
+    for (int end = 0; end < 2; end++)
+        if (call->views[end].obj)
+            PyBuffer_Release(&call->views[end]);
 }
 
 static int64_t elements(const Array *array)
@@ -222,14 +245,14 @@ static int add_buffer(Call *call, int end, int is_even)
         return add_number(&call->key, -3);
     if (end == 0 && call->given[end] == calls.in_place)
         return add_number(&call->key, -4);
-    const Array *array;
-    if (!is_even || Py_TYPE(call->given[end]) == calls.array)
-        array = (const Array *)split(call->given[end], &call->blocks[end]);
-    else if (!(array = add_numbers(call, call->given[end])))
-        return -1;
-    if (Py_TYPE((PyObject *)array) != calls.array || !(array->flags & (C_ORDER | FORTRAN_ORDER)))
+    PyObject *buffer = is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
+    if (!buffer || Py_TYPE(buffer) != calls.array)
+        return buffer && is_even ? add_view(call, end, buffer) : -1;
+    const Array *array = (const Array *)buffer;
+    if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
         return -1;
     call->arrays[end] = array;
+    call->data[end] = array->data;
     int64_t size = call->blocks[end] ? -2 : call->blocks[1] ? -1 : elements(array);
     return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
 }
@@ -241,30 +264,32 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->given[1] = recv;
     call->arrays[0] = call->arrays[1] = NULL;
     call->blocks[0] = call->blocks[1] = NULL;
+    call->views[0].obj = call->views[1].obj = NULL;
+    call->data[0] = call->data[1] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
-    call->has_numbers = 0;
     call->key.objects = 0;
     call->key.length = 0;
 }
 
-/* Where "auto" is the MPI library's own for blocks of any sizes, calls on NumPy's arrays are all alike. */
+/* Where "auto" is the MPI library's own for blocks of any sizes, calls on memory of the host are all alike. */
 static int describe_any(Call *call, PyObject *collective)
 {
     call->key.length = 0;
     call->key.objects = 0;
     call->arrays[0] = call->arrays[1] = NULL;
+    call->data[0] = call->data[1] = NULL;
     call->blocks[0] = call->blocks[1] = NULL;
     for (int end = 0; end < 2; end++) {
         PyObject *given = call->given[end], *first = NULL;
-        if (given == calls.in_place || given == Py_None || Py_TYPE(given) == calls.array)
+        if (given == calls.in_place || given == Py_None || PyObject_CheckBuffer(given))
             continue;
         if (PyList_CheckExact(given) && PyList_Size(given))
             first = PyList_GetItem(given, 0);
         else if (PyTuple_CheckExact(given) && PyTuple_Size(given))
             first = PyTuple_GetItem(given, 0);
-        if (!first || Py_TYPE(first) != calls.array)
+        if (!first || !PyObject_CheckBuffer(first))
             return -1;
     }
     return add_object(&call->key, collective);
@@ -279,8 +304,8 @@ static int describe(Call *call, PyObject *collective, int is_even, unsigned opti
     if (read_options(call, options, values, names) < 0 || add_buffer(call, 1, is_even) < 0 ||
         add_buffer(call, 0, is_even) < 0)
         return -1;
-    if (call->arrays[1] ? !(call->arrays[1]->flags & WRITEABLE) : !call->arrays[0])
-        return -1;
+    if (call->given[0] == call->given[1])
+        return -1; /* None, or one buffer for both */
     if (given[STREAM] != Py_None || !PyLong_CheckExact(given[ROOT]) || add_whole_number(key, given[ROOT]) < 0 ||
         add_text(key, given[ALGORITHM]) < 0 || add_text(key, given[TRANSPORT]) < 0)
         return -1;
@@ -421,7 +446,9 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
         PyBuffer_Release(&view);
     for (int end = 0; end < 2 && good; end++) {
         known->items[end] = call->arrays[end] ? item_of(call->arrays[end]) : 1;
-        known->bytes[end] = call->arrays[end] ? known->items[end] * elements(call->arrays[end]) : 0;
+        known->bytes[end] = call->arrays[end]      ? known->items[end] * elements(call->arrays[end])
+                            : call->views[end].obj ? call->views[end].len
+                                                   : 0;
         good = known->items[end] > 0;
     }
     known->one_buffer = is_so(collective, "one_buffer");
@@ -497,8 +524,8 @@ static int run(Routes *routes, Program *program, const Call *call)
     program->limit = routes->limit;
     if (program->window)
         program->window[1] = routes->calls;
-    program->bases[0] = call->arrays[0] ? (int64_t)(uintptr_t)call->arrays[0]->data : 0;
-    program->bases[1] = call->arrays[1] ? (int64_t)(uintptr_t)call->arrays[1]->data : 0;
+    program->bases[0] = (int64_t)(uintptr_t)call->data[0];
+    program->bases[1] = (int64_t)(uintptr_t)call->data[1];
     int outcome = begin_program(program) < 0 ? -1 : advance_program(program, 1);
     if (outcome < 0)
         tell(routes, program, entry);
@@ -550,10 +577,11 @@ static int serve(Routes *routes, const Call *call)
         (program && (program->is_freed || program->active || by_block != (program->blocks[1] > 0))))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
+    const char *from = call->data[0], *to = call->data[1];
     if (by_block) {
         if (!have_blocks(routes, known, program, call))
             return 0;
-    } else if (send && recv && send->data < recv->data + known->bytes[1] && recv->data < send->data + known->bytes[0])
+    } else if (from && to && from < to + known->bytes[1] && to < from + known->bytes[0])
         return 0;
     if (!program && !((recv ? recv->flags : C_ORDER) & (send ? send->flags : C_ORDER) & C_ORDER))
         return 0; /* mpi4py takes no other order */
@@ -579,6 +607,7 @@ static int serve_known(Call *call, PyObject *collective, int any, int is_even, u
     int outcome = known == 0 ? serve(routes, call) : 0;
     if (!outcome && routes && any && !names && describe_any(call, collective) == 0)
         outcome = serve(routes, call);
+    end_call(call);
     if (!outcome)
         PyErr_Clear();
     return outcome;
@@ -607,7 +636,8 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, args[1], args + 2, count == 9);
-    int outcome = serve_known(&call, args[0], 0, 0, 0, args + count, names);
+    int is_even = is_so(args[0], "is_even");
+    int outcome = is_even < 0 ? -1 : serve_known(&call, args[0], 0, is_even, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
@@ -631,9 +661,8 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
     begin_named(&call, NULL, args + 3, 1);
     int is_even = is_so(args[2], "is_even");
     int good = is_even < 0 ? -1 : describe(&call, args[2], is_even, 0, args + count, names);
-    if (call.has_numbers && Py_TYPE(args[0]) == program_type)
-        good = -1; /* it would not read them */
     good = good == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
+    end_call(&call);
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
 }
@@ -736,8 +765,8 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
     if ((entry->any = is_so(entry->collective, "is_private")) < 0 ||
         (entry->is_even = is_so(entry->collective, "is_even")) < 0)
         return NULL;
-    entry->any &= type != Py_None; /* functions look at counts themselves */
-    entry->is_even &= type != Py_None;
+    entry->any &= type != Py_None;
+    entry->is_even &= type != Py_None; /* of functions, whose result is an array */
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
     entry->definition = made;
@@ -834,8 +863,8 @@ static PyMethodDef routes_methods[] = {
      "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, **params): let a program, or a "
      "method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; whether it will."},
     {"remember_all", (PyCFunction)Routes_remember_all, METH_VARARGS,
-     "remember_all(method, counter, collective): let mpi4py's method serve all calls of a drop-in communicator on NumPy's "
-     "arrays, so many as the counter says, unless something else serves them."},
+     "remember_all(method, counter, collective): let mpi4py's method serve all calls of a drop-in communicator on memory "
+     "of the host, so many as the counter says, unless something else serves them."},
     {"limit", (PyCFunction)Routes_limit, METH_VARARGS,
      "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
      "called with the entry of each."},

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import warnings
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll import learned
+from hiercoll import learned, settings
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
@@ -271,13 +272,25 @@ def spelled(how: str) -> tuple[str, list[Any], Any]:
         "counts": ("Alltoallv", [[send, ones, places, MPI.INT64_T], [recv, (ones, places), MPI.INT64_T]], turned),
         "types": ("Alltoallw", [[send, kinds], [recv, (ones, [8 * at for at in places]), kinds]], turned),
         "rooted counts": ("Gatherv", [mine, [recv, ones] if RANK == 0 else None], everyone),
+        "bytes": ("Allgather", [bytearray([RANK]), bytearray(SIZE)], everyone),
+        "bytes in place": ("Allgather", [MPI.IN_PLACE, [bytearray([RANK] * SIZE), 1, MPI.BYTE]], everyone),
+        "other arrays": ("Alltoall", [array("q", send), [array("q", recv), 1, "q"]], turned),
     }
     if how == "types":
         calls[how][1][0] = [send, ones, [8 * at for at in places], kinds]
     return calls[how]
 
 
-SPELLINGS = ["count and type", "type", "name", "one", "reduction", "rooted", "counts", "types", "rooted counts"]
+EVEN = ["count and type", "type", "name", "one", "reduction", "rooted", "bytes", "bytes in place", "other arrays"]
+SPELLINGS = [*EVEN, "counts", "types", "rooted counts"]
+
+
+def emptied(given: list[Any]) -> Any:
+    """The buffer of the last argument of a call, if there is one, with nothing left of an earlier one."""
+    buffer = given[-1][0] if isinstance(given[-1], list | tuple) else given[-1]
+    for at in range(0 if buffer is None or given[0] is MPI.IN_PLACE or len(given) == 1 else len(buffer)):
+        buffer[at] = 99
+    return buffer
 
 
 @several
@@ -302,13 +315,66 @@ def test_native_calls_as_programs_spell_them(
     for name in ("_serve", "serve_native"):
         serve = getattr(dropin, name)
         monkeypatch.setattr(dropin, name, lambda *args, serve=serve: (looked.append(args[1:3]), serve(*args))[1])
-    buffer = given[-1][0] if isinstance(given[-1], list | tuple) else None
-    if method != "Bcast" and buffer is not None:
-        buffer[:] = -1
+    buffer = emptied(given)
     getattr(ours, method)(*given)
     assert not looked
     if buffer is not None:
         np.testing.assert_array_equal(buffer, due)
+
+
+@several
+@pytest.mark.parametrize("how", EVEN)
+def test_calls_of_algorithms_as_programs_spell_them(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """They go to their programs without a look in Python, wherever their buffers are."""
+    if compiled.load()[0] is None:
+        pytest.skip("there is no compiled engine")
+    algorithms = {
+        "allgather": "ring",
+        "alltoall": "pairwise",
+        "bcast": "binomial",
+        "allreduce": "ring",
+        "gather": "linear",
+    }
+    for name, algorithm in algorithms.items():
+        monkeypatch.setitem(settings.forced, name, (algorithm, {}))
+    ours = hiercoll.Intracomm(comm)
+    for _ in range(3):
+        method, given, due = spelled(how)  # in other places each time
+        getattr(ours, method)(*given)
+    monkeypatch.setattr(dropin, "_serve", None)
+    others = [spelled(how) for _ in range(3)]
+    for method, given, due in others:
+        buffer = emptied(given)
+        getattr(ours, method)(*given)
+        if buffer is not None:
+            np.testing.assert_array_equal(buffer, due)
+
+
+@several
+def test_calls_that_are_spelled_almost_alike(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by a program of its own; what mpi4py refuses, it refuses after calls that were served, too."""
+    monkeypatch.setitem(settings.forced, "allgather", ("ring", {}))
+    monkeypatch.setitem(settings.forced, "bcast", ("binomial", {}))
+    ours, pair = hiercoll.Intracomm(comm), MPI.INT8_T.Create_contiguous(2).Commit()
+    mine, kinds = bytearray(range(RANK, RANK + 4)), (MPI.INT8_T, MPI.INT16_T, pair)
+    for count, kind in [(1, MPI.INT8_T), (2, MPI.INT8_T), *((1, kind) for kind in kinds), (4, MPI.INT8_T)] * 3:
+        everyone = bytearray(b"\xff" * (4 * SIZE))
+        ours.Allgather([mine, count, kind], [everyone, count, kind])
+        due = b"".join(bytes(range(rank, rank + count * kind.Get_size())) for rank in range(SIZE))
+        assert everyone == due + b"\xff" * (4 * SIZE - len(due))
+    pair.Free()
+    with pytest.raises(MPI.Exception):
+        comm.Allgather([mine, 1, pair], [everyone, 1, pair])
+    with pytest.raises((MPI.Exception, hiercoll.errors.HiercollError)):
+        ours.Allgather([mine, 1, pair], [everyone, 1, pair])
+    with pytest.raises(BufferError):
+        ours.Allgather([mine, 1, MPI.INT8_T], [bytes(4 * SIZE), 1, MPI.INT8_T])
+    for size in (1, 2, 3) * 3:
+        everyone = bytearray(size * SIZE)
+        ours.Allgather(mine[:size], everyone)
+        assert everyone == b"".join(bytes(range(rank, rank + size)) for rank in range(SIZE))
 
 
 def exchange(comm: MPI.Intracomm) -> None:
