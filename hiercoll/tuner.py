@@ -166,6 +166,7 @@ def _decide(
     memory: str,
     held: bool,
     combining: Combining,
+    explains: bool,
 ) -> Decision:
     if topology.size == 1 or not automatic(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
@@ -176,9 +177,10 @@ def _decide(
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)
     if entry is None:
-        ranked = rank_by_model(
-            collective, topology, block, inplace=inplace, machine=table.machine, order=combining.of_auto
-        )
+        ranked = []
+        if explains or table.by_model or not combining.native:
+            machine, order = table.machine, combining.of_auto
+            ranked = rank_by_model(collective, topology, block, inplace=inplace, machine=machine, order=order)
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
         if ranked and not combining.native:
@@ -203,17 +205,19 @@ def decide(
     memory: str = "host",
     held: bool = False,
     combining: Combining = FREE,
+    explains: bool = True,
 ) -> Decision:
     """What ``algorithm="auto"`` runs for blocks of ``block`` bytes, in calls or (``held``) in plans.
 
     ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Without one it is the MPI library's own
     collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try. Where
-    that one may not serve a reduction (``combining``), the model's first does.
+    that one may not serve a reduction (``combining``), the model's first does. ``explains``: with the model's ranking
+    where it decides nothing, too, which takes milliseconds.
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     if COLLECTIVES[collective].sizes is Sizes.OWN:
         inplace = False  # what is in place is copied before
-    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held, combining)
+    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held, combining, explains)
 
 
 class Spread(NamedTuple):

@@ -144,7 +144,7 @@ class Policy:
         finding = learner.finding if learner is not None else self.known.get(wanted.key) if self.share else None
         if wanted.collective.sizes in (Sizes.OWN, Sizes.ROOT):
             return finding.variant if finding is not None and not wanted.held else NATIVE_VARIANT
-        chosen = finding.variant if finding is not None else self.decide(wanted).variant
+        chosen = finding.variant if finding is not None else self.decide(wanted, explains=False).variant
         if chosen.algorithm == NATIVE:
             # Forms of native are measured for equal blocks.
             return chosen if wanted.collective.is_even else NATIVE_VARIANT
@@ -160,8 +160,8 @@ class Policy:
                 expected = f"form={' or '.join(forms)} at most with algorithm='native' in a {what}"
                 raise ParameterError(f"parameter {name!r}", expected, repr(value), self._rank)
 
-    def decide(self, wanted: Wanted) -> Decision:
-        """What "auto" means, by the table, and why."""
+    def decide(self, wanted: Wanted, *, explains: bool = True) -> Decision:
+        """What "auto" means, by the table, and why; see `tuner.decide`."""
         return decide(
             wanted.collective.family,
             self._topology,
@@ -172,6 +172,7 @@ class Policy:
             memory=wanted.memory,
             held=wanted.held and wanted.combining.changes,
             combining=wanted.combining,
+            explains=explains,
         )
 
     def learner(self, wanted: Wanted) -> Learner | None:

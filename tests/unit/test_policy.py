@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hiercoll import tuner
 from hiercoll.algorithms import REGISTRY
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, called
 from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
@@ -58,6 +59,20 @@ def full(collective: Collective, algorithm: str, **params: Any) -> Variant:
 
 def wanted(collective: Collective = ALLTOALL, size: int = 64, **how: Any) -> Wanted:
     return Wanted(collective, size, how.pop("in_place", False), **how)
+
+
+@pytest.mark.parametrize("collective", called(), ids=str)
+def test_the_model_is_not_asked_for_what_it_does_not_decide(
+    collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each rank, for each size that a program comes with."""
+    asked: list[int] = []
+    monkeypatch.setattr(tuner, "rank_by_model", lambda collective, topology, block, **_: asked.append(block) or [])
+    chosen = policy()
+    chosen.learn()
+    assert chosen.select(wanted(collective, size=12345), "auto", {}).is_native and not asked
+    chosen.decide(wanted(collective, size=54321))
+    assert asked == ([54321] if collective.is_even else asked)
 
 
 # As asked for
