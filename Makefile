@@ -6,6 +6,7 @@
 # make sweep   the long rest: all proofs and tests (make test has a sample), 256 ranks, all parameter combinations, 13 ranks,
 #              messages beyond 2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
 #              there (Debian: libsimgrid-dev): hours; recorded in docs/sweep.jsonl
+# make gallery programs of others, plain and through hiercoll (docs/gallery.md): an hour; needs a C compiler, FFTW, and 6 GB of disk
 # make docs    the guide as a site in build/site, with the reference of functions; links are checked
 # make wheel   a wheel in dist/, tried without a compiler
 
@@ -18,7 +19,7 @@ DEV := .venv/dev
 ENGINE := .venv/.engine
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep docs wheel clean
+.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep gallery docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
@@ -70,6 +71,11 @@ figures: $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 sweep: $(ENGINE) $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/python scripts/sweep.py $(DEV) $(OPENMPI) $(IMPI) --record docs/sweep.jsonl
 
+gallery: .venv/gallery-mpich/.ready .venv/gallery-openmpi/.ready .venv/gallery-heat/.ready
+	.venv/gallery-mpich/bin/python examples/gallery/run.py --environment .venv/gallery-mpich
+	.venv/gallery-openmpi/bin/python examples/gallery/run.py --environment .venv/gallery-openmpi
+	.venv/gallery-heat/bin/python examples/gallery/run.py --environment .venv/gallery-heat
+
 docs: .venv/docs/.ready
 	.venv/docs/bin/mkdocs build --quiet --strict
 
@@ -104,6 +110,19 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 .venv/docs/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/$(PIP) -e '.[docs]'
+	touch $@
+
+# With PyTorch and what it needs for GPUs: 5 GB.
+.venv/gallery-heat/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/$(PIP) -e '.[mpich]' heat==1.8.0 pytest
+	touch $@
+
+# mpi4py-fft is built where its parts are already: it asks for older ones.
+.venv/gallery-%/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/$(PIP) -e '.[$*]' cython setuptools wheel 'pytest<9' pytest-mpi
+	$(@D)/$(PIP) --no-build-isolation mpi4py-fft==2.0.6 pylops-mpi==0.8.0
 	touch $@
 
 $(OPENMPI)/.ready $(IMPI)/.ready: .venv/%/.ready: pyproject.toml constraints.txt
