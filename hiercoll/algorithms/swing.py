@@ -6,8 +6,8 @@ from hiercoll.algorithms.bcast import parts_of
 from hiercoll.algorithms.grouping import line_from
 from hiercoll.algorithms.reducing import Part, combined
 from hiercoll.algorithms.registry import Parameter, Params, grid, register
-from hiercoll.collectives import ALLREDUCE, BCAST, REDUCE, Order
-from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
+from hiercoll.collectives import ALLGATHER, ALLREDUCE, BCAST, REDUCE, REDUCE_SCATTER, Order
+from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
 SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1)
@@ -69,6 +69,70 @@ def swing_allreduce(topology: Topology, rank: int) -> Schedule:
         came = [b.recv(peer, RECV[given], tag=number, after=after)]
         after = [*came, b.send(peer, RECV[kept], tag=number, after=after)]
     return in_order(b.build())
+
+
+@register(
+    REDUCE_SCATTER,
+    constraint=_is_uneven,
+    order=lambda topology, params: Order.FIXED if topology.size <= 4 else Order.ANY,
+    auto=({},),
+)
+def bine_reduce_scatter(topology: Topology, rank: int) -> Schedule:
+    """As recursive_halving, with the distances of Swing: the first half of its allreduce.
+
+    Contract: reduce_scatter in any order.
+
+        node 0: 0 1 2 3   | 0 <-> 1, 2 <-> 3, 4 <-> 5, 6 <-> 7: four blocks each
+        node 1: 4 5 6 7   | 1 <-> 2, 3 <-> 4, 5 <-> 6, 7 <-> 0: two;  0 <-> 3, 1 <-> 6, 2 <-> 5, 4 <-> 7: one
+
+    Counts (p a power of two): messages = log2(p); blocks = p-1; scratch = p if p > 1 else 0
+    Constraints: a power of two of ranks. Not in place.
+    Reference: De Sensi et al. 2025 (Bine butterflies, distance-doubling).
+    """
+    p = topology.size
+    b, after, slots = Builder(rank), list[int](), dict[int, int]()
+    if p == 1:
+        b.copy(SEND[0], RECV[0])
+        return b.build()
+    spare, own = b.scratch(p // 2), b.scratch(p // 2)
+
+    def held(blocks: list[int]) -> Region:
+        return own[[slots[block] for block in blocks]].of(blocks) if slots else SEND[blocks]
+
+    for step in range(p.bit_length() - 1):
+        peer = swing_peer(rank, step) % p
+        given, kept = _met(p, peer, step + 1), _met(p, rank, step + 1)
+        into = spare[range(len(kept))].of(kept)
+        came = [b.recv(peer, into, tag=step, after=after), b.send(peer, held(given), tag=step, after=after)]
+        mine = held(kept)
+        slots = slots or {block: slot for slot, block in enumerate(kept)}
+        target = held(kept) if len(kept) > 1 else RECV[0]
+        after = combined(b, Part(mine, after), into, came, target, is_first=peer < rank).after
+    return in_order(b.build())
+
+
+@register(ALLGATHER, constraint=_is_uneven, in_place=True, auto=({},))
+def bine_allgather(topology: Topology, rank: int) -> Schedule:
+    """As recursive_doubling, with the distances of Swing: the second half of its allreduce.
+
+    Contract: allgather, in place too.
+
+        node 0: 0 1 2 3   | 0 <-> 3, 1 <-> 6, 2 <-> 5, 4 <-> 7: one block each
+        node 1: 4 5 6 7   | 1 <-> 2, 3 <-> 4, 5 <-> 6, 7 <-> 0: two;  0 <-> 1, 2 <-> 3, 4 <-> 5, 6 <-> 7: four
+
+    Counts (p a power of two): rounds = log2(p); messages = log2(p); blocks = p-1; scratch = 0
+    Constraints: a power of two of ranks.
+    Reference: De Sensi et al. 2025 (Bine butterflies, distance-halving).
+    """
+    p, b = topology.size, Builder(rank)
+    with b.round():
+        b.copy(SEND[0], RECV[rank])
+    for step in reversed(range(p.bit_length() - 1)):
+        peer = swing_peer(rank, step) % p
+        with b.round():
+            b.recv(peer, RECV[_met(p, peer, step + 1)])
+            b.send(peer, RECV[_met(p, rank, step + 1)])
+    return b.build()
 
 
 def _neighbours(p: int, me: int) -> list[tuple[int, bool]]:
