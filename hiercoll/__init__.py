@@ -42,14 +42,14 @@ from hiercoll.errors import (
 
 if TYPE_CHECKING:
     from hiercoll.calls.background import Request
-    from hiercoll.calls.dropin import Intracomm
+    from hiercoll.calls.dropin import Intracomm, Pkl5Intracomm
     from hiercoll.calls.functions import *  # noqa: F403
 
 __version__ = "0.1.0"
 _FUNCTIONS = [f"{begin}{each.name}{end}" for each in called() for begin, end in (("", ""), ("i", ""), ("", "_init"))]
 _MODULES = {  # of what needs mpi4py
     "hiercoll.calls.functions": ("Plan", "config", "configure", "get_topology", "waitall", *_FUNCTIONS),
-    "hiercoll.calls.dropin": ("Intracomm",),
+    "hiercoll.calls.dropin": ("Intracomm", "Pkl5Intracomm"),
     "hiercoll.calls.background": ("Request",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -73,6 +73,7 @@ __all__ = [  # noqa: F405
     "LearnedWarning",
     "NativeWarning",
     "ParameterError",
+    "Pkl5Intracomm",
     "Plan",
     "PlanError",
     "Request",

@@ -5,20 +5,27 @@ together, so that a small one takes one collective where mpi4py makes two; the r
 the drop-in communicator's methods for buffers, and so by what "auto" has found for them. Results and errors are
 mpi4py's. mpi4py serves the call where hiercoll is not set up, or leaves a communicator alone, and within one node:
 there a second collective takes less time than this does in Python.
+
+Communicators of `mpi4py.util.pkl5` keep large buffers out of pickles (PEP 574). What is left of an object, and the
+sizes of its buffers, then travel as above, and the buffers after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 from hiercoll.runtime.lifetime import by_handle
 
 Bytes = npt.NDArray[np.uint8]
 FIRST = 256  # bytes of a first message: 8 of the size, and the object's first ones
+ALIGNED = 64  # bytes, of which the places of buffers that are out of band are multiples
 
 
 class ObjectMessages:
@@ -26,8 +33,9 @@ class ObjectMessages:
 
     def bcast(self: Any, obj: Any, root: int = 0) -> Any:
         """As mpi4py's."""
-        if not _is_served(self) or type(root) is not int or not 0 <= root < self.size:
-            return MPI.Comm.bcast(self, obj, root)
+        if not _is_served(self) or (place := _rank(root, self.size)) is None:
+            return super().bcast(obj, root)  # type: ignore[misc]
+        root = place
         is_root = self.rank == root
         data = np.frombuffer(MPI.pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
         first = _first(data)
@@ -41,7 +49,7 @@ class ObjectMessages:
     def allgather(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
-            return MPI.Comm.allgather(self, sendobj)
+            return super().allgather(sendobj)  # type: ignore[misc, no-any-return]
         data = np.frombuffer(MPI.pickle.dumps(sendobj), np.uint8)
         firsts = np.empty((self.size, FIRST), np.uint8)
         self.Allgather(_first(data), firsts)
@@ -56,10 +64,8 @@ class ObjectMessages:
     def alltoall(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
-            return MPI.Comm.alltoall(self, sendobj)
-        if sendobj is not None and len(sendobj) != self.size:
-            raise ValueError(f"expecting {self.size} items, got {len(sendobj)}")
-        pieces = [b""] * self.size if sendobj is None else [MPI.pickle.dumps(each) for each in sendobj]
+            return super().alltoall(sendobj)  # type: ignore[misc, no-any-return]
+        pieces = [b""] * self.size if sendobj is None else [MPI.pickle.dumps(each) for each in _items(self, sendobj)]
         sizes, theirs = np.array([len(each) for each in pieces], np.int64), np.empty(self.size, np.int64)
         self.Alltoall(sizes, theirs)
         found = np.empty(theirs.sum(), np.uint8)
@@ -68,10 +74,69 @@ class ObjectMessages:
         return [MPI.pickle.loads(each) if each.size else None for each in parts]
 
 
+class BuffersOutOfBand(ObjectMessages):
+    """The same for communicators of `mpi4py.util.pkl5`."""
+
+    def bcast(self: Any, obj: Any, root: int = 0) -> Any:
+        """As pkl5's."""
+        if not _is_served(self) or (place := _rank(root, self.size)) is None:
+            return super().bcast(obj, root)
+        root = place
+        is_root = self.rank == root
+        data, own = pkl5.pickle.dumps_oob(obj if is_root else None)
+        data, sizes = super().bcast((data, [len(each) for each in own]), root)
+        buffers: list[Any] = list(own) if is_root else [np.empty(size, np.uint8) for size in sizes]
+        for each in buffers:
+            self.Bcast(np.frombuffer(each, np.uint8), root)
+        return pkl5.pickle.loads_oob(data, buffers)
+
+    def allgather(self: Any, sendobj: Any) -> list[Any]:
+        """As pkl5's, but that what is received has its memory together."""
+        if not _is_served(self):
+            return super().allgather(sendobj)
+        data, buffers = pkl5.pickle.dumps_oob(sendobj)
+        heads = super().allgather((data, [len(each) for each in buffers]))
+        lengths = [sum(map(_padded, sizes)) for _, sizes in heads]
+        found = np.empty(sum(lengths), np.uint8)
+        if found.size:
+            self.Allgatherv(_packed(buffers), [found, lengths])
+        return _unpacked(found, heads)
+
+    def alltoall(self: Any, sendobj: Any) -> list[Any]:
+        """As pkl5's, but that what is received has its memory together."""
+        if not _is_served(self):
+            return super().alltoall(sendobj)
+        items = [None] * self.size if sendobj is None else _items(self, sendobj)
+        pickled = [pkl5.pickle.dumps_oob(each) for each in items]
+        heads = super().alltoall([(data, [len(each) for each in buffers]) for data, buffers in pickled])
+        packed = [_packed(buffers) for _, buffers in pickled]
+        lengths = [sum(map(_padded, sizes)) for _, sizes in heads]
+        found = np.empty(sum(lengths), np.uint8)
+        self.Alltoallv([np.concatenate(packed), [each.size for each in packed]], [found, lengths])
+        return _unpacked(found, heads)
+
+
+def _items(comm: Any, objects: Any) -> list[Any]:
+    """As many as there are ranks. Raises ValueError, as mpi4py does."""
+    items = list(objects)
+    if len(items) != comm.size:
+        raise ValueError(f"expecting {comm.size} items, got {len(items)}")
+    return items
+
+
 def _is_served(comm: Any) -> bool:
     """Whether hiercoll is set up on the communicator: on all ranks, or on none."""
     session = None if comm == MPI.COMM_NULL else by_handle.get(comm.handle)
     return session is not None and not session.is_plain and len(session.topology.nodes) > 1
+
+
+def _rank(root: Any, size: int) -> int | None:
+    """However it is spelled: ranks may do so in different ways. None: it is none."""
+    try:
+        place = index(root)
+    except TypeError:
+        return None
+    return place if 0 <= place < size else None
 
 
 def _first(data: Bytes) -> Bytes:
@@ -90,3 +155,29 @@ def _sizes(firsts: Bytes) -> npt.NDArray[np.int64]:
 def _joined(first: Bytes, rest: Bytes, size: int) -> Bytes:
     """Pickled data of that size, from both messages."""
     return np.concatenate([first[8:], rest])[:size] if rest.size else first[8 : 8 + size]
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _packed(buffers: Sequence[Any]) -> Bytes:
+    """One after the other, each in an aligned place."""
+    sizes = [_padded(len(each)) for each in buffers]
+    packed = np.empty(sum(sizes), np.uint8)
+    for each, end in zip(buffers, np.cumsum(sizes), strict=True):
+        start = end - _padded(len(each))
+        packed[start : start + len(each)] = np.frombuffer(each, np.uint8)
+    return packed
+
+
+def _unpacked(found: Bytes, heads: Sequence[tuple[bytes, Sequence[int]]]) -> list[Any]:
+    """The objects whose buffers have been found, of all ranks."""
+    objects, start = [], 0
+    for data, sizes in heads:
+        buffers = []
+        for size in sizes:
+            buffers.append(found[start : start + size])
+            start += _padded(size)
+        objects.append(pkl5.pickle.loads_oob(data, buffers))
+    return objects

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import WORLD, layouts
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 import hiercoll
 from hiercoll.calls import dropin
 from hiercoll.calls.objects import FIRST
-from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.lifetime import forget, get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
 several = pytest.mark.mpi(min_size=2)
@@ -85,6 +86,71 @@ def test_small_objects_take_one_collective(ours: hiercoll.Intracomm, calls: drop
     ours.allgather("x" * 1000 if RANK == 0 else None)
     ours.bcast("x" * 1000)
     assert (total(calls, "allgather"), total(calls, "allgatherv"), total(calls, "bcast")) == (2, 1, 3)
+
+
+def test_spelling_of_the_root_does_not_matter(ours: hiercoll.Intracomm) -> None:
+    """It may differ between ranks."""
+    root: Any = np.int64(SIZE - 1) if RANK else SIZE - 1
+    assert ours.bcast(RANK, root) == SIZE - 1
+
+
+def test_any_iterable(ours: hiercoll.Intracomm) -> None:
+    """As mpi4py takes them, each as often as there are ranks."""
+    assert ours.alltoall(RANK for _ in range(SIZE)) == list(range(SIZE))
+
+
+@pytest.fixture
+def pkl5s(ours: hiercoll.Intracomm) -> Iterator[pkl5.Intracomm]:
+    """What pkl5 makes, as a drop-in communicator."""
+    made = dropin.drop_in(pkl5.Intracomm(ours))
+    assert type(made) is hiercoll.Pkl5Intracomm and isinstance(made, pkl5.Intracomm)
+    part = made.Split()
+    assert type(part) is hiercoll.Intracomm  # as pkl5's is mpi4py's
+    part.Free()
+    yield made
+    forget(made)  # which has an attribute of pkl5's, too, and is freed by another name
+
+
+LARGE = pkl5.pickle.THRESHOLD  # bytes of a buffer that is kept out of pickles
+BUFFERS: dict[str, Callable[[int], Any]] = {
+    "none": lambda rank: {"rank": rank},
+    "one": lambda rank: np.full(LARGE // 8 + rank, rank, float),
+    "several": lambda rank: [np.full(LARGE + 13 * number, rank + number, np.uint8) for number in range(rank % 3)],
+    "on one": lambda rank: bytearray(b"x" * LARGE) if rank == SIZE - 1 else rank,
+    "mixed": lambda rank: {"large": np.arange(LARGE, dtype=float), "small": np.arange(rank), "own": "x" * 1000},
+}
+
+
+@pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
+def test_buffers_out_of_band(pkl5s: pkl5.Intracomm, make: Callable[[int], Any]) -> None:
+    """What pkl5 gives: equal objects, of which arrays are aligned and may be written to, and no two share memory."""
+    for root in (0, SIZE - 1):
+        one = make(root)
+        np.testing.assert_equal(pkl5s.bcast(one if root == RANK else None, root), one)
+    every = pkl5s.allgather(make(RANK))
+    np.testing.assert_equal(every, [make(rank) for rank in range(SIZE)])
+    for each in every:
+        if isinstance(each, np.ndarray):
+            assert each.flags.aligned
+            each[:] = -1
+    mine = pkl5s.alltoall(make(RANK + peer) for peer in range(SIZE))
+    np.testing.assert_equal(mine, [make(rank + RANK) for rank in range(SIZE)])
+
+
+@several
+def test_large_buffers_are_not_pickled(pkl5s: pkl5.Intracomm, calls: dropin.Calls) -> None:
+    """They are broadcast where they lie, and gathered in one collective."""
+    if len(get_session(pkl5s).topology.nodes) == 1:
+        pkl5s.allgather(RANK)
+        assert not calls
+        return
+    data = np.zeros(LARGE, np.uint8)
+    pkl5s.bcast([data, data + 1, RANK])
+    assert total(calls, "bcast") == 3
+    pkl5s.allgather(data)
+    assert (total(calls, "allgather"), total(calls, "allgatherv")) == (1, 1)
+    pkl5s.alltoall([data] * SIZE)
+    assert total(calls, "alltoall") == 1 and total(calls, "alltoallv") == 2
 
 
 def test_other_pickles(ours: hiercoll.Intracomm) -> None:
