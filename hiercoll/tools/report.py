@@ -19,14 +19,25 @@ from rich.table import Table
 from hiercoll.calls.dropin import call_name, ignore, observe
 from hiercoll.calls.serving import is_on_device
 from hiercoll.collectives import Collective, Contract, Holds, Sizes
+from hiercoll.errors import ArgumentError
+from hiercoll.learned import write_whole
 from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
-from hiercoll.runtime.request import Mode
+from hiercoll.runtime.operations import Operation, find_operation
+from hiercoll.runtime.request import Mode, combining_of
 from hiercoll.runtime.session import Session
-from hiercoll.runtime.specifications import apart, block_message, is_in_place, typed_message, vector_message
+from hiercoll.runtime.specifications import (
+    UNREADABLE,
+    apart,
+    block_message,
+    is_in_place,
+    typed_message,
+    vector_message,
+)
 from hiercoll.tables import NATIVE
 from hiercoll.tools.bench import provenance
 from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
+from hiercoll.tools.reasons import Reason, reason
 from hiercoll.tuning.learning import Budget, Learner
 from hiercoll.tuning.policy import Wanted
 from hiercoll.units import format_time
@@ -48,6 +59,7 @@ class Site:
     compared: float = 0.0  # seconds of those calls of which the table knows that
     estimated: int = 0  # their number
     ran: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)  # to the MPI library by "auto", by why
     kinds: dict[object, Kind] = field(default_factory=dict)
 
     def kind(self, wanted: Wanted) -> Kind | None:
@@ -66,6 +78,7 @@ class Call(NamedTuple):
     site: str
     nbytes: int  # received
     wanted: Wanted
+    operation: Operation | None
     is_set_up: bool  # whether hiercoll was
     trials: int  # before it
     waited: float
@@ -93,9 +106,16 @@ class Recorder:
     def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
         """See `dropin.Observer`."""
         site, waited = _caller(), 0.0
-        total = message_bytes(collective, comm.size, buffers)
-        wanted = _wanted(collective, comm.size, total, buffers)
-        session = known_session(comm) if mode is Mode.BLOCKING else None
+        session = known_session(comm)
+        if session is not None:
+            session.refused = ""
+        buffers = _that_matter(collective, comm, buffers)
+        try:
+            total = message_bytes(collective, comm.size, buffers)
+            operation = _operation(collective, comm, buffers)
+            wanted = _asking(_wanted(collective, comm.size, total, buffers), session, operation)
+        except UNREADABLE:  # mpi4py says what is wrong
+            total, operation, wanted = 0, None, Wanted(collective, 0, False)
         learner = session.policy.known_learner(wanted) if session is not None else None
         if mode is Mode.BLOCKING and self.sync:
             since = perf_counter()
@@ -104,7 +124,8 @@ class Recorder:
             waited = perf_counter() - since
         nbytes = total if is_due(collective, comm.size, comm.rank, buffers) else 0
         trials = 0 if learner is None else learner.trials
-        return Call(comm, collective, mode, site, nbytes, wanted, session is not None, trials, waited, perf_counter())
+        known = mode is Mode.BLOCKING and session is not None, trials, waited
+        return Call(comm, collective, mode, site, nbytes, wanted, operation, *known, perf_counter())
 
     def end(self, begun: object, ran: str) -> None:
         """See `dropin.Observer`."""
@@ -117,6 +138,8 @@ class Recorder:
         site.least, site.most = min(site.least, begun.nbytes), max(site.most, begun.nbytes)
         site.waited += begun.waited
         site.ran[ran] += 1
+        if ran == NATIVE:
+            site.left[_why(begun)] += 1
         if begun.mode is Mode.BLOCKING:
             self._compare(site, begun, seconds, ran)
         if self.trace:
@@ -149,7 +172,8 @@ class Recorder:
         records = []
         for key in dict.fromkeys(key for sites in everyone for key in sites):
             own = [sites[key] for sites in everyone if key in sites]
-            ran: Counter[str] = sum((site.ran for site in own), Counter())
+            ran = sum((site.ran for site in own), Counter[str]())
+            left = sum((site.left for site in own), Counter[str]())
             times = {
                 name: {"most": max(values), "median": float(np.median(values)), "least": min(values)}
                 for name in ("seconds", "waited", "native", "compared")
@@ -165,6 +189,7 @@ class Recorder:
                     "bytes_per_call": [min(site.least for site in own), max(site.most for site in own)],
                     "estimated_calls": max(site.estimated for site in own),
                     "ran": dict(ran.most_common()),
+                    "left": dict(left.most_common()),
                     "kinds": _kinds(own),
                     **times,
                 }
@@ -192,14 +217,32 @@ class Recorder:
             return
         if report is not None:
             data = {"about": about, "synchronised": self.sync, "compared": compares, "costs": costs, "sites": records}
-            report.write_text(json.dumps(data, indent=1) + "\n")
             console = Console(stderr=True, width=160, highlight=False)
             _print(console, records, self.sync)
+            _print_left(console, records)
             _print_compared(console, records, compares)
             console.print(_cost_words(costs))
-            console.print(f"written to {report}")
+            if _write(report, json.dumps(data, indent=1)):
+                console.print(f"written to {report}")
         if trace is not None and events is not None:
-            trace.write_text(json.dumps({"traceEvents": _events(events)}) + "\n")
+            _write(trace, json.dumps({"traceEvents": _events(events)}))
+
+
+def _write(path: Path, text: str) -> bool:
+    """Whether it could be written: a job that has done its work does not fail for this."""
+    try:
+        write_whole(path, text + "\n")
+    except OSError as error:
+        print(f"hiercoll: {path}: {error.strerror}; not written", file=sys.stderr)
+        return False
+    return True
+
+
+def _that_matter(record: Collective, comm: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments; None for the receive buffer of a rank that receives nothing, which may be anything."""
+    if not record.is_rooted or is_due(record, comm.size, comm.rank, args):
+        return args
+    return (args[0], None, *args[2:])
 
 
 def _caller() -> str:
@@ -235,7 +278,7 @@ def is_due(record: Collective, size: int, rank: int, args: Sequence[Any]) -> boo
 def message_bytes(record: Collective, size: int, args: Sequence[Any]) -> int:
     """Bytes of the receive buffer that such a call names, or of the one buffer; 0 where a rank need not name one."""
     given, blocks = _named(record, args)["recv"], record.blocks(record.recv, size)
-    if given is None:
+    if is_in_place(given):
         return 0
     if record.is_even:
         message = block_message(given, blocks, readonly=True)
@@ -253,12 +296,43 @@ def _named(record: Collective, args: Sequence[Any]) -> dict[str, Any]:
     return dict(zip([*names, *record.more], args, strict=False))
 
 
+def _operation(record: Collective, comm: Any, args: Sequence[Any]) -> Operation | None:
+    """What such a call combines by; None of other calls, of ranks that name no elements, and where it is wrong, which
+    is mpi4py's to say."""
+    given = _named(record, args)
+    elements = given["send"] if given.get("recv") is None or is_in_place(given["recv"]) else given["recv"]
+    if not record.operation or elements is None or is_in_place(elements):
+        return None
+    try:
+        return find_operation(given.get("op", MPI.SUM), block_message(elements, 1, readonly=True).datatype, comm.rank)
+    except ArgumentError:
+        return None
+
+
+def _why(call: Call) -> str:
+    """A call has been left to the MPI library."""
+    session = known_session(call.comm)
+    if session is not None and session.refused:
+        return f"{Reason.REFUSED.value}: {session.refused}"
+    return reason(session, call.comm.size, _asking(call.wanted, session, call.operation), call.mode).value
+
+
+def _asking(wanted: Wanted, session: Session | None, operation: Operation | None) -> Wanted:
+    """With what the operation asks of algorithms on that communicator."""
+    if session is None or operation is None:
+        return wanted
+    return wanted._replace(combining=combining_of(session, None, operation))
+
+
 def _wanted(record: Collective, size: int, total: int, args: Sequence[Any]) -> Wanted:
     """What is to be chosen for such a call, for which the receive buffer has so many bytes."""
     given = _named(record, args)
     memory = "cuda" if record.is_even and is_on_device(given["recv"]) else "host"
     block = 0 if record.sizes in (Sizes.OWN, Sizes.ROOT) else -(-total // record.blocks(record.recv, size))
-    in_place = block > 0 and (record.one_buffer or is_in_place(given["send"]))
+    if record.is_rooted and record.is_even and is_in_place(given["recv"]):  # only the root has two buffers
+        message = block_message(given["send"], record.blocks(record.send, size), readonly=True)
+        block = int(message.counts) * message.element.size
+    in_place = block > 0 and (record.one_buffer or (is_in_place(given["send"]) and not record.is_rooted))
     return Wanted(record, block, in_place, memory)
 
 
@@ -304,6 +378,16 @@ def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
             ", ".join(record["ran"]),
         )
     console.print(table)
+
+
+def _print_left(console: Console, records: list[dict[str, Any]]) -> None:
+    """Why calls were left to the MPI library."""
+    sites = [record for record in records if record["left"]]
+    if sites:
+        console.print("\nleft to the MPI library, and why (calls of all ranks)", style="italic")
+    for record in sites:
+        why = "; ".join(f"{calls} {reason}" for reason, calls in record["left"].items())
+        console.print(f"{_short(record['site'])}, {record['collective']}: {why}", markup=False, soft_wrap=True)
 
 
 def _short(site: str) -> str:

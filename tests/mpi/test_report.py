@@ -18,8 +18,10 @@ from hiercoll.calls import dropin
 from hiercoll.collectives import ALLTOALL, called, get_collective
 from hiercoll.runtime import beginning, lifetime
 from hiercoll.runtime.lifetime import get_session, known_session
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
+from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
+from hiercoll.tools.reasons import Reason
 from hiercoll.tools.report import Recorder, received
+from hiercoll.tuning.learning import Finding
 from hiercoll.tuning.policy import Policy, Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -244,3 +246,189 @@ def test_native_takes_turns_while_auto_learns(
 def test_nothing_takes_turns_unasked(ready: hiercoll.Intracomm, calls: dropin.Calls) -> None:
     alltoalls(ready, 50)
     assert calls == {"alltoall": 50}
+
+
+def tried(comm: MPI.Intracomm, is_settled: bool) -> None:
+    """Alltoalls of 8 bytes have been tried."""
+    session = get_session(comm)
+    session.policy.learn()
+    learner = session.policy.learner(Wanted(ALLTOALL, 8, False))
+    assert learner is not None
+    learner.trials, learner.is_settled = 5, is_settled
+    learner.tally[0] = 10
+
+
+def earlier(comm: MPI.Intracomm) -> None:
+    """An earlier job has found that native is best."""
+    session = get_session(comm)
+    wanted = Wanted(ALLTOALL, 8, False)
+    session.policy.learn()
+    session.policy.known[wanted.key] = Finding(NATIVE_VARIANT, 1e-5, 1e-5, 100)
+    assert session.policy.learner(wanted) is not None
+
+
+def table_says(comm: MPI.Intracomm) -> None:
+    """The MPI library's own."""
+    session = get_session(comm)
+    sizes = tuple(len(node) for node in session.topology.nodes)
+    entry = Entry("alltoall", session.library, "host", sizes, "block", (Choice(0, NATIVE_VARIANT),))
+    session.policy.table = Table((entry,))
+
+
+def learns(comm: MPI.Intracomm) -> None:
+    get_session(comm).policy.learn()
+
+
+def call_alltoall(comm: MPI.Intracomm) -> None:
+    comm.Alltoall(np.arange(SIZE), np.empty(SIZE, int))
+
+
+def wait_alltoall(comm: MPI.Intracomm) -> None:
+    comm.Ialltoall(np.arange(SIZE), np.empty(SIZE, int)).Wait()
+
+
+def call_gatherv(comm: MPI.Intracomm) -> None:
+    comm.Gatherv(np.arange(2), [np.empty(2 * SIZE, int), [2] * SIZE] if RANK == 0 else None)
+
+
+def call_own_operation(comm: MPI.Intracomm) -> None:
+    def add(one: Any, other: Any, kind: Any) -> None:
+        numbers = np.frombuffer(other, int)
+        numbers += np.frombuffer(one, int)
+
+    operation = MPI.Op.Create(add, commute=True)
+    comm.Allreduce(np.arange(3), np.empty(3, int), operation)
+    operation.Free()
+
+
+def call_lower_bound(comm: MPI.Intracomm) -> None:
+    """Elements that begin after their address, by an operation of the program's."""
+    late = MPI.INT.Create_hindexed([1], [4]).Commit()
+    operation = MPI.Op.Create(lambda one, other, kind: None, commute=True)
+    comm.Allreduce([np.zeros(8, "i4"), 1, late], [np.zeros(8, "i4"), 1, late], operation)
+    operation.Free()
+    late.Free()
+
+
+def call_sum(comm: MPI.Intracomm) -> None:
+    comm.Allreduce(np.ones(3), np.empty(3))
+
+
+def call_gather(comm: MPI.Intracomm) -> None:
+    comm.Gather(np.ones(3), np.empty((SIZE, 3)) if RANK == 0 else None)
+
+
+def call_scatter(comm: MPI.Intracomm) -> None:
+    comm.Scatter(np.ones((SIZE, 3)) if RANK == 0 else None, np.empty(3))
+
+
+def call_reduce(comm: MPI.Intracomm) -> None:
+    comm.Reduce(np.ones(3, int), np.empty(3, int) if RANK == 0 else None)
+
+
+def call_integers(comm: MPI.Intracomm) -> None:
+    comm.Allreduce(np.ones(3, int), np.empty(3, int))
+
+
+def threadless(comm: MPI.Intracomm) -> None:
+    get_session(comm).threadless = True
+
+
+LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Intracomm], None]]] = {
+    "not tried": (Reason.NOT_TRIED, learns, call_alltoall),
+    "trying": (Reason.TRYING, lambda comm: tried(comm, False), call_alltoall),
+    "tried": (Reason.NOT_FASTER, lambda comm: tried(comm, True), call_alltoall),
+    "earlier": (Reason.EARLIER_JOB, earlier, call_alltoall),
+    "table": (Reason.TABLE, table_says, call_alltoall),
+    "not learning": (Reason.NOT_LEARNING, lambda comm: get_session(comm).policy.learn(0.0), call_alltoall),
+    "background": (Reason.BLOCKING_ONLY, learns, wait_alltoall),
+    "root": (Reason.ROOT_SIZES, learns, call_gatherv),
+    "operation": (Reason.ORDER, learns, call_own_operation),
+    "sum": (Reason.ORDER, learns, call_sum),
+    "integers": (Reason.NOT_TRIED, learns, call_integers),
+    "gather": (Reason.NOT_TRIED, learns, call_gather),
+    "scatter": (Reason.NOT_TRIED, learns, call_scatter),
+    "reduce": (Reason.NOT_TRIED, learns, call_reduce),
+    "threads": (Reason.THREADS, threadless, wait_alltoall),
+    "empty": (Reason.EMPTY, learns, lambda comm: comm.Alltoall(np.empty(0), np.empty(0))),
+}
+
+
+@several
+@pytest.mark.parametrize("how", LEFT)
+def test_why_calls_are_left_to_the_library(
+    newcomer: None,
+    ours: hiercoll.Intracomm,
+    recorders: Callable[..., Recorder],
+    how: str,
+) -> None:
+    """Each reason by its name, on all ranks."""
+    due, prepare, call = LEFT[how]
+    prepare(ours)
+    recorder = recorders()
+    call(ours)
+    left = [site.left for site in recorder.sites.values()]
+    assert left == [{due.value: 1}]
+    records = recorder.gather(WORLD)
+    assert RANK or (records is not None and records[0]["left"] == {due.value: SIZE})
+
+
+def test_the_guide_says_what_to_do_about_each_reason() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reports.md"
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.read_text(encoding="utf-8").splitlines()]
+    assert {each.value for each in Reason} <= set(rows)
+
+
+@several
+def test_arguments_that_the_library_alone_takes(
+    newcomer: None, ours: hiercoll.Intracomm, recorders: Callable[..., Recorder]
+) -> None:
+    """The report says which; of the next call, nothing of it."""
+    learns(ours)
+    recorder = recorders()
+    call_lower_bound(ours)
+    call_sum(ours)
+    left = [dict(site.left) for site in recorder.sites.values()]
+    assert left == [
+        {f"{Reason.REFUSED.value}: op, expected elements that lie within their extent": 1},
+        {Reason.ORDER.value: 1},
+    ]
+
+
+@several
+def test_a_new_communicator(
+    newcomer: None, comm: MPI.Intracomm, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On which nothing is set up."""
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    recorder = recorders()
+    call_alltoall(hiercoll.Intracomm(comm))
+    assert [dict(site.left) for site in recorder.sites.values()] == [{Reason.TOO_SHORT.value: 1}]
+
+
+def test_one_rank(newcomer: None, recorders: Callable[..., Recorder]) -> None:
+    recorder = recorders()
+    hiercoll.Intracomm(MPI.COMM_SELF).Alltoall(np.arange(1), np.empty(1, int))
+    assert [dict(site.left) for site in recorder.sites.values()] == [{Reason.ONE_RANK.value: 1}]
+
+
+@several
+def test_switched_off(
+    newcomer: None, ours: hiercoll.Intracomm, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIERCOLL_DISABLE", "1")
+    recorder = recorders()
+    call_alltoall(ours)
+    assert [dict(site.left) for site in recorder.sites.values()] == [{Reason.DISABLED.value: 1}]
+
+
+@several
+def test_native_by_name(
+    newcomer: None, ours: hiercoll.Intracomm, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--algorithm alltoall=native` has it."""
+    monkeypatch.setitem(settings.forced, "alltoall", (NATIVE, {}))
+    get_session(ours)
+    recorder = recorders()
+    call_alltoall(ours)
+    assert [dict(site.left) for site in recorder.sites.values()] == [{Reason.FORCED.value: 1}]

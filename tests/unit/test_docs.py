@@ -32,7 +32,7 @@ def test_all_settings_are_in_the_table() -> None:
     """And nothing else is: what `settings` reads, and what the command line takes from the environment."""
     source = (ROOT / "hiercoll" / "settings.py").read_text(encoding="utf-8")
     read = set(re.findall(r"``HIERCOLL_([A-Z_]+)\b", source))
-    assert read == set(re.findall(r"_(?:text|is_set)\(\"([A-Z_]+)\"\)", source))
+    assert read == set(re.findall(r"_(?:text|is_set|switch)\(\"([A-Z_]+)\"\)", source))
     rows = re.findall(r"^\| `HIERCOLL_([A-Z_]+)` \|", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
     assert len(rows) == len(set(rows)) and set(rows) == read
 

@@ -1,0 +1,69 @@
+"""Why a call was left to the MPI library: in words that say what a user may change."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from hiercoll import settings
+from hiercoll.collectives import Sizes
+from hiercoll.runtime.request import Mode
+from hiercoll.runtime.session import Session
+from hiercoll.tuning.learning import Learner
+from hiercoll.tuning.policy import Wanted
+
+
+class Reason(Enum):
+    """The table in docs/reports.md says what can be done about each."""
+
+    REFUSED = "arguments that the MPI library alone takes"
+    DISABLED = "HIERCOLL_DISABLE is set"
+    ONE_RANK = "one rank"
+    TOO_SHORT = "not set up: blocking calls have not taken long enough to pay for it"
+    THREADS = "nothing runs in the background: MPI has been begun without MPI_THREAD_MULTIPLE"
+    FORCED = "asked for"
+    ROOT_SIZES = "sizes are the root's alone: there is nothing faster"
+    EMPTY = "no data"
+    TABLE = "the table says so"
+    ORDER = "another order of contributions could change bits"
+    NOT_LEARNING = "there is no table, and nothing is learned"
+    BLOCKING_ONLY = "no blocking call like it has found anything faster"
+    NOT_TRIED = "nothing tried yet: calls have not taken long enough to pay for it"
+    TRYING = "trials go on"
+    EARLIER_JOB = "an earlier job found nothing faster"
+    NOT_FASTER = "trials found nothing faster"
+
+
+def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Reason:
+    """Why such a call of a drop-in communicator of ``size`` ranks, whose arguments are no reason, has just been served
+    by the MPI library: by what this rank knows now."""
+    collective = wanted.collective
+    if settings.is_disabled() if session is None else session.disabled:
+        return Reason.DISABLED
+    if size == 1:
+        return Reason.ONE_RANK
+    if session is None:
+        return Reason.TOO_SHORT
+    if mode is not Mode.BLOCKING and session.threadless:
+        return Reason.THREADS
+    policy = session.policy
+    if collective.name in policy.forced:
+        return Reason.FORCED
+    if collective.sizes is Sizes.ROOT:
+        return Reason.ROOT_SIZES
+    if wanted.size == 0 and collective.sizes is not Sizes.OWN:
+        return Reason.EMPTY
+    if policy.table.find(collective.family, session.library, wanted.memory, session.topology) is not None:
+        return Reason.TABLE
+    if not wanted.combining.changes:
+        return Reason.ORDER
+    if not policy.share:
+        return Reason.NOT_LEARNING
+    return _of_learning(policy.known_learner(wanted), mode)
+
+
+def _of_learning(learner: Learner | None, mode: Mode) -> Reason:
+    if learner is None:
+        return Reason.NOT_TRIED if mode is Mode.BLOCKING else Reason.BLOCKING_ONLY
+    if not learner.trials:
+        return Reason.NOT_TRIED if learner.known is None else Reason.EARLIER_JOB
+    return Reason.NOT_FASTER if learner.is_settled else Reason.TRYING
