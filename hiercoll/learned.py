@@ -347,7 +347,7 @@ class JobFile:
                 self._lessons[lesson.key] = sound
                 if self.path is None:
                     self.path = self._place() / f"{_stamp()}.json"
-                _write(self.path, _dumped(self.setting, self._lessons.values()))
+                write_whole(self.path, _dumped(self.setting, self._lessons.values()))
         except OSError as error:
             _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
         except TableError as error:
@@ -397,8 +397,12 @@ def _dumped(setting: Setting, lessons: Iterable[Lesson]) -> str:
     return begin + ",\n".join(lines) + "\n]}\n"
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """The file is there as a whole, or as it was. Raises OSError."""
+    if path.exists() and not path.is_file():  # a device, or a pipe
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # of a link, what it leads to
     temporary = path.with_name(f".{_token()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -451,7 +455,7 @@ def _compact(place: Path) -> None:
                 taken.append(mine)
     for setting, lessons in merged.items():
         date = taken[-1].name.partition("_")[0]
-        _write(place / f"{date}_{_token()}.json", _dumped(setting, lessons.values()))
+        write_whole(place / f"{date}_{_token()}.json", _dumped(setting, lessons.values()))
     for path in taken:
         path.unlink(missing_ok=True)
 

@@ -59,21 +59,42 @@ def chance(ratios: Sequence[float]) -> float:
     The one-sided signed-rank test (Wilcoxon 1945) of the logarithms, exact (meant for some
     dozen ratios): between equals each ratio is as likely as its inverse. 1.0 without any ratio. No less than 2^-n.
     """
-    sized = sorted((abs(log(ratio)), ratio > 1.0) for ratio in ratios)
-    ranks = [2 * rank for rank in range(1, len(sized) + 1)]  # doubled, so that those of ties are whole numbers
-    begin = 0
-    for end in range(1, len(sized) + 1):
-        if end == len(sized) or sized[end][0] != sized[begin][0]:
-            ranks[begin:end] = [begin + 1 + end] * (end - begin)
+    return _by_signs(_ranks([abs(log(ratio)) for ratio in ratios]), [ratio > 1.0 for ratio in ratios])
+
+
+def chance_of_pairs(pairs: Sequence[tuple[float, float]]) -> float:
+    """As `chance`, of pairs of times where the first are to be the shorter ones and a few may be far too long: by the
+    differences of their ranks among all times (the paired rank transform of Conover, Iman 1981), exact.
+
+    A pair in which one time is far too long weighs no more than one whose times are as far apart as most.
+    """
+    ranks = _ranks([seconds for pair in pairs for seconds in pair])
+    gains = [second - first for first, second in zip(ranks[::2], ranks[1::2], strict=True)]
+    return _by_signs([abs(gain) for gain in gains], [gain > 0 for gain in gains])
+
+
+def _ranks(values: Sequence[float]) -> list[int]:
+    """The rank of each value, doubled, so that those of ties, their means, are whole numbers."""
+    order = sorted(range(len(values)), key=lambda each: values[each])
+    ranks, begin = [0] * len(values), 0
+    for end in range(1, len(values) + 1):
+        if end == len(values) or values[order[end]] != values[order[begin]]:
+            for each in order[begin:end]:
+                ranks[each] = begin + 1 + end
             begin = end
-    observed = sum(rank for rank, (_, faster) in zip(ranks, sized, strict=True) if faster)
-    ways = [1] + [0] * sum(ranks)  # to reach each sum of ranks
+    return ranks
+
+
+def _by_signs(weights: Sequence[int], favourable: Sequence[bool]) -> float:
+    """How probable it is that the favourable weights reach their sum if each is favourable or not by a coin."""
+    observed = sum(weight for weight, counts in zip(weights, favourable, strict=True) if counts)
+    ways = [1] + [0] * sum(weights)  # to reach each sum of weights
     reached = 0
-    for rank in ranks:
-        reached += rank
-        for total in range(reached, rank - 1, -1):
-            ways[total] += ways[total - rank]
-    return float(sum(ways[observed:]) / 2 ** len(ranks))
+    for weight in weights:
+        reached += weight
+        for total in range(reached, -1, -1):
+            ways[total] += ways[total - weight] if total >= weight else 0
+    return float(sum(ways[observed:]) / 2 ** len(weights))
 
 
 def is_faster(ratios: Sequence[float], level: float = LEVEL) -> bool:

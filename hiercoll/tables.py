@@ -244,8 +244,8 @@ def _distance(a: int, b: int) -> float:
 def environment_table() -> Table:
     """The table that ``HIERCOLL_TABLE`` names, or the user's own, or an empty one; with the machine that
     ``HIERCOLL_MACHINE`` names. Raises TableError."""
-    path, own = settings.table(), settings.own_table()
-    found = load(path) if path is not None else load(own) if own.exists() else Table()
+    path = settings.table() or settings.own_table()
+    found = Table() if path is None else load(path)
     try:
         return replace(found, machine=get_machine(name)) if (name := settings.machine()) else found
     except MachineError as error:

@@ -22,7 +22,7 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
-from hiercoll.statistics import chance
+from hiercoll.statistics import chance_of_pairs
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 
@@ -33,10 +33,13 @@ LONGEST_WAIT = 4096  # calls between two looks, while there is too little time t
 SHARE = 0.05  # of the time of calls, that finding out may cost
 FEW = 4  # candidates besides native; where that may cost what it does: MANY
 MANY = 6
-LOOKS = 2  # pairs of calls that a candidate has at first
+LOOKS = 3  # pairs of calls that a candidate has at first
+PAIRS = 8  # in which what an earlier job has found meets native
 HOPELESS = 1.2  # times the best from which on it has no more
-PAIRS, MORE_PAIRS = 8, 5  # of calls that decide between two; the second if the first do not
+# Pairs of calls after which two are compared, if those before do not decide, and the share of LEVEL for each.
+ROUNDS = ((8, 0.5), (13, 0.25), (21, 0.25))
 LEVEL = 0.05  # how probable it is at most that chance alone makes any of several equals look faster
+PROMISING = 1.05  # by how much the median of pairs that do not decide is faster, from which on there are more of them
 MOST_SEGMENTS = 64
 CHANGED = 1.5  # times longer or shorter from which on conditions have changed
 SLOWER = 1.05  # times native's time from which on what an earlier job has found is not believed
@@ -58,9 +61,12 @@ class Try(NamedTuple):
     order: Sequence[Variant]
 
 
-Course: TypeAlias = "Generator[Serve | Try, list[float], None]"
+Step: TypeAlias = "Serve | Try"
+Times: TypeAlias = "list[float]"
+Pairs: TypeAlias = "Sequence[tuple[float, float]]"
+Course: TypeAlias = "Generator[Step, Times, None]"
 Own: TypeAlias = "Callable[[], Spread] | None"
-Answer: TypeAlias = "Generator[Serve | Try, list[float], bool]"
+Answer: TypeAlias = "Generator[Step, Times, bool]"
 
 
 @dataclass
@@ -127,6 +133,7 @@ class Learner:
     given: Variant | None = None
     current: Variant = NATIVE_VARIANT
     finding: Finding | None = None
+    has_met: bool = False  # whether this rank has met the others before a call that is tried, and not made it yet
     is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
     trials: int = 0  # calls that were tried
     # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took. An array for
@@ -176,6 +183,7 @@ class Learner:
     def note(self, seconds: float, waited: float = 0.0) -> None:
         """The call that `begin` was asked for has taken so long, and ranks so long to meet before; infinitely long if
         native had to serve it instead. Collective."""
+        self.has_met = False
         if isinstance(self._step, Serve) and seconds < inf:
             self.count(seconds)
             return
@@ -237,10 +245,17 @@ class Learner:
         times, waits = agreed[: len(self._times)], [max(0.0, -least) for least in agreed[len(self._times) :]]
         self._calls += len(times)
         self.budget.meeting = median(waits)
-        dearer = sum(time - self._typical for time in times if time < inf) if self._typical < inf else 0.0
+        usual = self._usual(step.order, times)
+        dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
         self._spend(dearer + sum(waits) + self.budget.meeting + aside)
         self.budget.calls += len(times) * self._typical if self._typical < inf else sum(times)
         self._take(self._course.send(times))
+
+    def _usual(self, order: Sequence[Variant], times: Sequence[float]) -> float:
+        """Seconds that a call takes which is no trial: in these trials, if there was one like it, since they are those
+        of the slowest rank; else so far."""
+        alike = [time for time, variant in zip(times, order, strict=True) if variant == self._chosen]
+        return float(median(alike)) if alike else self._typical
 
     def _spend(self, seconds: float) -> None:
         self.budget.cost += seconds
@@ -281,6 +296,8 @@ class Learner:
         early one pays for those after it."""
         self._offered = yield from self._ask()
         best, *others = self._offered
+        if not others and self._typical == inf:
+            yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
         self._level = LEVEL / max(1, len(others))
         native = self._typical
         for new in others:
@@ -288,7 +305,7 @@ class Learner:
             look = yield from self._pairs(new, best, LOOKS)
             if best.is_native:
                 native = median(seconds for _, seconds in look)
-            if _ratio(look) > 1.0 / HOPELESS and (yield from self._is_faster(new, best, _seconds(look), native)):
+            if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
         if best == self._offered[0]:
             self._settle(best, native)
@@ -319,7 +336,7 @@ class Learner:
 
     # ---- trials
 
-    def _ask(self) -> Generator[Serve | Try, list[float], Sequence[Variant]]:
+    def _ask(self) -> Generator[Step, Times, Sequence[Variant]]:
         """The candidates."""
         yield from self._afford(self.asking())
         return self._offers()
@@ -337,11 +354,9 @@ class Learner:
             calls = ceil(min(lacking / self._typical, most)) if self._typical else most
             yield Serve(calls, look=calls > LONG_WAIT)
 
-    def _extra(self, calls: int, expected: Iterable[float] = ()) -> float:
-        """Seconds that so many calls which begin together cost about; ``expected``: seconds of some of them."""
-        meeting = self.budget.meeting or min(self._typical, PLAN_SECONDS)
-        dearer = sum(seconds - self._typical for seconds in expected if seconds < inf > self._typical)
-        return (calls + 1) * meeting + dearer
+    def _extra(self, calls: int, dearer: float = 0.0) -> float:
+        """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""
+        return (calls + 1) * (self.budget.meeting or min(self._typical, PLAN_SECONDS)) + max(dearer, 0.0)
 
     def _warm(self, variant: Variant) -> Course:
         """A call, which makes its plan; its time says nothing."""
@@ -351,22 +366,24 @@ class Learner:
         if seconds < inf > self._typical:
             self.budget.plan = self.budget.plans[kind] = max(seconds - self._typical, 0.0)
 
-    def _pairs(
-        self, new: Variant, old: Variant, pairs: int, expected: float = inf
-    ) -> Generator[Serve | Try, list[float], list[tuple[float, float]]]:
-        """Seconds of both in calls in pairs, each the first in every other pair; ``expected``: those of ``new``."""
-        yield from self._afford(self._extra(2 * pairs, [expected] * pairs))
-        times = yield Try([each for pair in range(pairs) for each in ((old, new) if pair % 2 else (new, old))])
-        both = zip(times[::2], times[1::2], strict=True)
-        return [(b, a) if pair % 2 else (a, b) for pair, (a, b) in enumerate(both)]
+    def _pairs(self, new: Variant, old: Variant, number: int, before: Pairs = ()) -> Generator[Step, Times, Pairs]:
+        """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair."""
+        dearer = number * (_seconds(before) - median(seconds for _, seconds in before)) if before else 0.0
+        yield from self._afford(self._extra(2 * number, dearer if dearer < inf else 0.0))
+        turned = [(len(before) + pair) % 2 == 1 for pair in range(number)]
+        times = yield Try([each for turn in turned for each in ((old, new) if turn else (new, old))])
+        both = zip(turned, times[::2], times[1::2], strict=True)
+        return [*before, *((second, first) if turn else (first, second) for turn, first, second in both)]
 
-    def _is_faster(self, new: Variant, old: Variant, expected: float, native: float) -> Answer:
-        """Whether calls in pairs show ``new`` faster; if so, it is what is found, so far. ``expected``: its seconds;
-        ``native``: native's, if it is not the other."""
-        pairs = yield from self._pairs(new, old, PAIRS, expected)
-        if chance(_ratios(pairs)) > self._level / 2 and _ratio(pairs) > 1.0:
-            pairs += yield from self._pairs(new, old, MORE_PAIRS, expected)
-        is_faster = _ratio(pairs) > 1.0 and chance(_ratios(pairs)) <= self._level / (2 if len(pairs) == PAIRS else 1)
+    def _is_faster(self, new: Variant, old: Variant, native: float, look: Pairs = ()) -> Answer:
+        """Whether calls in pairs, those of a first ``look`` among them, show ``new`` faster; if so, it is what is
+        found, so far. ``native``: its seconds, if it is not the other."""
+        pairs, is_faster = look, False
+        for number, share in ROUNDS:
+            pairs = yield from self._pairs(new, old, number - len(pairs), pairs)
+            is_faster = _ratio(pairs) > 1.0 and chance_of_pairs(pairs) <= share * self._level
+            if is_faster or _ratio(pairs) < PROMISING:
+                break
         if is_faster and _seconds(pairs) < inf:
             other = float(median(seconds for _, seconds in pairs))
             self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._calls)
@@ -390,7 +407,7 @@ class Learner:
     def _step_to(self, new: Variant, best: Variant) -> Answer:
         assert self.finding is not None
         yield from self._warm(new)
-        return (yield from self._is_faster(new, best, self.finding.seconds, self.finding.native))
+        return (yield from self._is_faster(new, best, self.finding.native))
 
 
 def _follow() -> Course:
@@ -411,19 +428,25 @@ def _keys(variants: Iterable[Variant]) -> set[tuple[object, ...]]:
     return {each.key for each in variants}
 
 
-def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
+def _ratios(pairs: Pairs) -> list[float]:
     """By how much the first of each pair is faster, for statistics: nothing can be infinitely fast."""
     tiny = 1e-12
     return [max(min(old, 1e9), tiny) / max(min(new, 1e9), tiny) for new, old in pairs]
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+def _ratio(pairs: Pairs) -> float:
     return float(median(_ratios(pairs)))
 
 
-def _seconds(pairs: Sequence[tuple[float, float]]) -> float:
+def _seconds(pairs: Pairs) -> float:
     """Of the first of each pair."""
     return float(median(seconds for seconds, _ in pairs))
+
+
+def _is_hopeless(look: Pairs) -> bool:
+    """By the least times of both: in so few pairs one call may take far too long, or two."""
+    new, old = (min(times) for times in zip(*look, strict=True))
+    return bool(new >= HOPELESS * old)
 
 
 def _alike(seconds: float, before: float) -> bool:

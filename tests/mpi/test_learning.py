@@ -270,6 +270,7 @@ def spelled(how: str) -> tuple[str, list[Any], Any]:
         "reduction": ("Allreduce", [[mine, MPI.INT64_T], [recv[:1], MPI.INT64_T]], [sum(range(SIZE))]),
         "rooted": ("Gather", [[mine, 1, MPI.INT64_T], [recv, 1, MPI.INT64_T] if RANK == 0 else None], everyone),
         "counts": ("Alltoallv", [[send, ones, places, MPI.INT64_T], [recv, (ones, places), MPI.INT64_T]], turned),
+        "counts in place": ("Allgatherv", [MPI.IN_PLACE, [np.full(SIZE, RANK), ones]], everyone),
         "types": ("Alltoallw", [[send, kinds], [recv, (ones, [8 * at for at in places]), kinds]], turned),
         "rooted counts": ("Gatherv", [mine, [recv, ones] if RANK == 0 else None], everyone),
         "bytes": ("Allgather", [bytearray([RANK]), bytearray(SIZE)], everyone),
@@ -282,7 +283,7 @@ def spelled(how: str) -> tuple[str, list[Any], Any]:
 
 
 EVEN = ["count and type", "type", "name", "one", "reduction", "rooted", "bytes", "bytes in place", "other arrays"]
-SPELLINGS = [*EVEN, "counts", "types", "rooted counts"]
+SPELLINGS = [*EVEN, "counts", "counts in place", "types", "rooted counts"]
 
 
 def emptied(given: list[Any]) -> Any:
@@ -293,9 +294,8 @@ def emptied(given: list[Any]) -> Any:
     return buffer
 
 
-@several
 @pytest.mark.parametrize("how", SPELLINGS)
-@pytest.mark.parametrize("state", ["early", "learning", "not learning"])
+@pytest.mark.parametrize("state", ["early", "learning", "not learning", "never learning", "disabled"])
 def test_native_calls_as_programs_spell_them(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, how: str, state: str
 ) -> None:
@@ -303,10 +303,12 @@ def test_native_calls_as_programs_spell_them(
     if compiled.load()[0] is None:
         pytest.skip("there is no compiled engine")
     monkeypatch.setattr(lifetime, "_set_up", 1e6)
-    if state == "not learning":
+    if state in ("not learning", "never learning"):
         monkeypatch.setenv("HIERCOLL_LEARN", "0")
+    if state == "disabled":
+        monkeypatch.setenv("HIERCOLL_DISABLE", "1")
     ours = hiercoll.Intracomm(comm)
-    if state != "early":
+    if state in ("learning", "not learning"):
         get_session(comm)
     method, given, due = spelled(how)
     for _ in range(6):
@@ -320,6 +322,26 @@ def test_native_calls_as_programs_spell_them(
     assert not looked
     if buffer is not None:
         np.testing.assert_array_equal(buffer, due)
+
+
+@several
+@pytest.mark.parametrize("how", ["plain", "in place", "with a datatype"])
+def test_calls_of_nothing(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """They go to mpi4py without a look in Python, too, from the second on."""
+    if compiled.load()[0] is None:
+        pytest.skip("there is no compiled engine")
+    monkeypatch.setenv("HIERCOLL_LEARN", "online")
+    ours = hiercoll.Intracomm(comm)
+    get_session(comm)
+    nothing = np.empty(0)
+    send = {"plain": nothing, "in place": MPI.IN_PLACE, "with a datatype": [bytearray(8), 0, MPI.DOUBLE]}[how]
+    recv = [bytearray(8), 0, MPI.DOUBLE] if how == "with a datatype" else np.empty(0)
+    for name in ("Allgather", "Alltoall", "Allreduce"):
+        getattr(ours, name)(send, recv)
+        with monkeypatch.context() as patch:
+            for looked in ("_serve", "serve_native"):
+                patch.setattr(dropin, looked, None)
+            getattr(ours, name)(send, recv)
 
 
 @several
@@ -694,7 +716,7 @@ def _slower(comm: MPI.Intracomm) -> Any:
         seconds = 2e-3
 
         def Alltoall(self, *given: Any) -> None:  # noqa: N802  (MPI's name)
-            time.sleep(self.seconds)
+            time.sleep(Slow.seconds)  # mpi4py's own object may come here, too
             MPI.Intracomm.Alltoall(self, *given)
 
     return Slow(comm)

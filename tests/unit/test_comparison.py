@@ -115,3 +115,10 @@ def test_options(options: list[str], reports: bool, compares: bool) -> None:
     run = main.main([*options, "-c", "pass"], standalone_mode=False)
     _, _, file, sync, compare, trace = run.args
     assert (file is not None, sync, compare, trace) == (reports, False, compares, None)
+
+
+def test_algorithms_by_name() -> None:
+    """Native, too."""
+    options = ["--algorithm", "alltoallw=native", "--algorithm", "bcast=binomial:radix=4"]
+    run = main.main([*options, "-c", "pass"], standalone_mode=False)
+    assert run.args[1] == {"alltoallw": (NATIVE, {}), "bcast": ("binomial", {"radix": 4, "segments": 1})}

@@ -499,7 +499,7 @@ def test_nothing_is_lost_where_putting_together_fails(tmp_path: Path, monkeypatc
     def refuse(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(learned, "_write", refuse)
+    monkeypatch.setattr(learned, "write_whole", refuse)
     with pytest.warns(LearnedWarning, match="No space left"):
         JobFile(SETTING, tmp_path).keep(LESSON)
     assert read(SETTING, tmp_path) == before

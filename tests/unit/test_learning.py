@@ -19,7 +19,7 @@ from hiercoll.tuning.learning import (
     LONGEST,
     LONGEST_WAIT,
     LOOKS,
-    PAIRS,
+    ROUNDS,
     SHARE,
     Budget,
     Finding,
@@ -44,6 +44,7 @@ class Job:
     late: Callable[[int, int], float] = lambda rank, call: 0.0  # seconds by which a rank comes late to a call
     known: Finding | None = None
     rarely: bool = False
+    slack: float = 1.0  # how much longer a call takes the slowest rank than the one that waits the least
     tried: list[Variant] = field(default_factory=list)
     seconds: float = 0.0  # of all calls, trials and agreements included, without what ranks wait for late ones
     native: float = 0.0  # that they would take by native
@@ -86,7 +87,7 @@ class Job:
             self.seconds += took
             self.native += self.cost(NATIVE_VARIANT, self.calls)
             for learner in self.learners:
-                learner.note(took, self.meeting if trying else 0.0)
+                learner.note(took if trying else took / self.slack, self.meeting if trying else 0.0)
             self.calls += 1
         return self
 
@@ -113,7 +114,7 @@ def test_takes_the_fastest() -> None:
     """One candidate after the other: a call that makes its plan, some pairs, and those that decide."""
     job = Job(by_radix, share=inf).run(100)
     assert job.finding is not None and job.finding.variant == BRUCK == job.learners[0].current
-    first, second = 1 + 2 * LOOKS + 2 * PAIRS, 1 + 2 * LOOKS  # the second is slower than the first at first sight
+    first, second = 1 + 2 * ROUNDS[0][0], 1 + 2 * LOOKS  # the second is slower than the first at first sight
     assert len(job.tried) == first + second
     assert job.tried[0] == BRUCK and job.tried[first] == RADICES[2]
     pairs = job.tried[1:first]
@@ -137,6 +138,39 @@ def test_keeps_native_where_nothing_is_faster() -> None:
     assert len(job.tried) == 2 * (1 + 2 * LOOKS)
     alone = Job(steady(native=1e-3), [NATIVE_VARIANT]).run(100)
     assert alone.finding is not None and alone.finding.variant == NATIVE_VARIANT and not alone.tried
+
+
+def test_a_few_calls_that_take_far_too_long_hide_nothing() -> None:
+    """One in seven takes four times as long, whatever serves it."""
+    found = 0
+    for seed in range(20):
+        generator = random.Random(seed)
+
+        def cost(variant: Variant, call: int, generator: random.Random = generator) -> float:
+            seconds = {NATIVE: 1.4e-3, "bruck": 1e-3}[variant.algorithm] * exp(generator.gauss(0, 0.1))
+            return seconds * (4 if generator.random() < 1 / 7 else 1)
+
+        finding = Job(cost, RADICES[:2], share=inf).run(100).finding
+        found += finding is not None and finding.variant == BRUCK
+    assert found >= 16
+
+
+def test_a_first_look_forgives() -> None:
+    """Two of its three calls by the faster one take far too long."""
+    seconds = {NATIVE: 1.4e-3, "bruck": 1e-3}
+
+    def cost(variant: Variant, call: int) -> float:
+        return seconds[variant.algorithm] * (9 if call in (1, 4) else 1)
+
+    job = Job(cost, RADICES[:2], share=inf).run(100)
+    assert job.tried[:7] == [BRUCK, BRUCK, NATIVE_VARIANT, NATIVE_VARIANT, BRUCK, BRUCK, NATIVE_VARIANT]
+    assert job.finding is not None and job.finding.variant == BRUCK
+
+
+def test_what_ranks_wait_for_each_other_is_no_cost_of_trials() -> None:
+    """The slowest rank takes three times as long as the one by whose time calls are counted."""
+    job = Job(steady(native=2e-3, bruck=1.8e-3), RADICES[:2], slack=3.0).run(150)
+    assert job.finding is not None and job.finding.variant == BRUCK
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from math import exp, inf, log
+from operator import mul
 from random import Random
 from statistics import median
 
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiercoll.statistics import LEVEL, chance, discoveries, is_faster, median_interval, quartiles, quotient_interval
+from hiercoll.statistics import (
+    LEVEL,
+    chance,
+    chance_of_pairs,
+    discoveries,
+    is_faster,
+    median_interval,
+    quartiles,
+    quotient_interval,
+)
 
 TIMES = st.lists(st.floats(0.1, 10), min_size=1, max_size=60)
 
@@ -69,6 +79,34 @@ def by_enumeration(ratios: list[float]) -> float:
 def test_chance_is_exact(ratios: list[float]) -> None:
     """With ties, too."""
     assert chance(ratios) == pytest.approx(by_enumeration(ratios))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(*[st.sampled_from([1.0, 1.5, 2.0, 3.0, inf])] * 2), max_size=8))
+def test_chance_of_pairs_is_exact(pairs: list[tuple[float, float]]) -> None:
+    """From its definition: the differences of ranks among all, and every turn of the pairs is as likely."""
+    times = [seconds for pair in pairs for seconds in pair]
+    rank = {each: sum(other < each for other in times) + times.count(each) / 2 for each in times}
+    gains = [rank[second] - rank[first] for first, second in pairs]
+    turned = [sum(map(mul, gains, signs)) >= sum(gains) for signs in product((1, -1), repeat=len(pairs))]
+    assert chance_of_pairs(pairs) == pytest.approx(sum(turned) / len(turned))
+
+
+def test_few_times_that_are_far_too_long_hide_nothing() -> None:
+    """In three of thirteen pairs the faster one took four times as long."""
+    pairs = [(20.0 + each % 3, 25.0 + each % 5) for each in range(10)] + [(86.0, 27.0), (88.0, 33.0), (86.0, 27.5)]
+    assert chance_of_pairs(pairs) < LEVEL / 2 < LEVEL < chance([second / first for first, second in pairs])
+
+
+@pytest.mark.parametrize("n", [8, 13, 21])
+def test_equal_pairs_are_seldom_told_apart(n: int) -> None:
+    """Some of whose times are far too long."""
+    generator, runs = Random(n), 1000
+
+    def seconds() -> float:
+        return exp(generator.gauss(0, 0.1)) * (4 if generator.random() < 0.15 else 1)
+
+    assert sum(chance_of_pairs([(seconds(), seconds()) for _ in range(n)]) <= LEVEL for _ in range(runs)) / runs < 0.07
 
 
 def test_chance_has_a_least() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -320,7 +321,19 @@ def test_merge_keeps_the_later() -> None:
 
 def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert own_table() == tmp_path / "hiercoll" / "table.json"
+    assert own_table() is None
+    path = tmp_path / "hiercoll" / "table.json"
+    path.parent.mkdir()
+    path.touch()
+    assert own_table() == path
+
+
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose user is unknown, or that may not be entered: there is no table, and no error, on what may be one rank."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for home in ("/dev/null", None):  # a file; no name to look for
+        monkeypatch.setattr(os.path, "expanduser", lambda path, home=home: path.replace("~", home) if home else path)
+        assert own_table() is None
 
 
 def test_exact_entry_decides() -> None:
