@@ -13,6 +13,7 @@ import click
 
 from hiercoll.collectives import called
 from hiercoll.errors import ArgumentError
+from hiercoll.tables import NATIVE
 
 
 @click.command(
@@ -37,7 +38,7 @@ from hiercoll.errors import ArgumentError
     "--algorithm",
     multiple=True,
     metavar="COLLECTIVE=NAME[:PARAMETER=VALUE]",
-    help="Instead of what would be chosen; may be given for several collectives.",
+    help='Instead of what would be chosen, such as "native"; may be given for several collectives.',
 )
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome/Perfetto trace.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -73,6 +74,9 @@ def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
         collective, found, name = text.partition("=")
         if not found or collective not in {each.name for each in called()}:
             raise click.BadParameter(f"expected COLLECTIVE=NAME, got {text!r}", param_hint="--algorithm")
+        if name == NATIVE:
+            forced[collective] = (NATIVE, {})
+            continue
         try:
             entry, params = known_algorithm(collective, name)
         except ArgumentError as error:
@@ -92,13 +96,15 @@ def _run(
     """Replace the communicator and run."""
     from mpi4py import MPI
     from mpi4py.run import run_command_line, set_abort_status
+    from mpi4py.util import pkl5
 
     from hiercoll import settings
     from hiercoll.calls import dropin
 
-    recorder = None
+    recorder: Any = None
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
+    pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
     settings.forced.update(forced)
     settings.compares = compare
     if report or trace:
@@ -106,15 +112,30 @@ def _run(
 
         recorder = Recorder(sync=sync, trace=trace is not None)
         recorder.install()
+
+    def finish() -> None:
+        """The report, once."""
+        nonlocal recorder
+        if recorder is not None and not MPI.Is_finalized():
+            whole, recorder = recorder, None
+            whole.finish(plain, report, trace, compares=compare)
+
+    def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
+        """As mpi4py's, after the report, for which ranks still need MPI."""
+        finish()
+        original()
+
+    MPI.Finalize = finalize
     try:
         try:
             run_command_line(program)
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
-        if recorder is not None and not MPI.Is_finalized():
-            recorder.finish(plain, report, trace, compares=compare)
+        finish()
     except SystemExit as error:
+        if error.code not in (None, 0):
+            sys.last_value = error  # as Python does with other exceptions: at exit nobody is waited for
         set_abort_status(error)
         raise
     except KeyboardInterrupt as error:
@@ -125,10 +146,19 @@ def _run(
         raise
 
 
+def _own_words(words: list[str]) -> int:
+    """How many words come before the program."""
+    options = [each for each in main.params if isinstance(each, click.Option) and not each.is_flag]
+    valued, at = {name for each in options for name in each.opts}, 0
+    while at < len(words) and words[at].startswith("--"):
+        at += 2 if words[at] in valued else 1
+    return at
+
+
 def start(words: list[str]) -> None:
     """Parse the command line and run."""
     # click has no options with an optional value before a program's name.
-    end = next((i for i, word in enumerate(words) if not word.startswith("--")), len(words))
+    end = _own_words(words)
     own = [part for word in words[:end] for part in (("--report", "--sync") if word == "--report=sync" else (word,))]
     try:
         run = main.main([*own, *words[end:]], prog_name="python -m hiercoll", standalone_mode=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hiercoll.errors import ParameterError
 
+OFF, ON = ("0", "false", "off", "no"), ("1", "true", "on", "yes")  # of switches
 ORDERS = ("any", "rank", "fixed")  # of reductions
 # Algorithm and parameters instead of "auto", by collective; for communicators that hiercoll meets from then on.
 forced: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -21,6 +22,14 @@ def _text(name: str) -> str:
 
 def _is_set(name: str) -> bool:
     return _text(name) not in ("", "0")
+
+
+def _switch(name: str) -> bool | None:
+    """Whether it is switched on; None where it is not set. Raises ParameterError."""
+    text = _text(name).strip().lower()
+    if text not in ("", *OFF, *ON):
+        raise ParameterError(f"HIERCOLL_{name}", "1 or 0", repr(_text(name)))
+    return None if not text else text in ON
 
 
 def timeout() -> float:
@@ -37,27 +46,28 @@ def timeout() -> float:
 
 def is_disabled() -> bool:
     """``HIERCOLL_DISABLE``: everything is left to the MPI library."""
-    return _is_set("DISABLE")
+    return bool(_switch("DISABLE"))
 
 
 def checks_calls() -> bool:
     """``HIERCOLL_CHECK``: ranks compare what they call."""
-    return _is_set("CHECK")
+    return bool(_switch("CHECK"))
 
 
 def is_special() -> bool:
     """Whether calls need more than the MPI library from the first one on, as far as the environment says."""
-    return bool(forced) or hurries() or any(map(_is_set, ("DISABLE", "CHECK", "TIMEOUT", "TABLE", "NODES", "ORDER")))
+    needs_more = is_disabled() or checks_calls() or hurries()
+    return bool(forced) or needs_more or any(map(_is_set, ("TIMEOUT", "TABLE", "NODES", "ORDER")))
 
 
 def learns() -> bool:
-    """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not."""
-    return _text("LEARN") != "0"
+    """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not. Raises ParameterError."""
+    return hurries() or _switch("LEARN") is not False
 
 
 def hurries() -> bool:
     """``HIERCOLL_LEARN=online``: "auto" learns at once, whatever that costs."""
-    return _text("LEARN") == "online"
+    return _text("LEARN").strip().lower() == "online"
 
 
 def order() -> str | None:
@@ -84,8 +94,7 @@ def engine() -> str:
 
 def is_cuda_aware() -> bool | None:
     """``HIERCOLL_CUDA_AWARE``: whether the MPI library takes device memory; None where it is not set."""
-    text = _text("CUDA_AWARE")
-    return text != "0" if text else None
+    return _switch("CUDA_AWARE")
 
 
 def cray_takes_devices() -> bool:
@@ -115,10 +124,11 @@ def machine() -> str:
     return _text("MACHINE")
 
 
-def own_table() -> Path:
-    """Where a user's own table lies: ``hiercoll/table.json`` in the configuration folder."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "hiercoll" / "table.json"
+def own_table() -> Path | None:
+    """A user's own table, if there is one: ``hiercoll/table.json`` in the configuration folder."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    path = Path(base) / "hiercoll" / "table.json"
+    return path if os.path.exists(path) else None  # False, too, in a home that may not be entered
 
 
 def learned_folder() -> Path | None:

@@ -13,7 +13,7 @@ from hiercoll.errors import ThreadError
 from hiercoll.runtime import progress
 from hiercoll.runtime.checking import Describe
 from hiercoll.runtime.engines import Pending
-from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.watch import BEGAN, SECONDS
 
@@ -43,7 +43,12 @@ class BackgroundCall:
         with progress.lock:
             self._check = session.compare_later(described)
             if self._check is None:
-                plan.start()
+                try:
+                    plan.begin()
+                except BaseException:
+                    if plan.broken:
+                        abandoned.append(plan)  # messages may be under way
+                    raise
             progress.active.append(self)
             session.background += 1
         if in_thread:
@@ -56,7 +61,7 @@ class BackgroundCall:
                 if not self._check.test():
                     return
                 self._check = None
-                self._plan.start()
+                self._plan.begin()
             self.done = self._plan.test()
         except BaseException as error:
             # After a mismatch, too: ranks may have taken other tags from then on.
@@ -81,6 +86,7 @@ class BackgroundCall:
         with progress.lock:
             if self in progress.active:
                 self._leave()
+            abandoned.append(self._plan)  # its messages may still be under way
             return self._plan.pending()
 
     def test(self) -> bool:

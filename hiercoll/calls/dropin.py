@@ -18,9 +18,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 from hiercoll.calls import requests
-from hiercoll.calls.objects import ObjectMessages
+from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
 from hiercoll.calls.serving import (
     are_arrays,
     held_request,
@@ -42,7 +43,7 @@ from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import begins_as, by_handle, first_calls, get_session, inherits, known_session
+from hiercoll.runtime.lifetime import begins_as, by_handle, first_calls, forget, get_session, inherits, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
@@ -108,8 +109,22 @@ class Collectives(ObjectMessages):
 
     def free(self: Any) -> None:
         """As mpi4py's: the predefined communicators of the module stay."""
+        if _predefined(self) is None:
+            forget(self)
         if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
             super().free()  # type: ignore[misc]
+
+    def Free(self: Any) -> None:  # noqa: N802  (MPI's name)
+        """As mpi4py's."""
+        if _predefined(self) is None:
+            forget(self)
+        super().Free()  # type: ignore[misc]
+
+    def Disconnect(self: Any) -> None:  # noqa: N802
+        """As mpi4py's."""
+        if _predefined(self) is None:
+            forget(self)
+        super().Disconnect()  # type: ignore[misc]
 
     @classmethod
     def fromhandle(cls: Any, handle: int) -> Any:
@@ -142,6 +157,11 @@ class Distgraphcomm(Collectives, MPI.Distgraphcomm):
     """`Intracomm` with a distributed graph topology."""
 
 
+class Pkl5Intracomm(BuffersOutOfBand, Collectives, pkl5.Intracomm):
+    """``hiercoll.Pkl5Intracomm(comm)``: `Intracomm` with the messages of objects of `mpi4py.util.pkl5`, which keep
+    large buffers out of pickles."""
+
+
 class Intercomm(MPI.Intercomm):
     """mpi4py's; what it is merged to is an `Intracomm`."""
 
@@ -151,6 +171,7 @@ _KINDS: tuple[tuple[type[MPI.Comm], type[MPI.Comm]], ...] = (
     (MPI.Graphcomm, Graphcomm),
     (MPI.Distgraphcomm, Distgraphcomm),
     (MPI.Intercomm, Intercomm),
+    (pkl5.Intracomm, Pkl5Intracomm),
     (MPI.Intracomm, Intracomm),
 )
 
@@ -228,12 +249,17 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
     return serve_call
 
 
-def _by_bytes(collective: Collective, arguments: Arguments) -> tuple[Any, ...]:
-    """What calls on arrays have in common from which the same is learned."""
+def _by_bytes(collective: Collective, arguments: Arguments) -> Any:
+    """What calls on arrays have in common from which the same is learned; None where that cannot be told."""
     in_place, array = arguments.send is MPI.IN_PLACE, getattr(arguments, collective.everywhere)
+    if array is None:  # in place on the root, by its other buffer
+        in_place, array = True, arguments.recv if arguments.send is None else arguments.send
     if not collective.operation:
         return collective, array.nbytes, in_place
-    return collective, array.nbytes, in_place, id(arguments.op), array.dtype
+    op = arguments.op
+    if not isinstance(op, MPI.Op) or not op.is_predefined:
+        return None  # it may be freed, and its handle be another's
+    return collective, array.nbytes, in_place, op.handle, array.dtype
 
 
 def _by_sizes(collective: Collective, arguments: Arguments) -> Any:
@@ -243,7 +269,7 @@ def _by_sizes(collective: Collective, arguments: Arguments) -> Any:
         return None
     try:
         return collective, _spelled(arguments.send), _spelled(arguments.recv)
-    except (TypeError, AttributeError, IndexError):
+    except (TypeError, ValueError, AttributeError, IndexError, MPI.Exception):
         return None
 
 
@@ -258,7 +284,17 @@ def _spelled(given: Any) -> Any:
         raise TypeError
     if given and type(given[0]) is int:
         return tuple(given)
-    return (type(given), *map(_spelled, given))
+    buffer, *numbers = given
+    return (type(given), _spelled(buffer), *map(_spelled_numbers, numbers))
+
+
+def _spelled_numbers(given: Any) -> Any:
+    """Counts or displacements, or both, or a datatype."""
+    if type(given) is np.ndarray:
+        return tuple(given.tolist())
+    if type(given) is tuple and given and type(given[0]) is not int:
+        return tuple(map(_spelled_numbers, given))
+    return _spelled(given)
 
 
 def _uneven_blocks(collective: Collective, native: Native) -> Serving:
@@ -267,7 +303,8 @@ def _uneven_blocks(collective: Collective, native: Native) -> Serving:
     def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
         known = by_handle.get(self.handle)
         if known is not None and known.unwatched and not known.is_plain:
-            if collective.sizes is Sizes.ROOT and known.policy.is_auto(collective, AUTO):
+            is_left = collective.sizes is Sizes.ROOT and known.policy.is_auto(collective, AUTO)
+            if is_left and not uses_device(arguments):
                 progress.before_blocking()
                 native(self, *given)
                 known.routes.remember_all(native, None, collective)
@@ -294,23 +331,29 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         return NATIVE
     session = _session(comm, on_device)
     if session is None:
-        native()
+        if on_device or comm == MPI.COMM_NULL:
+            native()
+        else:
+            serve_native(get_session(comm), collective, given, native, None)
         return NATIVE
     try:
         if (learner := learner_of_unknown(session, collective, given)) is not None:
             return serve_unknown_sizes(session, collective, given, learner, native, strict=False)
         request = make_request(session, collective, given, strict=on_device)
     except ArgumentError as error:
-        if not _is_left(error, given):
-            raise
+        _refuse(session, error, given)
         native()
         return NATIVE
     # Calls that are left to MPI are on the user's communicator, on all ranks, however they spell it.
-    passes = session.unwatched and request.memory == "host" and not request.is_empty
+    passes = session.unwatched and request.memory == "host"
+    if passes and request.is_auto and request.is_empty:
+        serve_native(session, collective, given, native, None)
+        return NATIVE
+    passes = passes and not request.is_empty
     plain = are_arrays(collective, given.send, given.recv)
     if passes and request.is_auto and collective.is_even and plain:
-        if request.learner is not None:
-            session.policy.by_bytes[_by_bytes(collective, given)] = request.learner
+        if request.learner is not None and (key := _by_bytes(collective, given)) is not None:
+            session.policy.by_bytes[key] = request.learner
         if request.variant.is_native and (request.learner is None or request.learner.is_fixed):
             remember(session, request, given, None)
     learner = request.learner
@@ -370,8 +413,7 @@ def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests
     try:
         request = held_request(session, collective, given, strict=False)
     except ArgumentError as error:
-        if not _is_left(error, given):
-            raise
+        _refuse(session, error, given)
         return None
     if request.is_empty or (request.is_native and request.memory == "host"):
         return None
@@ -384,15 +426,16 @@ def _sound(session: Session, collective: Collective, given: Arguments, mode: Mod
     try:
         return make_request(session, collective, given, mode, strict=False)
     except ArgumentError as error:
-        if not _is_left(error, given):
-            raise
+        _refuse(session, error, given)
         return None
 
 
-def _is_left(error: ArgumentError, given: Arguments) -> bool:
-    """Whether MPI is to say what is wrong: not with arrays of devices, which it may not be given, unless hiercoll knows
-    no device (that takes CuPy)."""
-    return type(error) is DeviceError or not uses_device(given)
+def _refuse(session: Session, error: ArgumentError, given: Arguments) -> None:
+    """Let MPI say what is wrong, if anything is. Raises the error with arrays of devices, which MPI may not be given,
+    unless hiercoll knows no device (that takes CuPy)."""
+    if uses_device(given) and type(error) is not DeviceError:
+        raise error
+    session.refused = f"{error.argument}, expected {error.expected}"
 
 
 # ---- the methods

@@ -44,7 +44,9 @@ from hiercoll.collectives import (
     SCATTERV,
     Collective,
 )
+from hiercoll.cuda import is_device_array
 from hiercoll.errors import BufferTypeError, ParameterError
+from hiercoll.memory.arrays import host_buffer
 from hiercoll.runtime import compiled, native, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
@@ -155,7 +157,7 @@ def alltoall(
     if stream is None:
         into = new_result(ALLTOALL, comm, sendbuf) if recvbuf is None else recvbuf
         if call_known(ALLTOALL, comm, sendbuf, into, 0, algorithm, transport, **params):
-            return into
+            return _result(into)
     return _call(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
@@ -180,7 +182,7 @@ def allgather(
     if stream is None:
         into = new_result(ALLGATHER, comm, sendbuf) if recvbuf is None else recvbuf
         if call_known(ALLGATHER, comm, sendbuf, into, 0, algorithm, transport, **params):
-            return into
+            return _result(into)
     return _call(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream))
 
 
@@ -288,7 +290,7 @@ def bcast(
     CommunicatorError, UnknownAlgorithmError, ParameterError (``root`` too), ConstraintError. Collective (MPI 4.1, 6.4).
     """
     if stream is None and call_known(BCAST, comm, None, buf, root, algorithm, transport, **params):
-        return buf
+        return _result(buf)
     return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
 
@@ -330,7 +332,7 @@ def allreduce(
     if stream is None and accumulate is None:
         into = new_result(ALLREDUCE, comm, sendbuf) if recvbuf is None else recvbuf
         if call_known(ALLREDUCE, comm, sendbuf, into, 0, algorithm, transport, op, order, **params):
-            return into
+            return _result(into)
     given = Arguments(
         sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
     )
@@ -362,7 +364,7 @@ def reduce_scatter(
     is_plain = stream is None and accumulate is None and recvbuf is not None
     how = (algorithm, transport, op, order)
     if is_plain and call_known(REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, *how, **params):
-        return recvbuf
+        return _result(recvbuf)
     given = Arguments(
         sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
     )
@@ -955,6 +957,15 @@ def configure(
     session.policy.learn(LEARN[tune] if tune is not None else session.learns)
     if timeout is not None:
         session.set_timeout(float(timeout))
+
+
+def _result(given: Any) -> Any:
+    """What a call that was known returns: of a receive buffer, the array, as other calls do."""
+    if type(given) is np.ndarray:
+        return given
+    if isinstance(given, list | tuple):
+        return given[0]
+    return given if is_device_array(given) else host_buffer(given, "recvbuf", 0, writable=True).array
 
 
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:

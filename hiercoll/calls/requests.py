@@ -32,6 +32,22 @@ def _self() -> MPI.Intracomm:
     return split(MPI.COMM_SELF, 0)
 
 
+class Refused:
+    """A call that could not be started."""
+
+    done = False
+
+    def __init__(self, error: Exception) -> None:
+        self.error: BaseException | None = error
+
+    def test(self) -> bool:
+        """Raises why."""
+        assert self.error is not None
+        raise self.error
+
+    wait = test
+
+
 class StandIn:
     """The call behind a request: one that has been started, or (``persistent``) is whenever the request is."""
 
@@ -45,6 +61,7 @@ class StandIn:
         with progress.lock:  # of several threads, each has a tag of its own
             StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
             self.comm = _self()
+            self.call: BackgroundCall | Refused | None
             self.call = None if persistent else BackgroundCall(session, plan, in_thread=True, described=described)
             progress.listening.append(self)
         progress.want_thread()
@@ -53,12 +70,16 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
-                self.call = BackgroundCall(self._session, self._plan, in_thread=True)
+                try:
+                    self.call = BackgroundCall(self._session, self._plan, in_thread=True)
+                except Exception as error:  # who asks for this one is told, not who lets it go on
+                    self.call = Refused(error)
         elif self.call.done:
+            if self.comm.Iprobe(0, self.tag):  # Ctrl-C may come after this
+                self.comm.Recv(NOTHING, 0, self.tag)
             self.call = None
             if not self._persistent:
                 self._leave()
-            self.comm.Recv(NOTHING, 0, self.tag)
         elif self.call.error is not None and not isinstance(self.call.error, Exception):
             self._leave()  # Ctrl-C: it has been raised already
         elif self.call.error is not None:

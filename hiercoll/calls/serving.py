@@ -27,9 +27,10 @@ from hiercoll.runtime.checking import Description
 from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
-from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
+from hiercoll.runtime.specifications import is_in_place
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT
 from hiercoll.tuning.learning import Learner, count
@@ -77,15 +78,19 @@ def run_known(
         return ""
     if (tally is not None and tally[0] <= 0) or (plan.schedule is None and not passes_native):
         return ""
-    _run_kept(session, plan, tally)
+    _run_kept(session, plan, tally, (send, recv))
     return plan.name
 
 
-def _run_kept(session: Session, plan: Plan, tally: array[int] | None) -> None:
-    """Run a plan once more, for a call that is counted, if there is a ``tally``."""
+def _run_kept(session: Session, plan: Plan, tally: array[int] | None, given: object) -> None:
+    """Run a plan once more, for a call that is counted, if there is a ``tally``, and was ``given`` these buffers."""
     session.touch(plan)
     begin = perf_counter()
-    session.run(plan)
+    try:
+        session.run(plan)
+    except BaseException:
+        _keep_if_broken(session, given)
+        raise
     if tally is not None:
         count(tally, perf_counter() - begin)
 
@@ -214,8 +219,8 @@ def _equal_key(
     params: dict[str, Any],
 ) -> Alias:
     """The key of a call on arrays; ``send`` is None where one buffer serves, and either one where the rank has none.
-    AttributeError: not arrays. Operations are MPI's own: there is one object of each."""
-    key: Alias = (collective, algorithm, transport, id(op), order, root)
+    AttributeError: not arrays. Operations are MPI's own, whose handles stay."""
+    key: Alias = (collective, algorithm, transport, op and op.handle, order, root)
     for each in (recv, send):
         key += (each,) if each is None or each is MPI.IN_PLACE else (_address(each), each.nbytes, each.dtype)
     return (*key, *params.items()) if params else key
@@ -295,7 +300,21 @@ def or_native(make: Callable[[Request], Made], request: Request) -> Made:
         return make(replace(request, variant=NATIVE_VARIANT, learner=None))
 
 
+def _keep_if_broken(session: Session, given: object) -> None:
+    """A call was interrupted: MPI may still write to its buffers, whatever becomes of them in the program."""
+    if session.broken is not None:
+        abandoned.append(given)
+
+
 def _serve(session: Session, given: Arguments, request: Request) -> str:
+    try:
+        return _serve_once(session, given, request)
+    except BaseException:
+        _keep_if_broken(session, (given, request))
+        raise
+
+
+def _serve_once(session: Session, given: Arguments, request: Request) -> str:
     if request.memory == "host" and (not request.is_plain or request.collective.typed):
         return _serve_copied(session, request, given)
     plan = session.plan(request)
@@ -329,7 +348,7 @@ def _serve_copied(session: Session, request: Request, given: Arguments) -> str:
         if request.learner is not None:  # under the name of what serves it
             given = given._replace(algorithm=request.variant.algorithm, params=request.variant.params)
         if (alias := uneven_alias(request.collective, given)) is not None:
-            session.copied.keep(alias, Copied(request, plan))
+            session.copied.keep(alias, Copied(request.without_arrays(), plan))
     return ran
 
 
@@ -366,7 +385,11 @@ def _run_copied(session: Session, collective: Collective, named: Arguments) -> s
     known: Copied | None = session.copied.get(uneven_alias(collective, named))
     if known is None or known.plan.is_freed:
         return ""
-    known.run(session)
+    try:
+        known.run(session)
+    except BaseException:
+        _keep_if_broken(session, (named, known.request))
+        raise
     return known.plan.name
 
 
@@ -381,8 +404,9 @@ def _serve_learning(
     """Serve a blocking call from which "auto" learns, whose request ``make`` makes. Returns what ran. Collective."""
     own = partial(own_spread, session, collective, given) if collective.sizes is Sizes.OWN else None
     variant, begin = learner.begin(own), perf_counter()
-    if learner.is_trying:
+    if learner.is_trying and not learner.has_met:  # else this rank has met the others in a call that it could not make
         session.begin_together()
+        learner.has_met = True
     together = perf_counter()
     is_left = variant.is_native and session.unwatched and not uses_device(given)
     named = given._replace(algorithm=variant.algorithm, params=variant.params)
@@ -442,7 +466,7 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
             session.remember(uneven_alias(collective, given), plan)
         return
     if program is not None:
-        if _may_come_again(collective, given) and _is_readable(collective, given):
+        if _may_come_again(collective, given) and _is_readable(request, given):
             _remember_call(session, program, collective, given, tally)
         return
     alias = equal_alias(collective, given)
@@ -483,7 +507,8 @@ def _remember_native(
 ) -> None:
     """Let mpi4py's own method serve such calls by "auto", as many as are left, as long as nobody looks on."""
     method = getattr(type(session.user), collective.native)
-    if collective.is_private and session.unwatched:
+    is_for_any = session.is_plain and not collective.is_even and not collective.more  # whatever the sizes
+    if (collective.is_private or is_for_any) and session.unwatched:
         session.routes.remember_all(method, tally, collective)
     if collective.typed:
         return
@@ -526,13 +551,14 @@ def _suits_mpi4py(buffer: Any) -> bool:
     return type(buffer) is not np.ndarray or (buffer.flags.c_contiguous and buffer.dtype.char in elements)
 
 
-def _is_readable(collective: Collective, given: Arguments) -> bool:
-    """Whether the compiled engine sees where the data of a call with equal blocks lie: not in the other buffer at a
-    place that depends on the rank, and of datatypes that are MPI's own, which nobody can free."""
-    ends = given.send, given.recv
-    if collective.is_rooted and any(each is MPI.IN_PLACE for each in ends):
+def _is_readable(request: Request, given: Arguments) -> bool:
+    """Whether the compiled engine sees where the data of a call with equal blocks lie: in arguments, but for what is
+    in place on all ranks, and of datatypes that are MPI's own, which nobody can free."""
+    ends = (given.send, request.sent), (given.recv, request.received)
+    if any(data is not None and data.blocks and is_in_place(spec) for spec, data in ends):
         return False
-    types = [each for spec in ends if type(spec) in (list, tuple) for each in spec if isinstance(each, MPI.Datatype)]
+    specs = [spec for spec, _ in ends if type(spec) in (list, tuple)]
+    types = [each for spec in specs for each in spec if isinstance(each, MPI.Datatype)]
     return all(each.is_predefined for each in types)
 
 
@@ -584,7 +610,7 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
     plan, _ = session.recent.get(uneven_alias(collective, given), (None, None))
     if plan is None or plan.is_freed:
         return None
-    _run_kept(session, plan, None if learner is None else learner.tally)
+    _run_kept(session, plan, None if learner is None else learner.tally, given)
     return plan.name
 
 

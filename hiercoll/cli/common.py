@@ -109,6 +109,8 @@ class SizesType(click.ParamType):  # type: ignore[type-arg]
                 low, high, factor = [*bounds, 2][:3]
                 if factor < 2 or low < 1 or len(bounds) > 3:
                     raise ArgumentError("sizes", "FROM:TO or FROM:TO:FACTOR, FROM >= 1, FACTOR >= 2", repr(piece))
+                if low > high:
+                    raise ArgumentError("sizes", "FROM:TO, FROM at most TO", repr(piece))
                 while low <= high:
                     sizes.append(low)
                     low *= factor

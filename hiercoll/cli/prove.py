@@ -262,7 +262,9 @@ def timeline(
     title = f"{name}, {'measured' if measured else 'simulated'}"
     if svg:
         svg.write_text(to_svg(schedules, topology, events, title), encoding="utf-8")
-        click.echo(f"{svg}: {title}, {format_time(max((event.end for event in events), default=0.0))}")
+        first = min((event.begin for event in events), default=0.0)
+        seconds = max((event.end for event in events), default=0.0) - first
+        click.echo(f"{svg}: {title}, {format_time(seconds)}")
     if goal:
         goal.write_text(to_goal(schedules, topology, -(-size // schedules[0].blocks)), encoding="utf-8")
         click.echo(f"{goal}: {name}, in GOAL")

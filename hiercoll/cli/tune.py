@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import click
 from rich.console import Console
@@ -31,7 +32,7 @@ from hiercoll.cli.common import (
 from hiercoll.cli.learned import append_lines, learned_folder, learned_words, lessons_for, print_learned, read_learned
 from hiercoll.collectives import tuned
 from hiercoll.errors import ArgumentError, TableError
-from hiercoll.learned import forget, table_of
+from hiercoll.learned import forget, table_of, write_whole
 from hiercoll.model.cost import Links
 from hiercoll.model.machine import get_machine
 from hiercoll.tables import (
@@ -122,8 +123,8 @@ def _tune(
         raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))
     runner = b.Bench(comm, arrays=arrays_of(comm, memory))
     about = b.provenance(comm, runner.topology, memory)
-    notes = _Notes(output.with_name(output.name + ".part"), about, fresh) if comm.rank == 0 else None
-    kept = from_root(comm, lambda: load(output) if output.exists() else Table())
+    notes = _Notes(_notes_of(output, about), about, fresh) if comm.rank == 0 else None
+    from_root(comm, lambda: load(output) if output.exists() else Table())  # which is said to be wrong before all work
     links, transports = runner.links(), runner.transports()
     begin, entries = runner.clock(), []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
@@ -138,8 +139,9 @@ def _tune(
             results = _search(search, wanted, notes, progress)
             entries.append(_entry(name, results, about, runner.topology, links))
     if comm.rank == 0:
-        table = kept.merged(Table(tuple(entries)))
-        output.write_text(dump(table), encoding="utf-8")
+        # Another job may have written its own in the meantime.
+        table = (load(output) if output.exists() else Table()).merged(Table(tuple(entries)))
+        write_whole(output, dump(table))
         assert notes is not None
         notes.remove()
         _print_summary(entries)
@@ -182,12 +184,22 @@ def _entry(
     )
 
 
+def _setting(about: dict[str, Any]) -> dict[str, Any]:
+    """In which notes are good."""
+    return {name: about[name] for name in ("mpi", "layout", "memory", "hiercoll", "ranks")}
+
+
+def _notes_of(output: Path, about: dict[str, Any]) -> Path:
+    """Where notes lie: apart from those of jobs in other settings that write the same table."""
+    return output.with_name(f"{output.name}.{crc32(json.dumps(_setting(about)).encode()):08x}.part")
+
+
 class _Notes:
     """What has been selected so far, a line per size, so that an interrupted run can go on."""
 
     def __init__(self, path: Path, about: dict[str, Any], fresh: bool) -> None:
         self._path = path
-        self._setting = {name: about[name] for name in ("mpi", "layout", "memory", "hiercoll", "ranks")}
+        self._setting = _setting(about)
         if fresh or self._read_setting() != self._setting:
             path.write_text(json.dumps(self._setting) + "\n", encoding="utf-8")
         elif not path.read_text(encoding="utf-8").endswith("\n"):  # cut off in the middle of a line
@@ -362,7 +374,7 @@ def table_merge(files: tuple[Path, ...], learned: bool, output: Path) -> None:
         merged = merged.merged(load(file))
     if learned:
         merged = _with_learned(merged)
-    output.write_text(dump(merged), encoding="utf-8")
+    write_whole(output, dump(merged))
     click.echo(f"{output}: {len(merged.entries)} entries")
 
 

@@ -106,7 +106,9 @@ typedef struct {
     Py_buffer views[2];     /* of these */
     char *data[2];          /* where they lie; NULL for None */
     PyObject *options[OPTIONS];
-    int rank; /* once it is served */
+    int is_even;  /* whether blocks have one size */
+    int by_total; /* whether "auto" goes by the sum of sizes, which differ */
+    int rank;     /* once it is served */
     Key key;
 } Call;
 
@@ -239,15 +241,15 @@ static int64_t elements(const Array *array)
 
 /* Of blocks of any sizes the key says only that they are: sizes come with each start. None: one buffer serves, or only
  * the root has two. */
-static int add_buffer(Call *call, int end, int is_even)
+static int add_buffer(Call *call, int end)
 {
     if (call->given[end] == Py_None)
         return add_number(&call->key, -3);
     if (end == 0 && call->given[end] == calls.in_place)
         return add_number(&call->key, -4);
-    PyObject *buffer = is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
+    PyObject *buffer = call->is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
     if (!buffer || Py_TYPE(buffer) != calls.array)
-        return buffer && is_even ? add_view(call, end, buffer) : -1;
+        return buffer && call->is_even ? add_view(call, end, buffer) : -1;
     const Array *array = (const Array *)buffer;
     if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
         return -1;
@@ -255,6 +257,41 @@ static int add_buffer(Call *call, int end, int is_even)
     call->data[end] = array->data;
     int64_t size = call->blocks[end] ? -2 : call->blocks[1] ? -1 : elements(array);
     return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
+}
+
+/* The sum of whole numbers in a list, or in an array of the usual types; -1 for anything else. */
+static int64_t total_of(PyObject *counts)
+{
+    int64_t total = 0;
+    if (PyList_CheckExact(counts)) {
+        for (Py_ssize_t each = 0; each < PyList_Size(counts); each++) {
+            PyObject *number = PyList_GetItem(counts, each);
+            if (!PyLong_CheckExact(number))
+                return -1;
+            total += PyLong_AsLongLong(number);
+        }
+        return PyErr_Occurred() ? -1 : total;
+    }
+    const Array *array = (const Array *)counts;
+    if (Py_TYPE(counts) != calls.array || array->dimensions != 1 || !(array->flags & C_ORDER) ||
+        !(array->flags & ALIGNED) || (array->type != calls.wide && array->type != calls.narrow))
+        return -1;
+    for (Py_ssize_t each = 0; each < array->shape[0]; each++)
+        total += array->type == calls.wide ? ((int64_t *)array->data)[each] : ((int32_t *)array->data)[each];
+    return total;
+}
+
+/* All elements received, where they are what the choice goes by: ranks may spell a call in ways of which only some come
+ * here, and must count it as the same one. */
+static int add_total(Call *call)
+{
+    PyObject *counts = call->blocks[1];
+    if (!call->by_total || !counts || call->options[ALGORITHM] != calls.automatic)
+        return 0;
+    if (PyTuple_CheckExact(counts))
+        counts = PyTuple_Size(counts) == 2 ? PyTuple_GetItem(counts, 0) : NULL;
+    int64_t total = counts ? total_of(counts) : -1;
+    return total < 0 ? -1 : add_number(&call->key, total);
 }
 
 static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *recv)
@@ -269,6 +306,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
+    call->is_even = call->by_total = 0;
     call->key.objects = 0;
     call->key.length = 0;
 }
@@ -296,13 +334,12 @@ static int describe_any(Call *call, PyObject *collective)
 }
 
 /* ``options`` are those that may be among the names. */
-static int describe(Call *call, PyObject *collective, int is_even, unsigned options, PyObject *const *values,
-                    PyObject *names)
+static int describe(Call *call, PyObject *collective, unsigned options, PyObject *const *values, PyObject *names)
 {
     PyObject *const *given = call->options;
     Key *key = &call->key;
-    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1, is_even) < 0 ||
-        add_buffer(call, 0, is_even) < 0)
+    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 || add_buffer(call, 0) < 0 ||
+        add_total(call) < 0)
         return -1;
     if (call->given[0] == call->given[1])
         return -1; /* None, or one buffer for both */
@@ -426,6 +463,15 @@ static int is_so(PyObject *collective, const char *name)
     return outcome;
 }
 
+/* Of a record: whether blocks have one size, and whether those that differ are known to all ranks. */
+static int read_sizes(PyObject *collective, int *is_even, int *by_total)
+{
+    int is_private = is_so(collective, "is_private");
+    *is_even = is_so(collective, "is_even");
+    *by_total = !*is_even && !is_private;
+    return is_private < 0 || *is_even < 0 ? -1 : 0;
+}
+
 /* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. */
 static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter)
 {
@@ -532,8 +578,13 @@ static int run(Routes *routes, Program *program, const Call *call)
     else if (entry != Py_None)
         PyList_SetItem(entry, 3, PyFloat_FromDouble(wall_clock() - began));
     Py_DECREF(entry);
-    for (int each = 0; each < 4; each++)
+    for (int each = 0; each < 2; each++)
         Py_XDECREF(owners[each]);
+    for (int end = 0; end < 2; end++)
+        if (outcome < 0) /* for good: MPI may still use their memory */
+            Py_XINCREF(call->views[end].obj);
+        else
+            Py_XDECREF(owners[2 + end]);
     return outcome;
 }
 
@@ -556,8 +607,12 @@ static int run_native(PyObject *method, const Call *call, int one_buffer)
 /* The sizes and places of this call's blocks, for the program, if there is one. Whether they are sound. */
 static int have_blocks(const Routes *routes, const Known *known, const Program *program, const Call *call)
 {
-    int64_t *sizes[2];
+    int64_t *sizes[2] = {NULL, NULL};
     for (int end = 0; end < 2; end++) {
+        if (!call->arrays[end] && !program)
+            continue; /* in place: the MPI library knows where */
+        if (!call->arrays[end])
+            return 0;
         Py_ssize_t count = program ? program->blocks[end] : routes->size;
         int64_t *own = routes->numbers + 2 * end * routes->size;
         int64_t *places = program ? program->tables[end].places : own + routes->size;
@@ -565,7 +620,7 @@ static int have_blocks(const Routes *routes, const Known *known, const Program *
         if (read_blocks(call, end, known->items[end], count, sizes[end], places) < 0)
             return 0;
     }
-    return sizes[0][call->blocks[0] ? routes->rank : 0] == sizes[1][routes->rank];
+    return !sizes[0] || sizes[0][call->blocks[0] ? routes->rank : 0] == sizes[1][routes->rank];
 }
 
 static int serve(Routes *routes, const Call *call)
@@ -593,17 +648,18 @@ static int serve(Routes *routes, const Call *call)
     --left[0];
     int outcome = program ? run(routes, program, call) : run_native(known->target, call, known->one_buffer);
     left[1] += nanoseconds() - began;
+    left[0] += outcome < 0; /* no call, for this rank: it may be made anew */
     Py_DECREF(counter);
     return outcome;
 }
 
 /* Serve a call that has been begun, if it is known. */
-static int serve_known(Call *call, PyObject *collective, int any, int is_even, unsigned options,
-                       PyObject *const *values, PyObject *names)
+static int serve_known(Call *call, PyObject *collective, int any, unsigned options, PyObject *const *values,
+                       PyObject *names)
 {
     Routes *routes = find_routes(call->comm);
     call->rank = routes ? routes->rank : 0;
-    int known = routes ? describe(call, collective, is_even, options, values, names) : -1;
+    int known = routes ? describe(call, collective, options, values, names) : -1;
     int outcome = known == 0 ? serve(routes, call) : 0;
     if (!outcome && routes && any && !names && describe_any(call, collective) == 0)
         outcome = serve(routes, call);
@@ -636,8 +692,9 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, args[1], args + 2, count == 9);
-    int is_even = is_so(args[0], "is_even");
-    int outcome = is_even < 0 ? -1 : serve_known(&call, args[0], 0, is_even, 0, args + count, names);
+    int outcome = read_sizes(args[0], &call.is_even, &call.by_total) < 0
+                      ? -1
+                      : serve_known(&call, args[0], 0, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
@@ -659,8 +716,8 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, NULL, args + 3, 1);
-    int is_even = is_so(args[2], "is_even");
-    int good = is_even < 0 ? -1 : describe(&call, args[2], is_even, 0, args + count, names);
+    int good = read_sizes(args[2], &call.is_even, &call.by_total);
+    good = good < 0 ? -1 : describe(&call, args[2], 0, args + count, names);
     good = good == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
     end_call(&call);
     PyErr_Clear(); /* a call that is not known is Python's to serve */
@@ -671,8 +728,8 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 
 static struct entry {
     int one_buffer, only_root; /* whether only the root has a result */
-    int any;                   /* of methods, whether it is known of all calls alike what serves them */
-    int is_even;               /* of methods, whether blocks have one size */
+    int any;                   /* of methods, whether it may be known of all calls alike what serves them */
+    int is_even, by_total;     /* of methods; see `Call` */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
@@ -715,7 +772,9 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
             call.options[OP] = calls.sum;
         for (Py_ssize_t each = 0; each < more; each++)
             call.options[entry->place[each]] = args[first + buffers + each];
-        int outcome = serve_known(&call, entry->collective, entry->any, entry->is_even, entry->options, args + count, names);
+        call.is_even = entry->is_even;
+        call.by_total = entry->by_total;
+        int outcome = serve_known(&call, entry->collective, entry->any, entry->options, args + count, names);
         int has_result = !self && outcome > 0 && call.arrays[1];
         if (has_result && entry->only_root)
             has_result = PyLong_AsLong(call.options[ROOT]) == call.rank;
@@ -762,10 +821,9 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
         return NULL;
     entry->only_root = PyUnicode_CompareWithASCIIString(everywhere, "send") == 0;
     Py_DECREF(everywhere);
-    if ((entry->any = is_so(entry->collective, "is_private")) < 0 ||
-        (entry->is_even = is_so(entry->collective, "is_even")) < 0)
+    if (read_sizes(entry->collective, &entry->is_even, &entry->by_total) < 0)
         return NULL;
-    entry->any &= type != Py_None;
+    entry->any = !entry->is_even && type != Py_None;
     entry->is_even &= type != Py_None; /* of functions, whose result is an array */
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};

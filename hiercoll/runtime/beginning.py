@@ -50,7 +50,7 @@ def _learned_on(size: int) -> int:
 class Beginning:
     """A communicator on which hiercoll is not set up; so far as `make_request` asks, it is like a session."""
 
-    stages, check, library, unwatched, order = False, False, "", True, None
+    stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
     memories = MEMORIES
 
     def __init__(self, comm: MPI.Intracomm, wishes: int) -> None:
@@ -87,7 +87,7 @@ class Beginning:
     @property
     def has_come_again(self) -> bool:
         """Whether this is not the first call."""
-        return self.tally[0] < FIRST - 1 or self._served > 0
+        return self.tally[0] < self._calls - 1 or self._served > 0
 
     def goes_on(self, known: float) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
@@ -134,12 +134,13 @@ def _wishes(comm: MPI.Intracomm) -> int:
     """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned.
     Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
-    wishes = IS_SPECIAL * settings.is_special() + IS_QUIET * (not settings.learns())
+    is_threadless = MPI.Query_thread() != MPI.THREAD_MULTIPLE  # then each call is looked at
+    wishes = IS_SPECIAL * (settings.is_special() or is_threadless) + IS_QUIET * (not settings.learns())
     if wishes & IS_SPECIAL or comm.rank:
         return wishes
     now = monotonic()
     if now > _seen[0] + LOOK:
-        _seen = (now, settings.own_table().exists(), known_ranks(mpi_library()))
+        _seen = (now, settings.own_table() is not None, known_ranks(mpi_library()))
     return wishes | HAS_TABLE * _seen[1] | sum({_learned_on(size) for size in _seen[2]})
 
 

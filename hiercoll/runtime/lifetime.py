@@ -72,6 +72,13 @@ def _main_thread() -> int | None:
     return threading.get_ident() if MPI.Is_thread_main() else threading.main_thread().ident
 
 
+def forget(comm: MPI.Comm) -> None:
+    """A communicator is about to be freed: free its session now. Where it has attributes of others, too, MPICH 5.0
+    walks through those that it has freed, when mpi4py asks for the topology before it calls `_deleted`."""
+    if comm != MPI.COMM_NULL and not MPI.Is_finalized() and comm.Get_attr(_keyval()) is not None:
+        comm.Delete_attr(_keyval())
+
+
 def _deleted(comm: MPI.Comm, keyval: int, session: Session | Beginning) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`; or a session takes the
     place of its beginning."""
@@ -122,8 +129,9 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
         return None
     found = _beginnings.get(handle)
     if found is None:
-        if _main_thread() is not None or comm.Get_attr(_keyval()) is not None:
+        if comm.Get_attr(_keyval()) is not None:
             return None
+        _check_thread()
         try:
             found = begin(comm, first_watch(comm, settings.timeout()))
         except (CollectiveTimeout, CollectiveFailed):
@@ -140,7 +148,7 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
 def inherits(comm: MPI.Comm) -> Beginning | None:
     """What communicators made from ``comm`` begin with, if their ranks need not agree anew. Collective where the ranks
     of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL or _main_thread() is not None:
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
     if comm.Get_attr(_keyval()) is None:
         first_calls(comm)
@@ -190,7 +198,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
         _set_up = session.set_up_seconds
         set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up
         _live[session.name] = session
-        if _main_thread() is None:
+        if not session.threadless:
             by_handle[comm.handle] = session
             compiled.register(comm.handle, session.routes)
     _check_thread()

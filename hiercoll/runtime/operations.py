@@ -41,9 +41,12 @@ class Operation:
     on_device: Reduction | None = None
 
     @property
-    def key(self) -> tuple[int, int]:
-        """What tells it from others in this process, as long as they live."""
-        return self.op.handle, self.datatype.handle
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others in this process, as long as it is kept: a program's own may be freed, and their
+        handles be others'."""
+        return tuple(
+            each.handle if each.is_predefined else (each.handle, id(each)) for each in (self.op, self.datatype)
+        )
 
     def combining(self, pieces: Pieces) -> partial[None]:
         """What puts left (+) right into the target, piece by piece."""
@@ -110,9 +113,14 @@ def _find(op: MPI.Op, elements: Any, rank: int) -> Operation:
 
 def _spelled(elements: Any) -> str:
     """A type of elements in words that are the same on all ranks."""
-    if isinstance(elements, MPI.Datatype):
-        return str(elements.typestr) if elements.is_predefined else f"elements of {elements.Get_extent()[1]} bytes"
-    return str(elements)
+    if not isinstance(elements, MPI.Datatype):
+        return str(elements)
+    if not elements.is_predefined:
+        return f"elements of {elements.Get_extent()[1]} bytes"
+    try:
+        return str(np.dtype(elements.typestr))  # as of an array
+    except TypeError:
+        return str(elements.typestr)
 
 
 def _datatype(dtype: np.dtype[Any]) -> MPI.Datatype | None:

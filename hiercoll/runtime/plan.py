@@ -61,6 +61,7 @@ class Plan:
         self.on_free: Callable[[Plan], None] | None = None
         self.watch: Watch | None = None  # deadlines, if they are wanted
         self.entry: Entry | None = None  # of the current start, in the watch's record
+        self._going: Going | None = None  # a start that others let go on, too
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
         # Host memory needs no synchronisation: leave the call out of the hot path.
@@ -98,7 +99,16 @@ class Plan:
             self._run = self._engine.run
 
     def start(self) -> None:
-        """Begin a start. Returns at once; nothing may touch the buffers until `wait`."""
+        """Begin a start. Returns at once; nothing may touch the buffers until `wait`. It goes on in all calls of
+        hiercoll that wait or test, as ranks may complete several in different orders."""
+        self.begin()
+        if self.schedule is not None:  # else MPI lets it go on
+            self._going = Going(self)
+            with progress.lock:
+                progress.active.append(self._going)
+
+    def begin(self) -> None:
+        """A start that whoever asks for it lets go on."""
         engine = self._checked()
         if self._memory:
             self._prepare(self._memory)
@@ -113,22 +123,32 @@ class Plan:
 
     def test(self) -> bool:
         """Whether the current start has completed (True if none is active); makes progress."""
+        self._told()
         if not self.active:
             return True
-        if not self._progress(False):
+        if self._going is not None:
+            progress.advance_all()
+            self._told()
+            if not self._going.done:
+                return False
+            self._taken_back()
+        elif not self.go_on(False):
             return False
         self.active = False
         return True
 
     def wait(self) -> Any:
         """Complete the current start. Returns the receive array."""
+        self._told()
         if self.active:
-            if self.watch is not None:
+            if self._taken_back():
+                pass
+            elif self.watch is not None:
                 self.watch.complete(self)
             elif not progress.active:
-                self._progress(True)
+                self.go_on(True)
             else:  # others may wait for what is under way here before they come to this call
-                while not self._progress(False):
+                while not self.go_on(False):
                     progress.wait_politely()
             self.active = False
         elif self.broken:
@@ -140,11 +160,31 @@ class Plan:
         self.interrupt()
         return self._engine.pending() if self._engine is not None else []
 
+    def _taken_back(self) -> bool:
+        """Nobody else lets the current start go on any more; whether it is complete."""
+        going, self._going = self._going, None
+        if going is None:
+            return False
+        with progress.lock:
+            going.leave()
+        if going.done and self.entry is not None:
+            self.entry[SECONDS] = time() - self.entry[BEGAN]
+        return going.done
+
+    def _told(self) -> None:
+        """Raises what went wrong while others let it go on."""
+        if self._going is not None and (error := self._going.error) is not None:
+            self._going = None
+            raise error
+
     def interrupt(self) -> None:
         """It cannot go on: nobody knows what is under way."""
         self.active, self.broken = False, True
+        if self._going is not None:
+            with progress.lock:
+                self._going.leave()
 
-    def _progress(self, block: bool) -> bool:
+    def go_on(self, block: bool = False) -> bool:
         """Let the active start go on; an exception on the way breaks the plan for good."""
         engine = self._engine
         assert engine is not None
@@ -160,7 +200,7 @@ class Plan:
             if self.watch is not None and not progress.active:
                 return self._run_watched(self.watch)
             if self.watch is not None or self.schedule is not None:
-                self.start()
+                self.begin()
                 return self.wait()
             # No start() here: on other ranks nothing may be under way, and in MPI a blocking collective
             # does not match a nonblocking one.
@@ -249,6 +289,30 @@ class Plan:
         if self.active:
             raise PlanError(f"plan {self.name} is active: wait for it before starting it again")
         return self._engine
+
+
+class Going:
+    """A start of a plan that its program holds, as part of what is under way; see `progress.Background`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self.done = plan, False
+        self.error: BaseException | None = None
+
+    def advance(self) -> None:
+        """Go on; what goes wrong is for who asks for the plan, but for Ctrl-C."""
+        try:
+            self.done = self._plan.go_on()
+        except BaseException as error:
+            self.error = error
+        if self.done or self.error is not None:
+            self.leave()
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise self.error
+
+    def leave(self) -> None:
+        """Nothing lets it go on any more."""
+        if self in progress.active:
+            progress.active.remove(self)
 
 
 def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:

@@ -98,8 +98,8 @@ class Data(NamedTuple):
 
     ``blocks`` of ``block`` bytes each, one after the other from ``address`` on; or, where ``sizes`` are given, of
     so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
-    "host", or the name of a device. ``owner`` keeps the memory. ``copying``: what copies
-    data from the program's buffer to here (True), or back (False), if this is a copy.
+    "host", or the name of a device. ``owner`` keeps the program's memory. ``copying``: what copies
+    data from the program's buffer to here (True), or back (False), if this is a copy, whose memory it keeps.
     """
 
     address: int
@@ -270,6 +270,11 @@ class Request:
         else:
             move(*where, (sent.sizes, received.sizes), (sent.at, received.at))
 
+    def without_arrays(self) -> Request:
+        """The same, but for the program's memory, which is not kept: for calls that come again with the same."""
+        sent = None if self.sent is None else self.sent._replace(owner=None)
+        return replace(self, sent=sent, received=self.received._replace(owner=None), result=None)
+
     @property
     def name(self) -> str:
         """Collective and algorithm in words."""
@@ -351,7 +356,7 @@ def _equal_blocks(
     transport = _transport(session, given.transport, place, mode)
     producers = _producers(session, given, sent, received, memory)
     operation = _operation(session, given.op, received, memory) if collective.operation else None
-    combining = FREE if operation is None else _combining(session, given.order, operation)
+    combining = FREE if operation is None else combining_of(session, given.order, operation)
     policy = session.policy
     wanted = Wanted(collective, block, sent is None, memory, mode is Mode.HELD, combining)
     is_auto = policy.is_auto(collective, given.algorithm)
@@ -379,7 +384,7 @@ def _operation(session: Session | Beginning, op: Any, received: Data, memory: st
     return found
 
 
-def _combining(session: Session | Beginning, given: Any, operation: Operation) -> Combining:
+def combining_of(session: Session | Beginning, given: Any, operation: Operation) -> Combining:
     """What a reduction asks for: the ``given`` order, or that of the environment, or one that the communicator's calls
     keep to. Raises ParameterError."""
     if given is not None and not (isinstance(given, str) and given in ORDERS):
@@ -445,6 +450,8 @@ def _rooted_data(
         _check_pair(session, sent, received, strict)
     elif sent is None and received is not None:
         sent = _put_aside(received) if in_place and collective.operation else _alias(received, root, int(in_place))
+        if in_place and not collective.operation:  # copied to where the others' blocks will be, and back with them
+            sent = sent._replace(copying=received.copying)
     elif sent is not None:
         received = _alias(sent, root, int(in_place))
     assert sent is not None and received is not None
@@ -496,10 +503,13 @@ def _put_aside(data: Data) -> Data:
 
 def _root(session: Session | Beginning, root: Any, strict: bool) -> int:
     """The root as a number; True is none for functions (``strict``), but one for mpi4py. Raises ParameterError."""
-    is_number = isinstance(root, int | np.integer) and not (strict and isinstance(root, bool))
-    if not is_number or not 0 <= root < session.size:
+    try:
+        number = -1 if strict and isinstance(root, bool) else index(root)
+    except TypeError:
+        number = -1
+    if not 0 <= number < session.size:
         raise ParameterError("root", f"a rank below {session.size}", repr(root), session.rank)
-    return int(root)
+    return number
 
 
 def _equal(
@@ -695,7 +705,7 @@ def _uneven_blocks(
         sent, received = _rooted_blocks(session, collective, given, root, strict)
     elif collective.operation:
         sent, received, operation = _counted_blocks(session, given, strict)
-        combining = _combining(session, given.order, operation)
+        combining = combining_of(session, given.order, operation)
     else:
         sent, received = _blocks_for_each(session, collective, given, strict)
     memory = session.memories[received.place].kind
@@ -706,19 +716,13 @@ def _uneven_blocks(
     variant = session.policy.select(wanted, given.algorithm, given.params)
     is_auto = session.policy.is_auto(collective, given.algorithm)
     learns = is_auto and mode is Mode.BLOCKING and given.limit == LIMIT
-    result = received.owner if received.copying is None else _named(given.recv)
     return Request(
         collective, sent, received, root, mean, variant, transport, mode,
         _producers(session, given, sent, received, memory), memory=memory, limit=limit,
-        result=result if received.blocks else None, before=(received if sent is None else sent).copies(True),
+        result=received.owner if received.blocks else None, before=(received if sent is None else sent).copies(True),
         after=received.copies(False), is_auto=is_auto, operation=operation, combining=combining,
         learner=session.policy.learner(wanted) if learns else None,
     )  # fmt: skip
-
-
-def _named(spec: Any) -> Any:
-    """The buffer in a specification."""
-    return spec[0] if isinstance(spec, list | tuple) else spec
 
 
 def _blocks_for_each(
@@ -769,6 +773,8 @@ def _rooted_blocks(
         single = _uneven(session, message, 1, name, writable=moves)
     elif whole is not None:
         single = _part(whole, slice(root, root + 1))
+        if not moves:  # copied to where the others' blocks will be, and back with them
+            single = single._replace(copying=whole.copying)
     assert single is not None
     if whole is None:
         whole = _part(single, slice(0, 0))
@@ -921,11 +927,11 @@ def _copied(
     data = np.empty(int(sizes.sum()), np.uint8)
 
     def copying(outward: bool) -> Transfer:
-        return Now(partial(copy_blocks, session.comm, lying, data, outward=outward))
+        return Now(partial(copy_blocks, lying, data, outward=outward))
 
     at = np.cumsum(sizes) - sizes
     kind = None if isinstance(message, TypedMessage) else message.datatype
-    copied = Data(MPI.Get_address(data), blocks, block or 0, kind, data, copying=copying)
+    copied = Data(MPI.Get_address(data), blocks, block or 0, kind, message.buffer, copying=copying)
     return copied if block is not None else copied._replace(sizes=sizes, at=at)
 
 

@@ -97,15 +97,15 @@ def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
 
 
 def from_root(comm: MPI.Intracomm, read: Callable[[], Read]) -> Read:
-    """What rank 0 reads; its TableError on every rank. Collective."""
-    found: Read | TableError | None = None
+    """What rank 0 reads; its TableError on every rank, and its TableWarning where warnings are errors. Collective."""
+    found: Read | TableError | TableWarning | None = None
     if comm.rank == 0:
         try:
             found = read()
-        except TableError as error:
+        except (TableError, TableWarning) as error:
             found = error
     found = comm.bcast(found)
-    if isinstance(found, TableError):
+    if isinstance(found, TableError | TableWarning):
         raise found
     assert found is not None
     return found
@@ -175,6 +175,7 @@ class Session:
         self.copied = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)  # calls, by their arguments, whose data are copied
         self.by_sizes: dict[object, Learner] = {}  # of calls with blocks of any sizes, by how they are spelled
         self.sound: set[object] = set()  # arguments of calls that may be left to the MPI library without another look
+        self.refused = ""  # what was wrong with arguments that were left to the MPI library, for reports
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
@@ -474,8 +475,8 @@ class Session:
         """Ask all ranks whether they can free together. Collective, but does not wait.
 
         Returns a function that waits, a rank that is not ``sound`` only until the given
-        time (of `monotonic`), and says whether all are of one mind: where an exception
-        has separated the ranks, nothing collective can be freed.
+        time (of `monotonic`), and says whether all are sound: where an exception has
+        separated the ranks, nothing collective can be freed.
         """
         while self.background and sound and self.broken is None:
             progress.wait_politely()
@@ -490,7 +491,7 @@ class Session:
                 if monotonic() > deadline:
                     return False
                 os.sched_yield()
-            return int(total[0]) in (0, self.size)
+            return int(total[0]) == self.size
 
         return outcome
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import index
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -116,7 +116,7 @@ def typed_message(spec: Any, blocks: int, *, readonly: bool) -> TypedMessage:
     counts, displs = given[0] if len(given) == 1 else given or (None, None)
     address = nbytes = 0
     if buffer is not MPI.BOTTOM and buffer is not None:
-        found = MPI.buffer.frombuffer(buffer, readonly)
+        found = MPI.buffer.frombuffer(_in_order(buffer), readonly)
         address, nbytes = found.address, found.nbytes
     elif counts is None or displs is None:
         raise ValueError("message: BOTTOM requires counts and displs")
@@ -161,7 +161,7 @@ def _message(buffer: Any, datatype: Any, readonly: bool) -> Message:
             raise KeyError("cannot map None to MPI datatype")
         named = _known(datatype)[0] if isinstance(datatype, str) else datatype
         return Message(buffer, 0, 0, 0, 0, named, element_of(named))
-    found = MPI.buffer.frombuffer(buffer, readonly)
+    found = MPI.buffer.frombuffer(_in_order(buffer), readonly)
     if datatype is None or isinstance(datatype, str):
         named, element = _known(_format(buffer) if datatype is None else datatype)
     elif datatype is MPI.BYTE:
@@ -169,6 +169,13 @@ def _message(buffer: Any, datatype: Any, readonly: bool) -> Message:
     else:
         named, element = datatype, element_of(datatype)
     return Message(buffer, found.address, found.nbytes, 0, 0, named, element)
+
+
+def _in_order(buffer: Any) -> Any:
+    """An array in the order of Fortran as one in the order of C: the same bytes."""
+    if type(buffer) is np.ndarray and buffer.flags.f_contiguous and not buffer.flags.c_contiguous:
+        return buffer.T
+    return buffer
 
 
 def _format(buffer: Any) -> str:
@@ -291,21 +298,26 @@ def apart(message: Message | TypedMessage, blocks: int) -> Apart:
     return Apart(message.address, message.nbytes, tuple(map(Block, places, counts, elements)), datatypes)
 
 
-def copy_blocks(comm: MPI.Intracomm, blocks: Apart, data: npt.NDArray[np.uint8], *, outward: bool) -> None:
+def copy_blocks(blocks: Apart, data: npt.NDArray[np.uint8], *, outward: bool) -> None:
     """Copy blocks, one after the other, to ``data``, or (not ``outward``) from there; by the compiled engine, if there
     is one."""
     known, (engine, _) = packing(blocks.blocks), compiled.load()
     if known is None:
-        _copy_by_messages(comm, blocks, data, outward)
+        _copy_by_messages(blocks, data, outward)
     elif engine is None:
         known.copy(blocks.address, MPI.Get_address(data), outward=outward)
     else:
         engine.copy_blocks(known.words, blocks.address, MPI.Get_address(data), known.nbytes, outward)
 
 
-def _copy_by_messages(comm: MPI.Intracomm, blocks: Apart, data: npt.NDArray[np.uint8], outward: bool) -> None:
-    """The same where nobody but MPI knows where their bytes lie: as messages to oneself on a communicator of
-    hiercoll's own."""
+@cache
+def _oneself() -> MPI.Intracomm:
+    """A communicator of hiercoll's own, of this rank alone."""
+    return MPI.Intracomm(MPI.COMM_SELF).Dup()  # mpi4py's own
+
+
+def _copy_by_messages(blocks: Apart, data: npt.NDArray[np.uint8], outward: bool) -> None:
+    """The same where nobody but MPI knows where their bytes lie: as messages to oneself."""
     at = 0
     for block, datatype in zip(blocks.blocks, blocks.datatypes, strict=True):
         if not block.nbytes:
@@ -316,5 +328,5 @@ def _copy_by_messages(comm: MPI.Intracomm, blocks: Apart, data: npt.NDArray[np.u
         place: list[Any] = [buffer, block.number, datatype]  # MPI.BOTTOM is at address 0
         send, recv = (place, plain) if outward else (plain, place)
         with _to_oneself:
-            comm.Sendrecv(send, comm.rank, 0, recv, comm.rank, 0)
+            MPI.Comm.Sendrecv(_oneself(), send, 0, 0, recv, 0, 0)
         at += block.nbytes

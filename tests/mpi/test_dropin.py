@@ -250,3 +250,19 @@ def test_native_by_choice(monkeypatch: pytest.MonkeyPatch, calls: dropin.Calls, 
         np.testing.assert_array_equal(recv, np.tile(np.arange(SIZE), (4, 1)))
     ours.Free()
     assert calls.total() == 12 and (timeout or set(calls.values()) == {3})
+
+
+@pytest.mark.parametrize("how", ["Free", "free", "Disconnect"])
+def test_freed_with_attributes_of_others(how: str) -> None:
+    """MPICH deletes them one by one, and mpi4py looks at them in between."""
+    keys = [MPI.Comm.Create_keyval(delete_fn=lambda *_: gone.append(1)) for _ in range(3)]
+    for turn in range(50):
+        gone: list[int] = []
+        made = hiercoll.Intracomm(MPI.Intracomm(WORLD).Dup())
+        made.Set_attr(keys[0], turn)
+        hiercoll.get_topology(made)
+        made.Set_attr(keys[1], turn)
+        getattr(made, how)()
+        assert len(gone) == 2 and made == MPI.COMM_NULL
+    for key in keys:
+        MPI.Comm.Free_keyval(key)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -344,6 +346,52 @@ def test_signals_end_a_wait(algorithm: str) -> None:
             hiercoll.alltoall(comm, send, recv, algorithm=algorithm, **params)
     comm.Barrier()
     comm.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_arrays_of_interrupted_calls_stay(calls: int) -> None:
+    """What comes late is written to memory that nobody else has, though the program has dropped its arrays."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    comm, items = WORLD.Dup(), 1 << 14
+    send = np.full(SIZE * items, 1.0 + RANK)
+    hiercoll.get_topology(comm)
+    for _ in range(calls):
+        hiercoll.alltoall(comm, send, algorithm="pairwise")
+    recv = np.zeros(SIZE * items)
+    alive = weakref.ref(recv)
+    if RANK == 0:
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Alarm):
+            hiercoll.alltoall(comm, send, recv, algorithm="pairwise")
+        signal.signal(signal.SIGALRM, before)
+        del recv
+        gc.collect()
+        assert alive() is not None
+    comm.Barrier()
+    comm.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_freeing_where_all_ranks_have_failed_at_different_times() -> None:
+    """Ranks that give up waiting for others, and those that come later, agree that nothing is freed together."""
+    comm = WORLD.Dup()
+    hiercoll.alltoall(comm, np.arange(SIZE), algorithm="grouped", memory="shared")
+
+    def fail() -> None:
+        try:
+            time.sleep(1.5 * min(RANK, 1))
+            raise Alarm
+        finally:
+            comm.Free()
+
+    with pytest.raises(Alarm):
+        fail()
+    WORLD.Barrier()
 
 
 def test_freed_communicators_are_not_found(slow: list[Any]) -> None:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.calls import functions as api
-from hiercoll.runtime import compiled
+from hiercoll.runtime import compiled, progress
 from hiercoll.runtime import session as communicator
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.tuning.policy import forced_variants
@@ -494,3 +494,42 @@ def test_scattered_messages_beyond_2_gib(runs: tuple[tuple[int, int], ...]) -> N
             assert np.array_equal(recv[offset : offset + length], send[offset : offset + length])
         assert not recv[~covered].any()
     datatype.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("asks", ["wait", "test"])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_plans_completed_in_any_order(
+    asks: str, threaded: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks may complete what they have started in different orders, with other calls between."""
+    if threaded:
+        progress.want_thread()
+    items = 40_000  # messages that wait for their receives
+    sends = [np.arange(float(items * comm.size)) + 1e7 * comm.rank + salt for salt in range(2)]
+    wants = [np.empty_like(sends[0]) for _ in range(2)]
+    for send, want in zip(sends, wants, strict=True):
+        MPI.Comm.Alltoall(comm, send, want)
+    plans = [hiercoll.alltoall_init(comm, send, algorithm="bruck") for send in sends]
+    for turn in range(3):
+        for plan in plans:
+            plan.start()
+        is_first = (comm.rank < comm.size // 2) == (turn % 2 == 0)  # whom the second round is with is of the other kind
+        for plan in plans if is_first else plans[::-1]:
+            if asks == "test":
+                while not plan.test():
+                    pass
+            plan.wait()
+        plans[0].start()
+        if is_first:
+            plans[0].wait()
+        assert hiercoll.allgather(comm, np.array([comm.rank]), algorithm="ring").tolist() == [
+            [rank] for rank in range(comm.size)
+        ]
+        plans[0].wait()
+        for plan, want in zip(plans, wants, strict=True):
+            np.testing.assert_array_equal(plan.recvbuf, want)
+            plan.recvbuf[:] = -1
+    assert not progress.active
+    for plan in plans:
+        plan.free()

@@ -61,14 +61,15 @@ STEPS = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def communicators() -> Iterator[list[tuple[MPI.Intracomm, MPI.Intracomm]]]:
-    """(for hiercoll, for MPI): all ranks on several layouts, halves, and all in reverse, whose calls are checked."""
+@pytest.fixture(scope="module", params=[{}, {"HIERCOLL_TABLE": "", "HIERCOLL_LEARN": "0"}], ids=["model", "native"])
+def communicators(request: pytest.FixtureRequest) -> Iterator[list[tuple[MPI.Intracomm, MPI.Intracomm]]]:
+    """(for hiercoll, for MPI): all ranks on several layouts, halves, and all in reverse, whose calls are checked;
+    "auto" chooses by the cost model, or the MPI library's own."""
     made = [(WORLD.Dup(), {"HIERCOLL_NODES": layout}) for layout in [*layouts(), *layouts()][:4]]
     made += [(WORLD.Split(RANK % 2), {}), (WORLD.Split(0, -RANK), {"HIERCOLL_CHECK": "1"})]
     for comm, environment in made:
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in environment.items():
+            for name, value in {**request.param, **environment}.items():
                 patch.setenv(name, value)
             hiercoll.get_topology(hiercoll.Intracomm(comm))
     pairs = [(comm, comm.Dup()) for comm, _ in made]

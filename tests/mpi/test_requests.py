@@ -256,6 +256,29 @@ def test_interrupts_reach_who_waits_for_another_call(ours: hiercoll.Intracomm) -
     assert (other.wait() == np.arange(3)).all()
 
 
+def test_starts_that_are_refused(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A persistent request whose plan is gone tells who asks for it, not other calls, nor the thread."""
+    monkeypatch.setitem(settings.forced, "alltoall", ("pairwise", {}))
+    made, sent, got = ours.Dup(), np.arange(float(SIZE)), np.empty(SIZE)
+    get_session(made)
+    request: Any = made.Alltoall_init(sent, got)
+    assert isinstance(request, requests.Persistent)
+    stand_in = request.stand_in
+    with progress.lock:
+        stand_in._plan.free()
+        MPI.Prequest.Startall([request])
+        progress.advance_all()
+    other = ours.Ialltoall(sent, got)
+    MPI.Request.Waitall([other])
+    assert (got == RANK).all()
+    with pytest.raises(hiercoll.PlanError, match="freed"):
+        request.Wait()
+    requests._self().Recv(requests.NOTHING, 0, stand_in.tag)  # tidy up
+    MPI.Prequest.Wait(request)
+    MPI.Prequest.Free(request)
+    made.Free()
+
+
 def test_interrupted_and_waited_for_again(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between looks leaves a call as it is."""
     call = Prepared("allgather")

@@ -3,8 +3,8 @@
     python tests/mpi4py/launch.py --ranks 1,2,3 [--timeout 600]
 
 The tests come with mpi4py's source distribution of the installed version, which pip fetches
-into a folder beside this environment. Passes if all of them do, and calls of each kind
-went through hiercoll.
+into a folder beside this environment. More than one rank are on two virtual nodes. Passes if
+all of them do, and calls of each kind went through hiercoll.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "mpi"))
 from launch import mpiexec, vendor
 
 KINDS = "buf vec nb_buf nb_vec pr_buf pr_vec ngh_buf obj obj_inter buf_inter vec_inter"
-MODULES = tuple(f"test_cco_{kind}" for kind in KINDS.split())
+MODULES = (*(f"test_cco_{kind}" for kind in KINDS.split()), "test_util_pkl5")
 SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv", "bcast", "allreduce", "reduce_scatter", "reduce")
 SERVED += ("gather", "scatter", "alltoallw")
 REQUESTS = ("ialltoall", "iallgather", "iallgatherv", "alltoall_init", "allgather_init", "allgatherv_init")
@@ -46,6 +46,7 @@ def run_rank(tests: Path) -> None:
     import unittest
 
     from mpi4py import MPI
+    from mpi4py.util import pkl5
 
     from hiercoll import settings
     from hiercoll.calls import dropin
@@ -54,6 +55,7 @@ def run_rank(tests: Path) -> None:
     os.environ["HIERCOLL_LEARN"] = "online"  # so that alltoallv, which no table decides, is served, too
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     MPI.COMM_SELF = dropin.drop_in(MPI.COMM_SELF)  # type: ignore[misc]
+    pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
     calls = dropin.Calls()
     dropin.observe(calls)
     sys.path.insert(0, str(tests))
@@ -81,6 +83,8 @@ def main() -> int:
         return 0
     library, tests, good = vendor(), sources(), True
     for ranks in map(int, options.ranks.split(",")):
+        if ranks > 1:  # on two nodes, else mpi4py serves all messages of objects
+            os.environ["HIERCOLL_NODES"] = f"{ranks // 2}+{ranks - ranks // 2}"
         code, output = mpiexec(library, ranks, options.timeout, [__file__, "--rank", str(tests)])
         lines = [line.partition("RESULT ")[2] for line in output.splitlines()]  # others write, too
         line = next((line for line in lines if line.startswith("{")), None)

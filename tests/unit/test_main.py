@@ -1,0 +1,32 @@
+"""The command line of ``python -m hiercoll``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hiercoll.__main__ import _own_words
+from hiercoll.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("program.py --report", 0),
+        ("--report=sync program.py --table t", 1),
+        ("--trace t.json --report=sync program.py", 3),
+        ("--table=t --algorithm alltoall=bruck --compare -m module --trace t", 4),
+        ("--report", 1),
+    ],
+)
+def test_where_the_program_begins(words: str, own: int) -> None:
+    """Options with values have them after them, or in them."""
+    assert _own_words(words.split()) == own
+
+
+@pytest.mark.parametrize("command", ["predict alltoall", "tune alltoall", "bench alltoall"])
+def test_ranges_without_a_size(command: str, tmp_path: Path) -> None:
+    said = CliRunner().invoke(main, [*command.split(), "--sizes", "64K:8"])
+    assert said.exit_code == 2 and "FROM at most TO" in said.output
