@@ -25,6 +25,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
+from hiercoll.runtime import progress
 
 # Tests of device arrays that run on a simulated and on a real device, for the test modules that import them.
 sys.path.append(str(Path(__file__).parent.parent / "device"))
@@ -167,3 +168,10 @@ def layouts() -> list[str]:
     if size >= 4:
         chosen += [f"1+{size - 2}+1:random=3"]
     return list(dict.fromkeys(chosen))
+
+
+def nothing_is_under_way() -> bool:
+    """Whether no call is under way, or listens for its start. A thread may be about to leave the last one, whose
+    request is complete already: hence the lock."""
+    with progress.lock:
+        return not progress.active and not progress.listening

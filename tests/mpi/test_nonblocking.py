@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts
+from conftest import WORLD, layouts, nothing_is_under_way
 from mpi4py import MPI
 
 import hiercoll
@@ -63,7 +63,7 @@ def test_many_at_once(on_layout: Callable[[str], MPI.Intracomm], kind: str, layo
         request, expected, _ = under_way[index]
         np.testing.assert_array_equal(request.wait(), expected)
         assert request.done and request.test()
-    assert not progress.active
+    assert nothing_is_under_way()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts
+from conftest import WORLD, layouts, nothing_is_under_way
 from mpi4py import MPI
 from test_dropin import ITEMS, KINDS, spelled
 
@@ -140,7 +140,7 @@ def test_nonblocking(ours: hiercoll.Intracomm, form: str) -> None:
         WAYS[(turn + RANK) % len(WAYS)](request)
         call.check(turn)
         assert request == MPI.REQUEST_NULL
-    assert not progress.active and not progress.listening
+    assert nothing_is_under_way()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -160,7 +160,7 @@ def test_persistent(ours: hiercoll.Intracomm, form: str) -> None:
         call.check(turn)
         assert request != MPI.REQUEST_NULL
     request.Free()
-    assert request == MPI.REQUEST_NULL and not progress.listening
+    assert request == MPI.REQUEST_NULL and nothing_is_under_way()
 
 
 def test_many_together(ours: hiercoll.Intracomm) -> None:
@@ -376,5 +376,5 @@ def test_tags_of_two_threads(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
                 request.Free()
     for request in made:
         request.Wait()
-    assert not progress.active and not progress.listening
+    assert nothing_is_under_way()
     assert len(set(tags)) == 2
