@@ -53,6 +53,7 @@ static struct {
     Py_ssize_t status;    /* bytes */
     PyObject *exception;  /* MPI.Exception */
 } mpi;
+void *mpi_create_keyval;
 
 int64_t get_handle(const char *at)
 {
@@ -670,7 +671,8 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
                (mpi.hindexed = resolve(library, "MPI_Type_create_hindexed")) &&
                (mpi.commit = resolve(library, "MPI_Type_commit")) &&
                (mpi.free_type = resolve(library, "MPI_Type_free")) &&
-               (mpi.reduce_local = resolve(library, "MPI_Reduce_local"));
+               (mpi.reduce_local = resolve(library, "MPI_Reduce_local")) &&
+               (mpi_create_keyval = resolve(library, "MPI_Comm_create_keyval"));
     return good ? Py_BuildValue("") : NULL;
 }
 
@@ -687,7 +689,7 @@ PyMODINIT_FUNC PyInit__engine(void)
     PyObject *module = PyModule_Create(&definition), *program = PyType_FromSpec(&program_spec);
     program_type = (PyTypeObject *)program;
     if (!module || !program || PyModule_AddObject(module, "Program", program) < 0 || add_calls(module) < 0 ||
-        add_regions(module) < 0)
+        add_regions(module) < 0 || add_attributes(module) < 0)
         return NULL;
     return module;
 }

@@ -1,5 +1,5 @@
-/* What the parts of the compiled engine have in common: programs (_engine.c), calls that find them (_calls.c), and
- * packing (_regions.c). */
+/* What the parts of the compiled engine have in common: programs (_engine.c), calls that find them (_calls.c), packing
+ * (_regions.c), and the ends of communicators (_attributes.c). */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -47,9 +47,11 @@ typedef struct {
 } Program;
 
 extern PyTypeObject *program_type;
+extern void *mpi_create_keyval; /* of the MPI library */
 
 int64_t get_handle(const char *at);
 int begin_program(Program *self);              /* 0, or -1 with an exception */
 int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
 int add_regions(PyObject *module);             /* 0, or -1 with an exception */
+int add_attributes(PyObject *module);          /* 0, or -1 with an exception */

@@ -20,6 +20,7 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import compiled, progress
+from hiercoll.runtime.attributes import Attribute
 from hiercoll.runtime.beginning import SET_UP, Beginning, begin, begin_as
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import Session, first_watch
@@ -48,20 +49,31 @@ class SetUps:
 set_ups = SetUps()
 
 
+class Unmade(NamedTuple):
+    """In place of the session of a communicator whose ranks have not come together to make it."""
+
+    rank: int
+    name: str = ""
+    broken: str = SET_UP
+
+
+State = Session | Beginning | Unmade
+
+
 @cache
-def _make_keyval() -> int:
-    """A key for the attribute, together with what frees sessions at exit."""
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_free_all), True)  # an explicit MPI.Finalize()
+def _make_attribute() -> Attribute[State]:
+    """What communicators hold, together with what frees sessions at exit."""
+    Attribute(_free_all).set(MPI.COMM_SELF, True)  # an explicit MPI.Finalize()
     atexit.register(_free_all)
-    # Python's own clean-up comes before MPI's end, but does not get at what an attribute holds.
+    # Python's own clean-up comes before MPI's end, but does not get at what an attribute of mpi4py holds.
     MPI.COMM_WORLD.Set_attr(MPI.Comm.Create_keyval(), abandoned)
-    return MPI.Comm.Create_keyval(delete_fn=_deleted)
+    return Attribute(_deleted)
 
 
-def _keyval() -> int:
-    """The attribute's one key; made when MPI has been initialised, by whichever thread comes first."""
+def _held() -> Attribute[State]:
+    """By communicator, its state; made when MPI has been initialised, by whichever thread comes first."""
     with _lock:
-        return _make_keyval()
+        return _make_attribute()
 
 
 @cache
@@ -73,24 +85,23 @@ def _main_thread() -> int | None:
 
 
 def forget(comm: MPI.Comm) -> None:
-    """A communicator is about to be freed: free its session now. Where it has attributes of others, too, MPICH 5.0
-    walks through those that it has freed, when mpi4py asks for the topology before it calls `_deleted`."""
-    if comm != MPI.COMM_NULL and not MPI.Is_finalized() and comm.Get_attr(_keyval()) is not None:
-        comm.Delete_attr(_keyval())
+    """A communicator is about to be freed: free its session now."""
+    if comm != MPI.COMM_NULL and not MPI.Is_finalized():
+        _held().take(comm)
 
 
-def _deleted(comm: MPI.Comm, keyval: int, session: Session | Beginning) -> None:
+def _deleted(handle: int, state: State) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`; or a session takes the
     place of its beginning."""
-    by_handle.pop(comm.handle, None)
-    _beginnings.pop(comm.handle, None)
-    compiled.register(comm.handle, None)
-    if isinstance(session, Session) and _live.pop(session.name, None) is not None:
-        agreed = session.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
+    by_handle.pop(handle, None)
+    _beginnings.pop(handle, None)
+    compiled.register(handle, None)
+    if isinstance(state, Session) and _live.pop(state.name, None) is not None:
+        agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
         if agreed:
-            session.free()
-        if not agreed or session.broken:
-            abandoned.append(session)
+            state.free()
+        if not agreed or state.broken:
+            abandoned.append(state)
 
 
 def _free_all(*_: object) -> None:
@@ -112,14 +123,6 @@ def _free_all(*_: object) -> None:
     progress.stop()
 
 
-class Unmade(NamedTuple):
-    """In place of the session of a communicator whose ranks have not come together to make it."""
-
-    rank: int
-    name: str = ""
-    broken: str = SET_UP
-
-
 def first_calls(comm: MPI.Intracomm) -> Beginning | None:
     """What counts the calls on a communicator on which hiercoll is not set up; None where a session is to serve.
     Collective, as a blocking call is."""
@@ -129,15 +132,15 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
         return None
     found = _beginnings.get(handle)
     if found is None:
-        if comm.Get_attr(_keyval()) is not None:
+        if _held().get(comm) is not None:
             return None
         _check_thread()
         try:
             found = begin(comm, first_watch(comm, settings.timeout()))
         except (CollectiveTimeout, CollectiveFailed):
-            comm.Set_attr(_keyval(), Unmade(comm.rank))
+            _held().set(comm, Unmade(comm.rank))
             raise
-        comm.Set_attr(_keyval(), found)
+        _held().set(comm, found)
         if found.is_special or found.is_informed:
             get_session(comm)
             return None
@@ -150,9 +153,9 @@ def inherits(comm: MPI.Comm) -> Beginning | None:
     of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
-    if comm.Get_attr(_keyval()) is None:
+    if _held().get(comm) is None:
         first_calls(comm)
-    state = comm.Get_attr(_keyval())
+    state = _held().get(comm)
     return state if isinstance(state, Beginning) else state.before if isinstance(state, Session) else None
 
 
@@ -160,7 +163,7 @@ def begins_as(before: Beginning, comm: MPI.Comm) -> None:
     """Let a new communicator begin so. Local."""
     if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL and not before.is_special:
         found = _beginnings[comm.handle] = begin_as(before, comm)
-        comm.Set_attr(_keyval(), found)
+        _held().set(comm, found)
 
 
 def get_session(comm: MPI.Intracomm) -> Session:
@@ -176,7 +179,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
     global _set_up
     session: Any
     try:
-        session = comm.Get_attr(_keyval())
+        session = _held().get(comm)
     except (AttributeError, MPI.Exception):
         session = None
     if session is None or isinstance(session, Beginning):
@@ -192,9 +195,9 @@ def get_session(comm: MPI.Intracomm) -> Session:
             session.before = before
             session.policy.pay(before.seconds if before is not None else 0.0, session.set_up_seconds)
         except (CollectiveTimeout, CollectiveFailed):
-            comm.Set_attr(_keyval(), Unmade(comm.rank))
+            _held().set(comm, Unmade(comm.rank))
             raise
-        comm.Set_attr(_keyval(), session)
+        _held().set(comm, session)
         _set_up = session.set_up_seconds
         set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up
         _live[session.name] = session
@@ -212,7 +215,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
 
 def known_session(comm: MPI.Intracomm) -> Session | None:
     """The session of ``comm`` if a call has made one. Local. Raises as `get_session`."""
-    return None if isinstance(comm.Get_attr(_keyval()), Beginning | None) else get_session(comm)
+    return None if isinstance(_held().get(comm), Beginning | None) else get_session(comm)
 
 
 def _check_thread() -> None:

@@ -1,0 +1,54 @@
+/* Attributes of communicators whose end hiercoll hears of from the MPI library itself. mpi4py's own would ask for the
+ * communicator's topology first, which MPICH 5.0 looks up among the attributes that it is just freeing. */
+
+#include "_engine.h"
+
+/* A communicator has 4 or 8 bytes; neither function looks at it. */
+static int copy_none(intptr_t comm, int key, void *extra, void *value, void *copy, int *is_copied)
+{
+    (void)comm, (void)key, (void)extra, (void)value, (void)copy;
+    *is_copied = 0;
+    return 0;
+}
+
+static int call_deleted(intptr_t comm, int key, void *value, void *extra)
+{
+    (void)comm, (void)key;
+    if (!Py_IsInitialized()) /* MPI may end after Python has */
+        return 0;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *kind, *error, *trace; /* of who frees the communicator while it handles an exception */
+    PyErr_Fetch(&kind, &error, &trace);
+    PyObject *done = PyObject_CallFunction(extra, "n", (Py_ssize_t)(intptr_t)value);
+    if (!done)
+        PyErr_WriteUnraisable(extra);
+    Py_XDECREF(done);
+    PyErr_Restore(kind, error, trace);
+    PyGILState_Release(state);
+    return 0;
+}
+
+typedef int (*create_keyval)(int (*)(intptr_t, int, void *, void *, void *, int *),
+                             int (*)(intptr_t, int, void *, void *), int *, void *);
+
+static PyObject *engine_attribute_key(PyObject *module, PyObject *function)
+{
+    int key;
+    (void)module;
+    Py_INCREF(function); /* for good: keys are never freed */
+    int error = ((create_keyval)mpi_create_keyval)(copy_none, call_deleted, &key, function);
+    if (error)
+        return PyErr_Format(PyExc_RuntimeError, "MPI_Comm_create_keyval: error %d", error);
+    return PyLong_FromLong(key);
+}
+
+static PyMethodDef functions[] = {
+    {"attribute_key", engine_attribute_key, METH_O,
+     "attribute_key(deleted): a key for attributes of communicators that are numbers. deleted(number) is called when one\n"
+     "is deleted, but not after Python has ended."},
+    {NULL, NULL, 0, NULL}};
+
+int add_attributes(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
+}
