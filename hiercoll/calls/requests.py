@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 from mpi4py import MPI
 
@@ -52,6 +52,7 @@ class StandIn:
     """The call behind a request: one that has been started, or (``persistent``) is whenever the request is."""
 
     _last_tag = 0
+    _tags: ClassVar[set[int]] = set()  # of sends that are not received yet, or may come again
 
     def __init__(self, session: Session, plan: Plan, *, persistent: bool, described: Describe | None = None) -> None:
         self.name = plan.name
@@ -59,7 +60,11 @@ class StandIn:
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._failed = float("inf")
         with progress.lock:  # of several threads, each has a tag of its own
-            StandIn._last_tag = self.tag = (StandIn._last_tag + 1) % limit
+            self.tag = (StandIn._last_tag + 1) % limit
+            while self.tag in StandIn._tags:
+                self.tag = (self.tag + 1) % limit
+            StandIn._last_tag = self.tag
+            StandIn._tags.add(self.tag)
             self.comm = _self()
             self.call: BackgroundCall | Refused | None
             self.call = None if persistent else BackgroundCall(session, plan, in_thread=True, described=described)
@@ -79,7 +84,7 @@ class StandIn:
                 self.comm.Recv(NOTHING, 0, self.tag)
             self.call = None
             if not self._persistent:
-                self._leave()
+                self._received()
         elif self.call.error is not None and not isinstance(self.call.error, Exception):
             self._leave()  # Ctrl-C: it has been raised already
         elif self.call.error is not None:
@@ -116,11 +121,16 @@ class StandIn:
             if self in progress.listening:
                 progress.listening.remove(self)
 
+    def _received(self) -> None:
+        """There is no send of it any more."""
+        StandIn._tags.discard(self.tag)
+        self._leave()
+
     def free(self) -> None:
         """It is not started any more."""
         with progress.lock:
             self._plan.free()
-            self._leave()
+            self._received()
 
 
 class Driven:

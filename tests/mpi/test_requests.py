@@ -347,6 +347,35 @@ class SlowInt(int):
         return left % int(self)
 
 
+def test_tags_that_come_round(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are still there keep their tags when the MPI library has no more."""
+
+    class World(MPI.Intracomm):
+        def Get_attr(self, keyval: int) -> Any:  # noqa: N802
+            return 7 if keyval == MPI.TAG_UB else super().Get_attr(keyval)
+
+    monkeypatch.setattr(MPI, "COMM_WORLD", World(MPI.COMM_WORLD))
+    monkeypatch.setattr(requests.StandIn, "_last_tag", 0)
+    calls = [Prepared(form) for form in FORMS]
+    kept = [call.init(ours) for call in calls]
+    for turn in range(9):
+        call = Prepared(FORMS[turn % len(FORMS)])
+        call.fill(turn)
+        started = call.start(ours)
+        assert len({request.stand_in.tag for request in [*kept, started]}) == len(kept) + 1
+        for each in calls:
+            each.fill(turn)
+        MPI.Prequest.Startall(kept)
+        MPI.Request.Waitall([*kept, started])
+        for each in [*calls, call]:
+            each.check(turn)
+        with progress.lock:  # the thread may have the request's last word still to say
+            progress.advance_all()
+    for request in kept:
+        request.Free()
+    assert nothing_is_under_way()
+
+
 @pytest.mark.parametrize("other", ["nonblocking", "persistent"])
 def test_tags_of_two_threads(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """A thread makes a persistent request, and another one any request just then: the sends that stand for them are
