@@ -53,7 +53,8 @@ def double_tree_allreduce(topology: Topology, rank: int, *, segments: int) -> Sc
         node 1: 3 4 5   | the other, mirrored:  5 -> 4 <- 3,  1 -> 0;  4 -> 2 <- 0;  and down again
 
     Of an odd number of ranks the other tree's are shifted by one instead.
-    Segments follow each other, up and then down. Every rank sends and receives each half twice at most.
+    Segments follow each other, up and then down. Every rank sends and receives a half three times at most, and both
+    together four times.
     Counts (any number of ranks): scratch = 4 if p > 1 else 0
     Constraints: none.
     Reference: Sanders, Speck, Träff 2009 (two-tree algorithm).

@@ -73,7 +73,7 @@ class RankCounts:
     copies: int = 0
     copied_blocks: float = 0
     synchronisations: int = 0
-    dispatched: int = 0  # operations, if the schedule has neither rounds nor flags
+    dispatched: int = 0  # operations, if the schedule has neither rounds nor an order, so that completions drive it
     chain: int = 0  # messages that follow one upon another, as far as this rank can see
     network_chain: int = 0
     scratch: int = 0  # blocks
@@ -129,7 +129,7 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
         elif isinstance(op, (Signal, Wait)):
             n["synchronisations"] += 1
         depth.append(chain)
-    n["dispatched"] = 0 if schedule.rounds is not None or schedule.flags else len(schedule.ops)
+    n["dispatched"] = 0 if schedule.rounds is not None or schedule.is_in_order else len(schedule.ops)
     n["chain"], n["network_chain"] = max(depth, default=(0, 0))
     whole = {name: value if name.endswith("blocks") else int(value) for name, value in n.items()}
     sizes = {"scratch": schedule.scratch, "shared": schedule.shared, "pieces": schedule.blocks}

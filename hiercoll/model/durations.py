@@ -42,8 +42,9 @@ class Durations:
         p, nbytes = self._parameters, self.nbytes(op.target)
         sources = (op.source,) if isinstance(op, Copy) else (op.left, op.right)
         pieces = max(pieces_of(region) for region in (*sources, op.target))
+        byte = p.reduce_byte if isinstance(op, Reduce) else p.copy_byte
         lines = min(nbytes / pieces / 64, 1.0) if pieces else 0.0
-        return pieces * (p.piece + p.line * lines) + nbytes * p.copy_byte
+        return pieces * (p.piece + p.line * lines) + nbytes * byte
 
     def message(self, level: int, nbytes: int) -> float:
         """Of a message that is alone: its step, and its bytes; ``level`` as `hiercoll.model.machine.level` has it."""
@@ -51,6 +52,8 @@ class Durations:
         step = (p.domain, p.socket, p.node, p.network)[level]
         if nbytes > (p.network_eager if is_far else p.eager):
             step += p.network_rendezvous if is_far else p.rendezvous
+        elif is_far:
+            step += nbytes * p.network_small_byte
         return step + nbytes * (p.domain_byte, p.node_byte, p.node_byte, p.network_byte)[level]
 
 

@@ -94,7 +94,7 @@ class Design:
         latency, transfer = self._chains(machine, miss)
         pieces, nbytes, ranks, reduced = self._copies[1:]
         of = self._copies[0].astype(int)
-        used = np.ceil(ranks / max(machine.socket, 1))
+        used = np.ceil(ranks / machine.socket) if machine.socket else 1
         beyond = switch((2 + reduced) * nbytes * ranks, p.cache_socket * used + p.cache_rank * ranks, 3)
         length = nbytes / np.maximum(pieces, 1)
         byte = np.where(reduced > 0, p.reduce_byte, p.copy_byte) + beyond * p.memory

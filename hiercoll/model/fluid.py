@@ -141,6 +141,7 @@ class _Network:
         self.gap = p.posted * self.step
         self.beginner = np.where(is_get, messages.target, messages.source)
         byte = np.array([p.domain_byte, p.node_byte, p.node_byte, p.network_byte])[level]
+        byte += is_far * ~is_large * p.network_small_byte
         at_rank = nbytes * byte  # seconds
         at_adapter = np.where(is_far, np.maximum(nbytes * p.adapter, p.adapter_message), 0.0)
         seconds = np.stack([np.where(is_get, 0.0, at_rank), at_rank, at_adapter, at_adapter], 1)

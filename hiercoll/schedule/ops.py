@@ -321,8 +321,8 @@ class Schedule:
         gate: Deps = ()
         for index, op in enumerate(self.ops):
             if isinstance(op, Join):
-                if op.deps != tuple(current):
-                    return None
+                if op.deps != tuple(current) or not current:
+                    return None  # what waits for nothing does not wait for the round before, either
                 rounds.append(tuple(current))
                 current, gate = [], (index,)
             elif op.deps != gate or isinstance(op, Wait):
@@ -365,24 +365,32 @@ class Schedule:
         )
 
 
-def size_rows(schedule: Schedule, topology: Topology) -> tuple[int, ...]:
-    """For each block of ``shared`` the row of ``sizes`` that gives its length: of its source's lane,
-    or, for a block from another node, of its destination's. Empty where no sizes are exchanged."""
+def size_rows(schedule: Schedule, topology: Topology) -> tuple[frozenset[int], ...]:
+    """For each block of ``shared`` the rows of ``sizes`` that give its length and its place. A lane knows those of what
+    it writes from its own row. Blocks from other nodes lie one after the other: their places depend on the rows of the
+    destinations of all before them. Empty where no sizes are exchanged."""
     if not schedule.sizes:
         return ()
     node_of, lane_of = topology.node_of, topology.lane_of
-    own = node_of[schedule.rank]
-    return tuple(lane_of[source if node_of[source] == own else target] for source, target in schedule.holds)
+    own, rows, before = node_of[schedule.rank], list[frozenset[int]](), frozenset[int]()
+    for source, target in schedule.holds:
+        if node_of[source] == own:
+            rows.append(frozenset([lane_of[source]]))
+        else:
+            before |= {lane_of[target]}
+            rows.append(before)
+    return tuple(rows)
 
 
-def sizes_read(op: Op, rows: Sequence[int]) -> Region | None:
-    """What an operation on ``shared`` reads besides its blocks: the ``rows`` (`size_rows`) that give their lengths."""
+def sizes_read(op: Op, rows: Sequence[frozenset[int]]) -> Region | None:
+    """What an operation on ``shared`` reads besides its blocks: the ``rows`` (`size_rows`) that say where they lie."""
     if not rows:
         return None
     blocks = [region.blocks for region in (*reads(op), *writes(op)) if region.buffer == "shared"]
-    return SIZES[sorted({rows[block] for listed in blocks for block in listed})] if any(blocks) else None
+    needed = frozenset[int]().union(*{rows[block] for listed in blocks for block in listed})
+    return SIZES[sorted(needed)] if needed else None
 
 
 def most_tags(size: int, segments: int) -> int:
     """As many tags as no algorithm exceeds on any of ``size`` ranks."""
-    return 2 * size * segments + 2
+    return 4 * (size + 2) * segments + 2

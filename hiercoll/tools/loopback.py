@@ -97,7 +97,7 @@ class _Memory:
     def __init__(self, layout: BlockLayout, combine: Combine | None, ranks: int) -> None:
         self.layout, self.combine = layout, combine
         self.row = BlockLayout(16 * ranks)  # bytes sent to, and received from, each rank
-        self.rows: dict[int, tuple[int, ...]] = {}  # of each rank, see `size_rows`
+        self.rows: dict[int, tuple[frozenset[int], ...]] = {}  # of each rank, see `size_rows`
         self.mapped: dict[tuple[int, BufferName], tuple[int, int]] = {}  # address and number of bytes
         self.dtypes: list[np.dtype[np.generic]] = []
         self.owners: list[object] = []

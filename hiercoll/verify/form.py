@@ -39,6 +39,10 @@ def malformed(given: Numbered) -> Iterator[Finding]:
         if schedule.rank != rank or schedule.segments != given.segments:
             yield Finding("malformed", f"is of rank {schedule.rank} with {schedule.segments} segments", rank)
             return
+        if schedule.blocks != given.schedules[0].blocks:
+            text = f"cuts the vector into {schedule.blocks} blocks, and rank 0 into {given.schedules[0].blocks}"
+            yield Finding("malformed", text, rank)
+            return
         if len(shared[given.topology.node_of[rank]]) > 1:
             yield Finding("malformed", "the ranks of its node ask for different shared buffers", rank)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from contextlib import suppress
 from math import ceil, log2
 
 import pytest
@@ -19,6 +20,7 @@ from hiercoll.model.cost import RankCounts, count_rank
 from hiercoll.model.simulate import count_rounds
 from hiercoll.runtime.layouts import vector_layout
 from hiercoll.schedule import Copy, Recv, Reduce, Schedule, Send, most_tags, writes
+from hiercoll.schedule.transports import Transport
 from hiercoll.tools.proving import generate, prove
 from hiercoll.topology import Topology, parse_layout
 
@@ -219,13 +221,19 @@ def test_node_aware_needs_few_operations() -> None:
 
 
 @each_entry
-@pytest.mark.parametrize("layout", ["1x1", "1x2", "4x4", "5+3", "7x1", "1+4+2:random"])
+@pytest.mark.parametrize("layout", ["1x1", "1x2", "2x1", "4x4", "5+3", "8x1", "1+4+2:random"])
 def test_tags_are_bounded(entry: Algorithm, layout: str) -> None:
-    """Calls in the background take as many tags without asking other ranks."""
+    """Calls in the background take as many tags without asking other ranks, whatever the transport."""
     topology = parse_layout(layout)
-    for params in entry.all_combinations():
+    chosen = [entry.resolve(params) for params in (*entry.auto, *entry.search(topology))]
+    for params in (*entry.all_combinations(), *chosen):
         if entry.refusal(topology, params) is None:
             for schedule in generate(entry.collective, entry.name, params, topology):
+                assert schedule.tags <= most_tags(topology.size, schedule.segments)
+    for transport in (Transport(peer=True), Transport(peer=True, segments=4), Transport(segments=4, shared=True)):
+        for params in (params for params in chosen if entry.refusal(topology, params) is None):
+            with suppress(ConstraintError):  # of transports that an algorithm does not go by
+                schedule = entry.system(topology, params, transport=transport)[topology.size - 1]
                 assert schedule.tags <= most_tags(topology.size, schedule.segments)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links, RankCounts, count_rank, predict
-from hiercoll.schedule import RECV, SEND, Builder
+from hiercoll.schedule import RECV, SEND, Builder, in_order
 from hiercoll.tools.proving import generate
 from hiercoll.topology import parse_layout
 
@@ -44,11 +44,25 @@ def test_counts_by_link_class() -> None:
         copies=2,
         copied_blocks=5,
         synchronisations=3,
+        dispatched=11,
         chain=1,
         network_chain=1,
         scratch=5,
         shared=7,
     )
+
+
+def test_what_completions_drive() -> None:
+    """Operations with neither rounds nor an order between them cost a dispatch each; those of algorithms that are put
+    in order do not."""
+    b = Builder(0)
+    first = b.recv(1, RECV[1])
+    b.recv(2, RECV[2])
+    b.send(3, RECV[1], after=[first])
+    free = b.build()
+    assert count_rank(free, PAIRS).dispatched == 3 and count_rank(in_order(free), PAIRS).dispatched == 0
+    ordered = generate("allreduce", "ring", {}, PAIRS)[0]
+    assert ordered.rounds is None and count_rank(ordered, PAIRS).dispatched == 0
 
 
 def test_the_class_of_a_link_is_the_layouts() -> None:

@@ -80,7 +80,8 @@ def test_one_message(target: int, seconds: float) -> None:
 @pytest.mark.parametrize("block", [1, 8192, 8193, 16384, 16385, 1 << 20])
 def test_one_message_takes_what_a_message_takes(block: int) -> None:
     """On the default machine, at the sizes where it changes its way."""
-    on = Machine("any", domain=1, socket=2, parameters=Parameters(adapter_message=0.0))
+    parameters = Parameters(adapter_message=0.0, network_small_byte=1e-9)
+    on = Machine("any", domain=1, socket=2, parameters=parameters)
     for target in range(1, 5):
         schedules = system(sends(target), *(receives(0) if rank == target else nothing for rank in range(1, 5)))
         topology = parse_layout("4+1")

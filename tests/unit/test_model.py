@@ -279,6 +279,16 @@ def test_copies_flags_and_bounds() -> None:
     assert seconds(machine, flags, 0) >= 4 * US
 
 
+@pytest.mark.parametrize("lanes", [3, 8])
+def test_no_size_of_sockets_is_one_for_the_node(lanes: int) -> None:
+    """As many ranks in it as the node has."""
+    machine = replace(MACHINE, domain=0, socket=0, parameters=replace(Parameters(), cache_rank=0.0))
+    whole = replace(machine, domain=lanes, socket=lanes)
+    found = profiled("allgather", "shared", f"1x{lanes}")
+    for size in (64, 1 << 16, 1 << 22):
+        assert seconds(machine, found, size) == pytest.approx(seconds(whole, found, size))
+
+
 @pytest.mark.parametrize("layout", ["8x1", "1x8", "4x2"])
 @pytest.mark.parametrize(
     ("collective", "name", "size"),

@@ -356,6 +356,13 @@ def _joins_a_subset_last(b: Builder) -> None:
     b.join([first])
 
 
+def _waits_for_nothing_from_here(b: Builder) -> None:
+    with b.round():
+        b.recv(1, RECV[1])
+    b.gate([])
+    b.send(1, SEND[1])
+
+
 @pytest.mark.parametrize(
     "fill",
     [
@@ -366,6 +373,7 @@ def _joins_a_subset_last(b: Builder) -> None:
         _gates_on_a_part,
         _waits_for_a_flag,
         _joins_a_subset_last,
+        _waits_for_nothing_from_here,
     ],
 )
 def test_what_has_no_rounds(fill: Any) -> None:

@@ -1371,6 +1371,35 @@ def test_rows_of_sizes_go_to_their_places_only(op: Op, words: str) -> None:
     refuted(wrong, uneven_contract(right), "malformed", words, topology=UNEVEN)
 
 
+def test_places_that_are_not_known_are_missed() -> None:
+    """A rank knows how long its own blocks from other nodes are, and not where they lie: after those of other lanes."""
+    topology = parse_layout("2x2")
+    right = uneven_schedules(topology)
+    learned = size_copy(right[1], "shared_sizes")
+    from_far = [
+        block for block, (source, target) in enumerate(right[1].holds) if source in topology.nodes[1] and target == 1
+    ]
+    sources = [right[1].holds[block][0] for block in from_far]
+    early = Copy(SHARED[from_far].segment(0), RECV[sources].segment(0), right[1].ops[learned].deps)
+    findings = verify(with_op(right, 1, learned, early), uneven_contract(right), topology).findings
+    [found] = [str(finding) for finding in findings if place(finding) == (1, learned)]
+    assert "needs the sizes of lane 0, which have not been learned" in found
+
+
+def test_all_ranks_cut_the_vector_alike() -> None:
+    """A vector is laid out by each rank's own number of blocks."""
+
+    def part(rank: int, blocks: int) -> Schedule:
+        b = Builder(rank, blocks=blocks)
+        (b.recv if rank else b.send)(1 - rank, RECV[0])
+        return b.build()
+
+    contract = Contract("bcast", 2, in_place=True)
+    assert verify([part(0, 1), part(1, 1)], contract, None).ok
+    finding = refuted([part(0, 1), part(1, 2)], contract, "malformed", "cuts the vector into 2 blocks, and rank 0 into 1")
+    assert finding.rank == 1
+
+
 def test_how_many_sizes_there_are() -> None:
     """One row for each lane, for blocks of which it is said what they hold."""
     right, ranks = uneven_schedules(), UNEVEN.nodes[0]
@@ -1387,14 +1416,18 @@ def test_how_many_sizes_there_are() -> None:
     refuted(lone, contract, "malformed", "different shared buffers", topology=UNEVEN)
 
 
-def test_whose_sizes_give_the_length_of_a_block() -> None:
-    """Its source's, if that is of this node, else its destination's."""
+def test_whose_sizes_say_where_a_block_lies() -> None:
+    """Its source's, if that is of this node; else those of its destination, and of all before it from other nodes."""
     schedule = uneven_schedules(parse_layout("2+2"))[0]
     rows = size_rows(schedule, parse_layout("2+2"))
-    for (source, target), row in zip(schedule.holds, rows, strict=True):
-        assert row == (source if source in (0, 1) else target)
+    before = set[int]()
+    for (source, target), found in zip(schedule.holds, rows, strict=True):
+        if source not in (0, 1):
+            before.add(target)
+        assert found == ({source} if source in (0, 1) else before)
+    assert before == {0, 1}
     assert size_rows(replace(schedule, sizes=0), parse_layout("2+2")) == ()
-    assert sizes_read(Copy(SHARED[0:2], RECV[0:2], ()), rows) == SIZES[sorted({rows[0], rows[1]})]
+    assert sizes_read(Copy(SHARED[0:2], RECV[0:2], ()), rows) == SIZES[sorted(rows[0] | rows[1])]
     assert sizes_read(Copy(SEND[0], RECV[0], ()), rows) is None
 
 
