@@ -11,7 +11,16 @@ NEEDED = "CuPy and a CUDA driver (pip install 'hiercoll[cuda13]' or 'hiercoll[cu
 
 
 class HiercollError(Exception):
-    """Base of all errors raised by hiercoll."""
+    """Base of all errors raised by hiercoll. They can be pickled: sent to other ranks, or out of a pool's process."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remade, (type(self), self.args, vars(self))
+
+
+def _remade(kind: type[HiercollError], args: tuple[object, ...], attributes: dict[str, object]) -> HiercollError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class ArgumentError(HiercollError, ValueError):
@@ -88,9 +97,6 @@ class TableError(HiercollError, ValueError):
     def __init__(self, file: object, field: str, expected: str, got: str) -> None:
         self.file, self.field, self.expected, self.got = str(file), field, expected, got
         super().__init__(f"{file}: {field}: expected {expected}, got {got}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.file, self.field, self.expected, self.got)
 
 
 class TableWarning(UserWarning):

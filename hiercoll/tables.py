@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from math import inf, isfinite, log2
+from math import log2
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -204,6 +204,10 @@ class Table:
         ]
         return min(suited, key=distance, default=None)
 
+    def decides(self, collective: str, mpi: str, memory: str, topology: Topology) -> bool:
+        """Whether it says what "auto" means there: an entry, or the model."""
+        return self.by_model or self.find(collective, mpi, memory, topology) is not None
+
     def merged(self, other: Table) -> Table:
         """Both tables' entries; where both have one for a setting, the later date's, else ``other``'s."""
         entries = {entry.setting: entry for entry in self.entries}
@@ -338,8 +342,11 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 62
 
 
+FOREVER = 1e9  # seconds
+
+
 def _seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf and isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= FOREVER
 
 
 def _entry(reader: Reader, value: Any, at: str) -> Entry:

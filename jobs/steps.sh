@@ -1,6 +1,7 @@
 # What every job does: tune, measure, draw. A job script sources this file after it has set
-#   NAME    the job's name; results are in the folder results/NAME
-#   RANKS   the number of ranks that LAUNCH starts
+#   NAME    the job's name; results are in the folder results/NAME-NODESxLANES, as in results/generic-2x4
+#   NODES   the number of nodes
+#   RANKS   the number of ranks that LAUNCH starts, as many on each node
 #   LAUNCH  how to start one MPI step on all nodes of the job (an array: command and options)
 # and a user may set in the environment
 #   BUDGET  time for tuning (10m)
@@ -12,7 +13,7 @@
 BUDGET=${BUDGET:-10m}
 MEMORY=${MEMORY:-host}
 [[ $MEMORY == host ]] || NAME+=-$MEMORY
-RESULTS=${RESULTS:-$PWD/results/$NAME}
+RESULTS=${RESULTS:-$PWD/results/$NAME-${NODES}x$((RANKS / NODES))}
 
 fail() {
     echo "$NAME: $*" >&2

@@ -21,6 +21,7 @@ from hiercoll.tools.predicting import TIE, Forecast, Refused, by_size, candidate
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.units import format_size, format_time
 
+PICTURES = (".png", ".svg", ".pdf")
 NAMES = "a file that `hiercoll calibrate` has written, or a name: hiercoll machines lists them"
 
 
@@ -52,6 +53,8 @@ def predict(
     the model cannot tell: these are ties.
     """
     topology, described = parse_layout(layout), get_machine(machine)
+    if plot and plot.suffix not in PICTURES:
+        raise click.UsageError(f"--plot: expected a name that ends in {', '.join(PICTURES)}, got {plot}")
     if min(sizes) < 1:
         raise click.UsageError("--sizes: at least one byte")
     chosen = [known_algorithm(collective, text) for text in wanted] or candidates(collective)

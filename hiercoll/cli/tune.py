@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
+from hiercoll import settings
 from hiercoll.cli.common import (
     CALLED,
     SIZES_HELP,
@@ -30,7 +31,7 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.cli.learned import append_lines, learned_folder, learned_words, lessons_for, print_learned, read_learned
-from hiercoll.collectives import tuned
+from hiercoll.collectives import COLLECTIVES, Order, Sizes, tuned
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.learned import forget, table_of, write_whole
 from hiercoll.model.cost import Links
@@ -50,7 +51,7 @@ from hiercoll.tables import (
     load,
 )
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.tuner import decide
+from hiercoll.tuner import FREE, Combining, decide
 from hiercoll.tuning.search import Search, Selection, SizeResult, choices
 from hiercoll.units import format_size, format_time
 
@@ -426,6 +427,7 @@ def table_diff(one: Path, other: Path) -> None:
 @memory_option()
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
 @click.option("--plan", "held", is_flag=True, help="For a plan, as of alltoall_init.")
+@click.option("--exact", is_flag=True, help="Of a reduction: of integers, or by MIN or MAX. Default: sums of floats.")
 @click.option("--machine", "-m", default="", help="What the model takes the machine for. Default: $HIERCOLL_MACHINE.")
 def explain(
     collective: str,
@@ -436,6 +438,7 @@ def explain(
     memory: str,
     inplace: bool,
     held: bool,
+    exact: bool,
     machine: str,
 ) -> None:
     """What "auto" chooses for a size and layout, why, and the runners-up."""
@@ -449,10 +452,18 @@ def explain(
         mpi = names[0] if len(names) == 1 else ""
         if len(names) > 1:
             raise ArgumentError("--mpi", f"one of {', '.join(names)}", "nothing")
-    decision = decide(collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held)
-    what, otherwise = f"{collective} of {format_size(size)} on {topology}", decision.variant.spelled(collective)
+    combining = _combining(collective, exact)
+    if not combining.changes:  # what was learned may give other bits; plans keep to the calls' choice
+        lessons, held = {}, False
+    decision = decide(
+        collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held, combining=combining
+    )
+    kind = "" if combining.changes else " of inexact sums, always the same bits,"
+    what = f"{collective} of {format_size(size)}{kind} on {topology}"
+    otherwise = decision.variant.spelled(collective)
     learned = learned_words(collective, lessons)
-    if learned is not None:
+    is_table = found.decides(collective, mpi, memory, topology)
+    if learned is not None and (not is_table or COLLECTIVES[collective].sizes is Sizes.OWN):
         name, words = learned
         click.echo(f"{what}: {name}\n{words}\nwithout that: {otherwise}")
     else:
@@ -462,3 +473,12 @@ def explain(
     for candidate in decision.ranking[:6]:
         ratio = f"{candidate.seconds / best:.2f}" if best else ""
         click.echo(f"  {format_time(candidate.seconds):>10}  {ratio:>5}  {candidate.variant.spelled(collective)}")
+
+
+def _combining(collective: str, exact: bool) -> Combining:
+    """What a reduction that names no order asks for: bits that stay the same, where sums are inexact."""
+    if not COLLECTIVES[collective].operation:
+        return FREE
+    asked = settings.order()
+    order = Order[asked.upper()] if asked else Order.ANY
+    return Combining(order, order is Order.ANY, exact or asked == "any")

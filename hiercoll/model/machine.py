@@ -7,7 +7,7 @@ same *node*, else they meet over the *network*. Lanes fill domains and sockets i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,49 @@ class Machine:
         known = {each.name: each for each in fields(Machine)}
         for name in values.keys() - known.keys():
             raise MachineError(file, name, f"one of {', '.join(known)}", "an unknown field")
-        if not isinstance(values.get("name"), str):
-            raise MachineError(file, "name", "a text", repr(values.get("name")))
+        values.setdefault("name", None)
+        for name, (expected, is_valid) in FORMS.items():
+            if name in values and not is_valid(values[name]):
+                raise MachineError(file, name, expected, repr(values[name]))
         given = values.pop("parameters", {})
         return Machine(parameters=_parameters(given, file), **{k: _tupled(v) for k, v in values.items()})
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_is_number(each) and each > 0 for each in value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+# What fields of a machine's file must be, but for the parameters.
+FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": ("a text", _is_text),
+    "domain": ("a number of ranks, at least 0", _is_count),
+    "socket": ("a number of ranks, at least 0", _is_count),
+    "sources": ("a list of texts", _are_texts),
+    "assumed": ("a list of texts", _are_texts),
+    "spread": ("two numbers above 0", _is_pair),
+    "about": ("a text", _is_text),
+    "fitted": ("an object of numbers, at least 0", _are_numbers),
+}
 
 
 def parameter_fields() -> tuple[Field[Any], ...]:
@@ -128,7 +167,7 @@ def _parameters(given: Any, file: object) -> Parameters:
     for name, value in given.items():
         if name not in known:
             raise MachineError(file, name, f"one of {', '.join(known)}", "an unknown parameter")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        if not _is_number(value):
             raise MachineError(file, name, f"a number of {known[name].metadata['unit']}, at least 0", repr(value))
     return Parameters(**given)
 
@@ -147,9 +186,10 @@ def get_machine(name: str | Path) -> Machine:
     path = shipped().get(str(name).lower()) or Path(name)
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         expected = f"a file, or one of {', '.join(shipped())}"
-        raise MachineError(path, "machine", expected, error.strerror or str(error)) from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise MachineError(path, "machine", expected, str(reason)) from None
     return Machine.from_json(text, path)
 
 

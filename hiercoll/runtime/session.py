@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from hiercoll import learned, settings
 from hiercoll.collectives import COLLECTIVES, called
-from hiercoll.errors import ArgumentError, TableError, TableWarning
+from hiercoll.errors import ArgumentError, HiercollError, TableError, TableWarning
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.beginning import SET_UP, Beginning
@@ -97,15 +97,17 @@ def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
 
 
 def from_root(comm: MPI.Intracomm, read: Callable[[], Read]) -> Read:
-    """What rank 0 reads; its TableError on every rank, and its TableWarning where warnings are errors. Collective."""
-    found: Read | TableError | TableWarning | None = None
+    """What rank 0 reads; its error on every rank, a TableWarning too where warnings are errors. Collective."""
+    found: Read | HiercollError | TableWarning | None = None
     if comm.rank == 0:
         try:
             found = read()
         except (TableError, TableWarning) as error:
             found = error
+        except Exception as error:  # the others wait for rank 0: none of them may be left alone
+            found = HiercollError(f"rank 0: {type(error).__name__}: {error}")
     found = comm.bcast(found)
-    if isinstance(found, TableError | TableWarning):
+    if isinstance(found, HiercollError | TableWarning):
         raise found
     assert found is not None
     return found

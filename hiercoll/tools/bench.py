@@ -29,7 +29,8 @@ from hiercoll.model.simulate import Event
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.request import Arguments, Mode, make_request, place_of, spread_of
+from hiercoll.runtime.operations import find_operation
+from hiercoll.runtime.request import Arguments, Mode, combining_of, make_request, place_of, spread_of
 from hiercoll.schedule.transports import AUTO
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant
@@ -181,7 +182,12 @@ class Bench:
             return policy.uneven_for_good(record, spread_of(Workload(record, size, self.comm.size).sent()))
         if record.sizes is Sizes.OWN and (learner := policy.known_learner(Wanted(record, 0, False))) is not None:
             return learner.current  # one choice for calls with whatever blocks
-        return policy.select(self._wanted(record, size, held), AUTO_VARIANT.algorithm, {})
+        wanted = self._wanted(record, size, held)
+        if record.operation:
+            elements = Workload(record, size, self.comm.size).elements
+            operation = find_operation(MPI.SUM, elements, self.comm.rank)
+            wanted = wanted._replace(combining=combining_of(self.session, None, operation))
+        return policy.select(wanted, AUTO_VARIANT.algorithm, {})
 
     def _wanted(self, record: Collective, size: int, held: bool = False) -> Wanted:
         return Wanted(record, size, record.one_buffer, self.arrays.kind, held)

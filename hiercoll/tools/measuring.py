@@ -29,7 +29,7 @@ from hiercoll import cuda
 from hiercoll.calls.dropin import Collectives
 from hiercoll.calls.functions import Plan
 from hiercoll.collectives import Sizes, get_collective
-from hiercoll.errors import ConstraintError, HiercollError, NativeWarning
+from hiercoll.errors import ConstraintError, DeviceError, HiercollError, NativeWarning
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
@@ -85,10 +85,17 @@ class HostArrays:
 
 def arrays_of(comm: MPI.Intracomm, memory: str) -> Arrays:
     """Arrays of a kind of memory: "host", or "cuda", for which each rank is bound to a device
-    of its host. Collective. Raises DeviceError without CuPy, or a device."""
+    of its host. Collective. Raises DeviceError on all ranks if one of them has no CuPy, or no device."""
     if memory == "host":
         return HostArrays()
-    cuda.bind(comm)
+    problem = None
+    try:
+        cuda.bind(comm)
+    except DeviceError as error:
+        problem = error
+    problems = [each for each in comm.allgather(problem) if each is not None]
+    if problems:
+        raise problems[0]
     made: Arrays = cuda.arrays()
     return made
 

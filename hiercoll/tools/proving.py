@@ -126,5 +126,9 @@ def decide_all(todo: list[Case], workers: int) -> Iterator[Outcome]:
         return
     with ProcessPoolExecutor(workers) as pool:
         futures = [pool.submit(decide, case) for case in ordered]
-        for future in as_completed(futures):
-            yield future.result()
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:  # else the end of the pool waits for all of them
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -53,7 +53,8 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
     if wanted.size == 0 and collective.sizes is not Sizes.OWN:
         return Reason.EMPTY
     if policy.table.find(collective.family, session.library, wanted.memory, session.topology) is not None:
-        return Reason.TABLE
+        unbound = wanted._replace(combining=wanted.combining._replace(changes=True))
+        return Reason.TABLE if policy.decide(unbound, explains=False).variant.is_native else Reason.ORDER
     if not wanted.combining.changes:
         return Reason.ORDER
     if not policy.share:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -85,6 +86,16 @@ class Call(NamedTuple):
     begin: float
 
 
+class Event(NamedTuple):
+    """A call: when it began and how long it took, in seconds, and its algorithm."""
+
+    name: str
+    begin: float
+    seconds: float
+    nbytes: int
+    ran: str
+
+
 class Recorder:
     """Watches the drop-in collectives of this process, beside others like it: each counts every call once."""
 
@@ -92,8 +103,7 @@ class Recorder:
         self.sync, self.trace = sync, trace
         self.sites: dict[Key, Site] = {}
         self.budgets: dict[int, Budget] = {}
-        self.events: list[tuple[str, float, float, int, str]] = []  # name, begin, seconds, bytes, what ran
-        self._origin = perf_counter()
+        self.events: list[Event] = []
 
     def install(self) -> None:
         """Watch from now on."""
@@ -143,7 +153,7 @@ class Recorder:
         if begun.mode is Mode.BLOCKING:
             self._compare(site, begun, seconds, ran)
         if self.trace:
-            self.events.append((name, begun.begin - self._origin, seconds, begun.nbytes, ran))
+            self.events.append(Event(name, begun.begin, seconds, begun.nbytes, ran))
 
     def _compare(self, site: Site, call: Call, seconds: float, ran: str) -> None:
         """Take up a blocking call's time, unless hiercoll was set up in it."""
@@ -208,9 +218,21 @@ class Recorder:
         everyone = comm.gather(own)
         return None if everyone is None else {name: max(each[name] for each in everyone) for name in own}
 
+    def all_events(self, comm: MPI.Intracomm) -> list[list[Event]] | None:
+        """On rank 0 the events of all ranks, in seconds of one clock: ranks of a host share its own, and clocks of
+        hosts are set by when their first rank leaves a barrier. Collective."""
+        comm.Barrier()
+        everyone = comm.gather((gethostname(), perf_counter(), self.events))
+        if everyone is None:
+            return None
+        left = {host: min(now for other, now, _ in everyone if other == host) for host, _, _ in everyone}
+        aligned = [[event._replace(begin=event.begin - left[host]) for event in own] for host, _, own in everyone]
+        first = min((event.begin for own in aligned for event in own), default=0.0)
+        return [[event._replace(begin=event.begin - first) for event in own] for own in aligned]
+
     def finish(self, comm: MPI.Intracomm, report: Path | None, trace: Path | None, *, compares: bool = False) -> None:
         """Print and write what was seen, on rank 0; ``compares``: native took turns. Collective."""
-        records, events = self.gather(comm), comm.gather(self.events) if trace else None
+        records, events = self.gather(comm), self.all_events(comm) if trace else None
         costs = self.costs(comm)
         about = provenance(comm, get_topology(comm))
         if records is None or costs is None:
@@ -248,7 +270,7 @@ def _that_matter(record: Collective, comm: Any, args: tuple[Any, ...]) -> tuple[
 def _caller() -> str:
     """Where the program calls the method that is watched."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "hiercoll":
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "hiercoll":
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -336,7 +358,7 @@ def _wanted(record: Collective, size: int, total: int, args: Sequence[Any]) -> W
     return Wanted(record, block, in_place, memory)
 
 
-def _events(everyone: list[list[tuple[str, float, float, int, str]]]) -> list[dict[str, Any]]:
+def _events(everyone: list[list[Event]]) -> list[dict[str, Any]]:
     """In the Trace Event Format, in microseconds; a row for each rank."""
     return [
         {

@@ -141,7 +141,7 @@ class Policy:
     def _automatic(self, wanted: Wanted) -> Variant:
         """What "auto" means."""
         learner = self._learners.get(wanted.key)
-        finding = learner.finding if learner is not None else self.known.get(wanted.key) if self.share else None
+        finding = learner.finding if learner is not None else self._known(wanted)
         if wanted.collective.sizes in (Sizes.OWN, Sizes.ROOT):
             return finding.variant if finding is not None and not wanted.held else NATIVE_VARIANT
         chosen = finding.variant if finding is not None else self.decide(wanted, explains=False).variant
@@ -193,8 +193,7 @@ class Policy:
         chosen = self._automatic(wanted)
         if chosen.is_native:
             return None
-        known = self.known.get(wanted.key) if self.share else None
-        return Learner(_nothing, self._slowest, Budget(), known=known, compares=True, given=chosen)
+        return Learner(_nothing, self._slowest, Budget(), known=self._known(wanted), compares=True, given=chosen)
 
     def _may_learn(self, wanted: Wanted) -> bool:
         collective = wanted.collective
@@ -206,12 +205,21 @@ class Policy:
             return True
         if wanted.size == 0 or self.share == inf:
             return wanted.size > 0
-        entry = self.table.find(collective.family, self._library, wanted.memory, self._topology)
-        return entry is None and not self.table.by_model
+        return not self._is_in_table(wanted)
+
+    def _is_in_table(self, wanted: Wanted) -> bool:
+        return self.table.decides(wanted.collective.family, self._library, wanted.memory, self._topology)
+
+    def _known(self, wanted: Wanted) -> Finding | None:
+        """What earlier jobs have found, where it counts: a table comes before it, but for blocks of sizes that no rank
+        knows all of."""
+        if not self.share or (wanted.collective.sizes is not Sizes.OWN and self._is_in_table(wanted)):
+            return None
+        return self.known.get(wanted.key)
 
     def _make_learner(self, wanted: Wanted) -> Learner:
         offered = partial(self._surveyed if wanted.collective.sizes is Sizes.OWN else self._offered, wanted)
-        found, agree, known = partial(self.found, wanted), self._slowest, self.known.get(wanted.key)
+        found, agree, known = partial(self.found, wanted), self._slowest, self._known(wanted)
         asking = partial(self._asking, wanted)
         return Learner(
             offered, agree, self.budget, found, known, wanted.collective.root, asking, compares=self.compares

@@ -18,7 +18,9 @@ from test_algorithms import filled, native
 
 import hiercoll
 from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes, get_collective
+from hiercoll.errors import DeviceError, HiercollError
 from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.session import from_root
 from hiercoll.tables import (
     COLD,
     NATIVE_VARIANT,
@@ -34,7 +36,7 @@ from hiercoll.tables import (
     dump,
 )
 from hiercoll.tools.bench import CONTROL_VARIANT, Bench, provenance, record
-from hiercoll.tools.measuring import Contest, DataError
+from hiercoll.tools.measuring import Contest, DataError, arrays_of
 from hiercoll.tuning.policy import Wanted
 from hiercoll.tuning.search import NONBLOCKING, PERSISTENT, Search
 
@@ -145,6 +147,43 @@ def test_bench(counted: Counted, timing: str) -> None:
     assert all(result.gain_low is not None and result.gain_low <= (result.gain or 0) for result in results)
     assert results[2].chosen == NATIVE_VARIANT
     assert results[0].gain == results[0].gain_low == results[0].gain_high == 1.0  # a call, whatever the others are
+
+
+@pytest.mark.mpi(min_size=2)
+def test_bench_says_what_serves_sums() -> None:
+    """Of floats, which are to keep their bits: not what the table has for others."""
+    world = WORLD.Dup()
+    session = get_session(world)
+    sizes = tuple(len(node) for node in session.topology.nodes)
+    hiercoll.configure(
+        world,
+        table=Table((Entry("allreduce", session.library, "host", sizes, "block", (Choice(0, Variant("ring")),)),)),
+    )
+    [result] = Bench(world, samples=6, timings=[SINGLE]).run("allreduce", [Variant("auto")], [16])
+    assert result.chosen == NATIVE_VARIANT
+    [result] = Bench(world, samples=6, timings=[SINGLE]).run("allreduce", [Variant("auto")], [13])  # of bytes
+    assert result.chosen is not None and result.chosen.algorithm == "ring"
+    world.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_without_a_device_is_all_ranks_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one host alone see what is wrong there."""
+
+    def bind(comm: MPI.Intracomm) -> int:
+        if comm.rank == SIZE - 1:
+            raise DeviceError("devices", "at least one for every rank", "none", comm.rank)
+        return 0
+
+    monkeypatch.setattr("hiercoll.cuda.bind", bind)
+    with pytest.raises(DeviceError, match=f"rank {SIZE - 1}: devices"):
+        arrays_of(WORLD, "cuda")
+
+
+def test_what_rank_0_cannot_read_is_all_ranks_error() -> None:
+    """Whatever the error."""
+    with pytest.raises(HiercollError, match="rank 0: ZeroDivisionError"):
+        from_root(WORLD, lambda: 1 // 0)
 
 
 @pytest.mark.mpi(min_size=2)  # what is drawn from one rank says nothing

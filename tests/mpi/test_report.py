@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -267,11 +268,11 @@ def earlier(comm: MPI.Intracomm) -> None:
     assert session.policy.learner(wanted) is not None
 
 
-def table_says(comm: MPI.Intracomm) -> None:
-    """The MPI library's own."""
+def table_says(comm: MPI.Intracomm, collective: str = "alltoall", variant: Variant = NATIVE_VARIANT) -> None:
+    """The MPI library's own, or another one."""
     session = get_session(comm)
     sizes = tuple(len(node) for node in session.topology.nodes)
-    entry = Entry("alltoall", session.library, "host", sizes, "block", (Choice(0, NATIVE_VARIANT),))
+    entry = Entry(collective, session.library, "host", sizes, "block", (Choice(0, variant),))
     session.policy.table = Table((entry,))
 
 
@@ -345,6 +346,7 @@ LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Int
     "root": (Reason.ROOT_SIZES, learns, call_gatherv),
     "operation": (Reason.ORDER, learns, call_own_operation),
     "sum": (Reason.ORDER, learns, call_sum),
+    "sum by a table": (Reason.ORDER, lambda comm: table_says(comm, "allreduce", Variant("ring")), call_sum),
     "integers": (Reason.NOT_TRIED, learns, call_integers),
     "gather": (Reason.NOT_TRIED, learns, call_gather),
     "scatter": (Reason.NOT_TRIED, learns, call_scatter),
@@ -371,6 +373,29 @@ def test_why_calls_are_left_to_the_library(
     assert left == [{due.value: 1}]
     records = recorder.gather(WORLD)
     assert RANK or (records is not None and records[0]["left"] == {due.value: SIZE})
+
+
+def test_traces_of_ranks_are_by_one_clock(recorders: Callable[..., Recorder]) -> None:
+    """However late a rank began to watch; every call ends after the last rank has begun it."""
+    comm, recv = hiercoll.Intracomm(WORLD.Dup()), np.empty(SIZE)
+    sleep(0.05 * RANK)
+    recorder = recorders(trace=True)
+    for _ in range(3):
+        comm.Alltoall(np.arange(1.0 * SIZE), recv)
+    everyone = recorder.all_events(WORLD)
+    comm.Free()
+    assert (everyone is None) == (RANK > 0)
+    for calls in zip(*(everyone or []), strict=True):
+        assert {call.name for call in calls} == {"alltoall"}
+        assert 0 <= max(call.begin for call in calls) <= min(call.begin + call.seconds for call in calls)
+
+
+def test_calls_from_code_without_a_name(ours: hiercoll.Intracomm, recorders: Callable[..., Recorder]) -> None:
+    """As exec runs it, with names of one's own."""
+    recorder, names = recorders(), {"comm": ours, "send": np.arange(1.0 * SIZE), "recv": np.empty(SIZE)}
+    exec("comm.Alltoall(send, recv)", names)
+    [(place, _)] = recorder.sites
+    assert place == "<string>:1"
 
 
 def test_the_guide_says_what_to_do_about_each_reason() -> None:

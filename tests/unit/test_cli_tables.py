@@ -14,7 +14,7 @@ from test_tables import ENTRY, LANE, MPI, PAIRWISE
 from hiercoll.cli import main
 from hiercoll.cli.tune import _Notes
 from hiercoll.learned import JobFile, Lesson, setting_of
-from hiercoll.tables import NATIVE, PLAN, Choice, Table, Variant, dump, load
+from hiercoll.tables import NATIVE, PLAN, Choice, Entry, Table, Variant, dump, load
 from hiercoll.topology import parse_layout
 from hiercoll.tuning.search import Selection
 
@@ -115,6 +115,28 @@ def test_explain_what_was_learned(kept: Callable[..., None], monkeypatch: pytest
     assert "2x4: native\nlearned on 2026-11-23" in said and "nothing was faster" in said
     monkeypatch.setenv("HIERCOLL_LEARN", "0")
     assert "learned" not in hiercoll(*asked, "64").output
+
+
+def test_explain_a_table_before_what_was_learned(kept: Callable[..., None], tmp_path: Path) -> None:
+    kept(LESSON)
+    entry = Entry("alltoall", MPI, "host", (4, 4), "block", (Choice(0, Variant("pairwise")),))
+    (tmp_path / "table.json").write_text(dump(Table((entry,))))
+    said = hiercoll("explain", "alltoall", "-l", "2x4", "-s", "64", "--table", str(tmp_path / "table.json")).output
+    assert said.startswith("alltoall of 64 on 2x4: pairwise") and "learned" not in said
+
+
+@pytest.mark.parametrize(("order", "due"), [("", "native"), ("any", "ring"), ("fixed", "")])
+def test_explain_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, due: str) -> None:
+    """Sums of floats keep their bits, if nothing allows others: a table's choice of another order does not serve."""
+    entry = Entry("allreduce", MPI, "host", (4, 4), "block", (Choice(0, Variant("ring")),))
+    (tmp_path / "table.json").write_text(dump(Table((entry,))))
+    monkeypatch.setenv("HIERCOLL_ORDER", order)
+    asked = ("explain", "allreduce", "-l", "2x4", "-s", "64", "--table", str(tmp_path / "table.json"))
+    first = hiercoll(*asked).output.splitlines()[0]
+    assert first.split(": ")[1].startswith(due) and not (order == "fixed" and first.endswith((" native", " ring")))
+    assert ("always the same bits" in first) == (order != "any")
+    if not order:
+        assert hiercoll(*asked, "--exact").output.startswith("allreduce of 64 on 2x4: ring")
 
 
 def test_explain_what_was_learned_of_any_sizes(kept: Callable[..., None]) -> None:

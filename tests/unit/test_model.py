@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,12 +75,23 @@ def test_machines_that_come_with_hiercoll(name: str) -> None:
         ('{"version": 1, "name": "x", "parameters": {"buss": 1}}', "an unknown parameter"),
         ('{"version": 1, "name": "x", "parameters": 3}', "an object"),
         ('{"version": 1, "name": "x", "level": 3}', "an unknown field"),
+        ('{"version": 1, "name": 1}', "name: expected a text, got 1"),
+        ('{"version": 1, "name": "x", "socket": "20"}', "socket: expected a number of ranks, at least 0, got '20'"),
+        ('{"version": 1, "name": "x", "domain": -1}', "domain: expected a number of ranks"),
+        ('{"version": 1, "name": "x", "domain": 1.5}', "domain: expected a number of ranks"),
+        ('{"version": 1, "name": "x", "spread": 5}', "spread: expected two numbers above 0, got 5"),
+        ('{"version": 1, "name": "x", "spread": [0, 2]}', "spread: expected two numbers above 0"),
+        ('{"version": 1, "name": "x", "sources": "me"}', "sources: expected a list of texts"),
+        ('{"version": 1, "name": "x", "assumed": [1]}', "assumed: expected a list of texts"),
+        ('{"version": 1, "name": "x", "about": 1}', "about: expected a text"),
+        ('{"version": 1, "name": "x", "fitted": {"p90": "low"}}', "fitted: expected an object of numbers"),
+        ("\udcff", "a file, or one of"),  # a byte that no UTF-8 begins with
     ],
 )
 def test_what_is_no_machine(text: str, words: str, tmp_path: Path) -> None:
     """Named with its file."""
     path = tmp_path / "machine.json"
-    path.write_text(text)
+    path.write_bytes(os.fsencode(text))
     with pytest.raises(MachineError, match=r"machine\.json") as caught:
         get_machine(path)
     assert words in str(caught.value)
@@ -403,6 +415,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["-l", "2x"], "layout"),
         (["-s", "0"], "at least one byte"),
         (["-a", "circular"], "circular"),
+        (["--plot", "times.xyz"], "--plot: expected a name that ends in .png, .svg, .pdf, got times.xyz"),
         (["-l", "3x1", "-a", "neighbor_exchange"], "neighbor_exchange"),
     ):
         failed = run.invoke(main, ["predict", "allgather", *wrong])

@@ -315,6 +315,25 @@ def test_what_an_earlier_job_has_found() -> None:
     assert chosen.select(wanted(size=8), "auto", {}) == NATIVE_VARIANT
 
 
+def test_a_table_comes_before_what_earlier_jobs_have_found() -> None:
+    """As does the model that was asked for; nobody knows sizes of which each rank knows its own beforehand."""
+    found = full(ALLTOALL, "bruck")
+    table = Table((entry("alltoall", (1, Variant("pairwise"))), entry("alltoallv", (1, Variant("pairwise")))))
+    for given, due in ((table, "pairwise"), (Table(by_model=True), None)):
+        chosen = policy(table=given)
+        for each in (wanted(), wanted(ALLTOALLV, 0)):
+            chosen.known[each.key] = Finding(found, 1.0, 2.0, 300, "2026-11-22")
+        chosen.learn()
+        for held in (False, True):
+            selected = chosen.select(wanted(held=held), "auto", {})
+            assert selected.algorithm == (due or chosen.decide(wanted(held=held)).variant.algorithm)
+            assert selected != found
+        assert chosen.select(wanted(ALLTOALLV, 0), "auto", {}) == found
+        chosen.learn(inf)
+        learner = chosen.learner(wanted())
+        assert learner is not None and learner.known is None
+
+
 # Sizes that no rank knows
 
 

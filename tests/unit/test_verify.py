@@ -1396,7 +1396,9 @@ def test_all_ranks_cut_the_vector_alike() -> None:
 
     contract = Contract("bcast", 2, in_place=True)
     assert verify([part(0, 1), part(1, 1)], contract, None).ok
-    finding = refuted([part(0, 1), part(1, 2)], contract, "malformed", "cuts the vector into 2 blocks, and rank 0 into 1")
+    finding = refuted(
+        [part(0, 1), part(1, 2)], contract, "malformed", "cuts the vector into 2 blocks, and rank 0 into 1"
+    )
     assert finding.rank == 1
 
 
