@@ -218,12 +218,12 @@ def test_an_adapter_has_a_message_rate(block: int, adapter: float) -> None:
 
 def test_copies_take_their_ranks_time() -> None:
     """By pieces, by lines of 64 bytes, and by bytes; one after the other, and beside messages."""
-    on = machine(piece=1.0, line=2.0)
+    on = machine(piece=1.0, line=2.0, reduce_byte=0.75)
     whole, apart = RECV[0:4], SEND[0:8:2]
     assert ends(system(lambda b: b.copy(SEND[0:4], whole)), "1", 16, on) == pytest.approx([1 + 2 + 32])
     assert ends(system(lambda b: b.copy(apart, whole)), "1", 16, on) == pytest.approx([4 * (1 + 2 / 4) + 32])
     assert ends(system(lambda b: b.copy(SEND[0, 1, 4, 5], whole)), "1", 64, on) == pytest.approx([2 * 3 + 128])
-    assert ends(system(lambda b: b.reduce(whole, apart, whole)), "1", 16, on) == pytest.approx([6 + 32])
+    assert ends(system(lambda b: b.reduce(whole, apart, whole)), "1", 16, on) == pytest.approx([6 + 48])
     assert ends(system(lambda b: b.copy(SEND[0:0], RECV[0:0])), "1", 16, on) == [0]
 
     def twice(b: Builder) -> None:
