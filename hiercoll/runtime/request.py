@@ -46,6 +46,7 @@ from hiercoll.runtime.specifications import (
     copy_blocks,
     each_block,
     is_in_place,
+    lasting,
     typed_message,
     vector_message,
 )
@@ -925,6 +926,7 @@ def _copied(
     lying = _lying(session, message, blocks, argument)
     sizes = np.array([each.nbytes for each in lying.blocks], np.int64)
     data = np.empty(int(sizes.sum()), np.uint8)
+    lying = lasting(lying, data)
 
     def copying(outward: bool) -> Transfer:
         return Now(partial(copy_blocks, lying, data, outward=outward))

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from operator import index
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -296,6 +297,23 @@ def apart(message: Message | TypedMessage, blocks: int) -> Apart:
     if min(counts, default=0) < 0:
         raise ValueError(f"message: negative count {min(counts)}")
     return Apart(message.address, message.nbytes, tuple(map(Block, places, counts, elements)), datatypes)
+
+
+def lasting(blocks: Apart, owner: npt.NDArray[np.uint8]) -> Apart:
+    """The same, to be copied as long as there is the ``owner``: with datatypes of one's own, where only MPI knows where
+    bytes lie. A program may free its own ones while a call is under way (MPI 4.1, 5.1.9)."""
+    if all(each.element.pieces is not None for each in blocks.blocks):
+        return blocks
+    own = [each.Dup() if block.nbytes else each for block, each in zip(blocks.blocks, blocks.datatypes, strict=True)]
+    made = [each for block, each in zip(blocks.blocks, own, strict=True) if block.nbytes]
+    finalize(owner, _free, made).atexit = False
+    return blocks._replace(datatypes=own)
+
+
+def _free(datatypes: Sequence[MPI.Datatype]) -> None:
+    if not MPI.Is_finalized():
+        for datatype in datatypes:
+            datatype.Free()
 
 
 def copy_blocks(blocks: Apart, data: npt.NDArray[np.uint8], *, outward: bool) -> None:

@@ -191,6 +191,33 @@ def test_copies_are_no_messages_of_the_program(newcomer: hiercoll.Intracomm) -> 
     kind.Free()
 
 
+@pytest.mark.parametrize("kind", ["vector", "distributed"])
+def test_datatypes_that_are_freed_while_calls_are_under_way(comm: MPI.Intracomm, kind: str) -> None:
+    """As programs in C do; of those that hiercoll takes apart, and of those that only MPI can copy."""
+    made = {
+        "vector": lambda: MPI.DOUBLE.Create_vector(4, 1, 2),
+        "distributed": lambda: MPI.DOUBLE.Create_darray(1, 0, [8], [MPI.DISTRIBUTE_CYCLIC], [2], [1]),
+    }[kind]
+    rows = 8
+    for _ in range(3):
+        datatype = made().Commit()
+        size = datatype.Get_size() // 8
+        send, recv = np.arange(1.0 * SIZE * rows) + 1000 * RANK, np.zeros((SIZE, rows))
+        places = [8 * rows * rank for rank in range(SIZE)]
+        spec: list[Any] = [send, [1] * SIZE, places, [datatype] * SIZE]
+        into: list[Any] = [recv, [1] * SIZE, places, [datatype] * SIZE]
+        request = hiercoll.ialltoallw(comm, spec, into, algorithm="pairwise")
+        datatype.Free()
+        others = [MPI.INT.Create_vector(3, 1, 2).Commit() for _ in range(3)]  # whose handles may be that one's
+        request.wait()
+        for other in others:
+            other.Free()
+        expected = np.arange(rows * RANK, rows * (RANK + 1)) + 1000.0 * np.arange(SIZE)[:, None]
+        moved = slice(None, None, 2) if kind == "vector" else slice(None)
+        assert size == expected[:, moved].shape[1]
+        np.testing.assert_array_equal(recv[:, moved], expected[:, moved])
+
+
 @several
 @pytest.mark.parametrize("displaced", [False, True])
 def test_sizes_tell_native_calls_apart(displaced: bool, newcomer: hiercoll.Intracomm) -> None:
