@@ -192,6 +192,8 @@ class Table:
     def find(self, collective: str, mpi: str, memory: str, topology: Topology) -> Entry | None:
         """The most specific entry: of this MPI library (the same version if there is one),
         with this layout, or else the nearest; None without any for collective, library and memory."""
+        if not self.entries:
+            return None
         vendor = mpi.split(" ")[0]
 
         def distance(entry: Entry) -> tuple[float, ...]:

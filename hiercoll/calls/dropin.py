@@ -94,9 +94,9 @@ class Calls(Counter[str]):
 
 def call_name(collective: Collective, mode: Mode) -> str:
     """Of a call, as functions are called."""
-    return {
-        Mode.BLOCKING: collective.name, Mode.BACKGROUND: f"i{collective.name}", Mode.HELD: f"{collective.name}_init"
-    }[mode]  # fmt: skip
+    if mode is Mode.BLOCKING:
+        return collective.name
+    return f"i{collective.name}" if mode is Mode.BACKGROUND else f"{collective.name}_init"
 
 
 class Collectives(ObjectMessages):
@@ -485,16 +485,29 @@ def _blocking(collective: Collective) -> Method:
     native = getattr(MPI.Comm, collective.native)
     serve_call = (_equal_blocks if collective.is_even else _uneven_blocks)(collective, native)
     number = len(collective.more) + (1 if collective.one_buffer else 2)
+    is_compiled = _is_compiled(collective)
 
     def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         if options or len(given) > number:
             native(self, *given, **options)  # raises what is wrong
         begun = [observer.begin(self, collective, Mode.BLOCKING, given) for observer in observers]
-        ran = serve_call(self, arguments, given)
+        ran = ""
+        if begun and is_compiled and _watched is not None:  # as the compiled engine serves it where nobody looks on
+            operation = arguments.op if collective.operation else None
+            ran = _watched(collective, self, arguments.send, arguments.recv, arguments.root, operation)
+        ran = ran or serve_call(self, arguments, given)
         for observer, each in zip(observers, begun, strict=True):
             observer.end(each, ran)
 
     return _method(collective, serve)
+
+
+_watched = compiled.watched()
+
+
+def _is_compiled(collective: Collective) -> bool:
+    """Whether the compiled engine may know its calls."""
+    return collective.is_even or collective.is_private or not collective.more
 
 
 def _returning(collective: Collective, name: str, mode: Mode) -> Method:
@@ -524,7 +537,7 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
-            if name == collective.native and (collective.is_even or collective.is_private or not collective.more):
+            if name == collective.native and _is_compiled(collective):
                 method = compiled.method(
                     MPI.Intracomm, name, collective, collective.one_buffer, collective.more, method
                 )

@@ -65,7 +65,7 @@ static struct {
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
-    PyObject *automatic, *zero, *sum, *in_place; /* "auto"; 0; MPI.SUM; MPI.IN_PLACE */
+    PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
     PyObject *routes;                 /* of each communicator, by handle */
@@ -109,6 +109,7 @@ typedef struct {
     int is_even;  /* whether blocks have one size */
     int by_total; /* whether "auto" goes by the sum of sizes, which differ */
     int rank;     /* once it is served */
+    PyObject **server; /* where to say what served it: the name of a plan, or "native"; NULL: nowhere */
     Key key;
 } Call;
 
@@ -307,6 +308,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
     call->is_even = call->by_total = 0;
+    call->server = NULL;
     call->key.objects = 0;
     call->key.length = 0;
 }
@@ -640,6 +642,10 @@ static int serve(Routes *routes, const Call *call)
         return 0;
     if (!program && !((recv ? recv->flags : C_ORDER) & (send ? send->flags : C_ORDER) & C_ORDER))
         return 0; /* mpi4py takes no other order */
+    if (call->server) {
+        *call->server = program ? program->name : calls.native;
+        Py_INCREF(*call->server);
+    }
     if (!known->left)
         return program ? run(routes, program, call) : run_native(known->target, call, known->one_buffer);
     PyObject *counter = known->counter; /* Python may forget the call while it runs */
@@ -696,6 +702,27 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
                       ? -1
                       : serve_known(&call, args[0], 0, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
+}
+
+/* Of a drop-in communicator's method that is watched: collective, communicator, send, recv, root, operation. */
+static PyObject *engine_watched(PyObject *module, PyObject *args)
+{
+    PyObject *collective, *comm, *send, *recv, *root, *op, *server = NULL;
+    Call call;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOOO", &collective, &comm, &send, &recv, &root, &op))
+        return NULL;
+    begin_call(&call, comm, send, recv);
+    call.options[ROOT] = root;
+    call.options[OP] = op;
+    call.server = &server;
+    if (read_sizes(collective, &call.is_even, &call.by_total) < 0)
+        return NULL;
+    int outcome = serve_known(&call, collective, !call.is_even, 0, NULL, NULL);
+    if (outcome > 0)
+        return server;
+    Py_XDECREF(server);
+    return outcome < 0 ? NULL : PyUnicode_FromString("");
 }
 
 static PyObject *Routes_remember_all(Routes *self, PyObject *args)
@@ -959,6 +986,7 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
         calls.options[option] = PyUnicode_InternFromString(option_names[option]);
     calls.routes = PyDict_New();
     calls.zero = PyLong_FromLong(0);
+    calls.native = PyUnicode_InternFromString("native");
     return calls.routes && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
 }
 
@@ -983,6 +1011,9 @@ static PyMethodDef functions[] = {
     {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},
+    {"watched", engine_watched, METH_VARARGS,
+     "watched(collective, comm, send, recv, root, op): serves a call as the method of a drop-in communicator does, if it "
+     "is known. Returns the name of the plan, or \"native\"; \"\" if it is not known."},
     {"entry", engine_entry, METH_VARARGS,
      "entry(type, module, name, doc, collective, one_buffer, options, python): a method of that type, whose options come "
      "after the buffers, or (None) a function with such options; None if there are too many."},

@@ -405,6 +405,15 @@ def call() -> Callable[..., bool] | None:
     return None if module is None else module.call
 
 
+def watched() -> Callable[..., str] | None:
+    """What serves a call of a drop-in communicator's method that is known, as the method does where nobody looks on:
+    of a collective, the communicator, the buffers (None for send where there is one buffer), root and operation (0 and
+    None where there are none). It returns what ran: the name of the plan, or "native"; "" where the call is not known.
+    None if there is no compiled engine."""
+    module: Any = load()[0]
+    return None if module is None else module.watched
+
+
 def method(
     kind: type, name: str, collective: object, one_buffer: bool, more: tuple[str, ...], python: Function
 ) -> Function:

@@ -180,7 +180,7 @@ class Bench:
         policy, record = self.session.policy, get_collective(collective)
         if record.sizes is Sizes.OWN and held:
             return policy.uneven_for_good(record, spread_of(Workload(record, size, self.comm.size).sent()))
-        if record.sizes is Sizes.OWN and (learner := policy.known_learner(Wanted(record, 0, False))) is not None:
+        if record.sizes is Sizes.OWN and (learner := policy.known_learner(Wanted(record, 0, False).key)) is not None:
             return learner.current  # one choice for calls with whatever blocks
         wanted = self._wanted(record, size, held)
         if record.operation:

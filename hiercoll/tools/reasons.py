@@ -59,7 +59,7 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
         return Reason.ORDER
     if not policy.share:
         return Reason.NOT_LEARNING
-    return _of_learning(policy.known_learner(wanted), mode)
+    return _of_learning(policy.known_learner(wanted.key), mode)
 
 
 def _of_learning(learner: Learner | None, mode: Mode) -> Reason:

@@ -40,10 +40,12 @@ from hiercoll.tools.bench import provenance
 from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
 from hiercoll.tools.reasons import Reason, reason
 from hiercoll.tuning.learning import Budget, Learner
+from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Wanted
 from hiercoll.units import format_time
 
 Key: TypeAlias = "tuple[str, str]"  # call site, collective
+MOST_ASKED = 1000  # kinds of calls that are known by their arguments
 
 
 @dataclass
@@ -63,11 +65,21 @@ class Site:
     left: Counter[str] = field(default_factory=Counter)  # to the MPI library by "auto", by why
     kinds: dict[object, Kind] = field(default_factory=dict)
 
-    def kind(self, wanted: Wanted) -> Kind | None:
+    def kind(self, asked: Asked) -> Kind | None:
         """Where such calls are compared; None where too many others are."""
-        if wanted.key not in self.kinds and len(self.kinds) < MOST_KINDS:
-            self.kinds[wanted.key] = Kind(wanted.size, wanted.size)
-        return self.kinds.get(wanted.key)
+        if asked.key not in self.kinds and len(self.kinds) < MOST_KINDS:
+            self.kinds[asked.key] = Kind(asked.wanted.size, asked.wanted.size)
+        return self.kinds.get(asked.key)
+
+
+class Asked(NamedTuple):
+    """What a call asks for: bytes that it is to receive on this rank, what is to be chosen for, and under which key
+    that is known, and the operation."""
+
+    nbytes: int
+    wanted: Wanted
+    key: PolicyKey
+    operation: Operation | None
 
 
 class Call(NamedTuple):
@@ -77,9 +89,7 @@ class Call(NamedTuple):
     collective: Collective
     mode: Mode
     site: str
-    nbytes: int  # received
-    wanted: Wanted
-    operation: Operation | None
+    asked: Asked
     is_set_up: bool  # whether hiercoll was
     trials: int  # before it
     waited: float
@@ -104,6 +114,7 @@ class Recorder:
         self.sites: dict[Key, Site] = {}
         self.budgets: dict[int, Budget] = {}
         self.events: list[Event] = []
+        self._asked: dict[object, Asked] = {}  # by calls' arguments
 
     def install(self) -> None:
         """Watch from now on."""
@@ -119,33 +130,40 @@ class Recorder:
         session = known_session(comm)
         if session is not None:
             session.refused = ""
-        buffers = _that_matter(collective, comm, buffers)
-        try:
-            total = message_bytes(collective, comm.size, buffers)
-            operation = _operation(collective, comm, buffers)
-            wanted = _asking(_wanted(collective, comm.size, total, buffers), session, operation)
-        except UNREADABLE:  # mpi4py says what is wrong
-            total, operation, wanted = 0, None, Wanted(collective, 0, False)
-        learner = session.policy.known_learner(wanted) if session is not None else None
+        asked = self._ask(collective, comm, session, buffers)
+        learner = session.policy.known_learner(asked.key) if session is not None else None
         if mode is Mode.BLOCKING and self.sync:
             since = perf_counter()
             progress.before_blocking()
             MPI.Comm.Barrier(comm)  # on the program's own communicator: nothing need be set up for it
             waited = perf_counter() - since
-        nbytes = total if is_due(collective, comm.size, comm.rank, buffers) else 0
         trials = 0 if learner is None else learner.trials
         known = mode is Mode.BLOCKING and session is not None, trials, waited
-        return Call(comm, collective, mode, site, nbytes, wanted, operation, *known, perf_counter())
+        return Call(comm, collective, mode, site, asked, *known, perf_counter())
+
+    def _ask(self, collective: Collective, comm: Any, session: Session | None, buffers: tuple[Any, ...]) -> Asked:
+        """What a call asks for; it is kept for calls on such arrays, as it takes longer to find than a short call."""
+        alike = _alike(collective, comm, session, buffers)
+        if alike is not None and (known := self._asked.get(alike)) is not None:
+            return known
+        asked = _asked(collective, comm, session, buffers)
+        if alike is not None:
+            if len(self._asked) >= MOST_ASKED:
+                self._asked.clear()
+            self._asked[alike] = asked
+        return asked
 
     def end(self, begun: object, ran: str) -> None:
         """See `dropin.Observer`."""
         now = perf_counter()
         assert isinstance(begun, Call)
-        seconds = now - begun.begin
+        seconds, nbytes = now - begun.begin, begun.asked.nbytes
         name, ran = call_name(begun.collective, begun.mode), ran.partition(" ")[2] or NATIVE
-        site = self.sites.setdefault((begun.site, name), Site())
-        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + begun.nbytes, site.seconds + seconds
-        site.least, site.most = min(site.least, begun.nbytes), max(site.most, begun.nbytes)
+        site = self.sites.get((begun.site, name))
+        if site is None:
+            site = self.sites[begun.site, name] = Site()
+        site.calls, site.bytes, site.seconds = site.calls + 1, site.bytes + nbytes, site.seconds + seconds
+        site.least, site.most = min(site.least, nbytes), max(site.most, nbytes)
         site.waited += begun.waited
         site.ran[ran] += 1
         if ran == NATIVE:
@@ -153,25 +171,25 @@ class Recorder:
         if begun.mode is Mode.BLOCKING:
             self._compare(site, begun, seconds, ran)
         if self.trace:
-            self.events.append(Event(name, begun.begin, seconds, begun.nbytes, ran))
+            self.events.append(Event(name, begun.begin, seconds, nbytes, ran))
 
     def _compare(self, site: Site, call: Call, seconds: float, ran: str) -> None:
         """Take up a blocking call's time, unless hiercoll was set up in it."""
         session = known_session(call.comm)
         learner: Learner | None = None
         if session is not None:
-            native = native_seconds(session, call.collective, call.nbytes) if call.is_set_up else None
+            native = native_seconds(session, call.collective, call.asked.nbytes) if call.is_set_up else None
             if native is not None:
                 site.native, site.compared = site.native + native, site.compared + seconds
                 site.estimated += 1
-            budget, learner = session.policy.budget, session.policy.known_learner(call.wanted)
+            budget, learner = session.policy.budget, session.policy.known_learner(call.asked.key)
             self.budgets[id(budget)] = budget
             if not call.is_set_up:
                 return
-        kind = site.kind(call.wanted)
+        kind = site.kind(call.asked)
         if kind is not None:
             is_trial = learner is not None and learner.trials != call.trials
-            kind.add(ran, call.wanted.size, seconds, is_trial)
+            kind.add(ran, call.asked.wanted.size, seconds, is_trial)
             kind.learned = Learned.by(learner, call.collective.name)
 
     def gather(self, comm: MPI.Intracomm) -> list[dict[str, Any]] | None:
@@ -260,6 +278,33 @@ def _write(path: Path, text: str) -> bool:
     return True
 
 
+def _alike(collective: Collective, comm: Any, session: Session | None, args: tuple[Any, ...]) -> object:
+    """What calls on NumPy's arrays have in common that ask for the same; None for calls on others."""
+    found: list[object] = [collective.name, comm.size, comm.rank, "" if session is None else session.name]
+    for each in args:
+        if isinstance(each, np.ndarray):
+            found += [each.nbytes, each.dtype, each.flags.forc]
+        elif isinstance(each, MPI.Op) and each.is_predefined:
+            found.append(("operation", each.handle))
+        elif each is None or type(each) is int or each is MPI.IN_PLACE:
+            found.append((type(each), each))
+        else:
+            return None
+    return tuple(found)
+
+
+def _asked(collective: Collective, comm: Any, session: Session | None, args: tuple[Any, ...]) -> Asked:
+    try:
+        matter = _that_matter(collective, comm, args)
+        total = message_bytes(collective, comm.size, matter)
+        operation = _operation(collective, comm, matter)
+        wanted = _asking(_wanted(collective, comm.size, total, matter), session, operation)
+    except UNREADABLE:  # mpi4py says what is wrong
+        total, operation, wanted = 0, None, Wanted(collective, 0, False)
+    nbytes = total if is_due(collective, comm.size, comm.rank, args) else 0
+    return Asked(nbytes, wanted, wanted.key, operation)
+
+
 def _that_matter(record: Collective, comm: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments; None for the receive buffer of a rank that receives nothing, which may be anything."""
     if not record.is_rooted or is_due(record, comm.size, comm.rank, args):
@@ -336,7 +381,7 @@ def _why(call: Call) -> str:
     session = known_session(call.comm)
     if session is not None and session.refused:
         return f"{Reason.REFUSED.value}: {session.refused}"
-    return reason(session, call.comm.size, _asking(call.wanted, session, call.operation), call.mode).value
+    return reason(session, call.comm.size, _asking(call.asked.wanted, session, call.asked.operation), call.mode).value
 
 
 def _asking(wanted: Wanted, session: Session | None, operation: Operation | None) -> Wanted:

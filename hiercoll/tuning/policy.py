@@ -182,9 +182,9 @@ class Policy:
             self._learners[key] = self._make_learner(wanted) if self._may_learn(wanted) else self._comparer(wanted)
         return self._learners[key]
 
-    def known_learner(self, wanted: Wanted) -> Learner | None:
-        """What `learner` has made for calls like this one, if it has been asked."""
-        return self._learners.get(wanted.key)
+    def known_learner(self, key: Key) -> Learner | None:
+        """What `learner` has made for calls with this key (`Wanted`), if it has been asked."""
+        return self._learners.get(key)
 
     def _comparer(self, wanted: Wanted) -> Learner | None:
         """What lets native take turns with what a table chooses, where that is to be compared."""

@@ -17,7 +17,7 @@ import hiercoll
 from hiercoll import settings
 from hiercoll.calls import dropin
 from hiercoll.collectives import ALLTOALL, called, get_collective
-from hiercoll.runtime import beginning, lifetime
+from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.lifetime import get_session, known_session
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.tools.reasons import Reason
@@ -367,6 +367,9 @@ def test_why_calls_are_left_to_the_library(
     """Each reason by its name, on all ranks."""
     due, prepare, call = LEFT[how]
     prepare(ours)
+    session = get_session(ours) if how == "sum by a table" else None
+    if session is not None and not session.policy.table.entries[0].is_for(session.topology):
+        due = Reason.TABLE  # for ranks that are placed otherwise, it says that nothing is faster
     recorder = recorders()
     call(ours)
     left = [site.left for site in recorder.sites.values()]
@@ -388,6 +391,41 @@ def test_traces_of_ranks_are_by_one_clock(recorders: Callable[..., Recorder]) ->
     for calls in zip(*(everyone or []), strict=True):
         assert {call.name for call in calls} == {"alltoall"}
         assert 0 <= max(call.begin for call in calls) <= min(call.begin + call.seconds for call in calls)
+
+
+@several
+@pytest.mark.parametrize("how", ["native", "bruck"])
+def test_watched_calls_are_served_as_others_are(
+    comm: MPI.Intracomm, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """By the compiled engine, once they are known; so that their times are those without a report."""
+    if compiled.load()[0] is None:
+        pytest.skip("there is no compiled engine")
+    ours, made = hiercoll.Intracomm(comm), list[object]()
+    table_says(ours, "alltoall", Variant(how))
+    make = dropin.make_request
+    monkeypatch.setattr(dropin, "make_request", lambda *args, **options: made.append(args) or make(*args, **options))
+    send, recv = np.arange(3.0 * SIZE), np.empty(3 * SIZE)
+    recorder = recorders()
+    for _ in range(6):
+        ours.Alltoall(send, recv)
+    assert len(made) <= 2
+    [site] = recorder.sites.values()
+    [(ran, calls)] = site.ran.items()
+    assert ran.startswith(how) and calls == site.calls == 6
+    recorder.remove()
+    total = np.empty(3 * SIZE)
+    recorder.install()
+    for _ in range(4):
+        ours.Allreduce(send, total)
+        ours.Bcast(recv, 0)
+    assert {name: site.calls for (_, name), site in recorder.sites.items()} == {
+        "alltoall": 6,
+        "allreduce": 4,
+        "bcast": 4,
+    }
+    for site in recorder.sites.values():
+        assert sum(site.left.values()) == site.ran[NATIVE]
 
 
 def test_calls_from_code_without_a_name(ours: hiercoll.Intracomm, recorders: Callable[..., Recorder]) -> None:
