@@ -49,6 +49,8 @@ class BackgroundCall:
                     if plan.broken:
                         abandoned.append(plan)  # messages may be under way
                     raise
+            else:
+                plan.producers = plan.producers.now()  # which streams are current is another matter later
             progress.active.append(self)
             session.background += 1
         if in_thread:

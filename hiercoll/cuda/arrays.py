@@ -21,6 +21,7 @@ class DeviceArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     stream: int
+    in_c_order: bool = True  # the last axis varies fastest
 
     @property
     def nbytes(self) -> int:
@@ -36,9 +37,16 @@ class Producers(NamedTuple):
     given: Any = None
     arrays: tuple[Any, ...] = ()
     made: tuple[Any, ...] = ()
+    handles: tuple[int, ...] | None = None  # of `now`
+
+    def now(self) -> Producers:
+        """The same, asked now, for a start that is put off. Raises as `streams`."""
+        return self._replace(handles=tuple(self.streams()))
 
     def streams(self) -> list[int]:
         """Their handles. Raises ParameterError for what is given and is none."""
+        if self.handles is not None:
+            return list(self.handles)
         asked = (*self.arrays, *self.made) if self.given is None else self.made
         given = [] if self.given is None else [stream_handle(self.given)]
         return [*given, *(device_array(array, "array", -1, writable=False).stream for array in asked)]
@@ -94,28 +102,28 @@ def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> Devic
     if interface.get("mask") is not None:
         raise BufferTypeError(argument, "an array without a mask", "one with a mask", rank)
     strides = interface.get("strides")
-    if strides is not None and not _contiguous(shape, tuple(strides), dtype.itemsize):
+    if strides is not None and not any(
+        _lie_together(shape, tuple(strides), dtype.itemsize, c_order=c_order) for c_order in (True, False)
+    ):
         raise BufferTypeError(argument, "a contiguous array", f"shape {shape} with strides {tuple(strides)}", rank)
     address, read_only = interface["data"]
     if writable and read_only:
         raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
-    return DeviceArray(address, shape, dtype, _stream(obj, interface))
+    in_c_order = strides is None or _lie_together(shape, tuple(strides), dtype.itemsize, c_order=True)
+    return DeviceArray(address, shape, dtype, _stream(obj, interface), in_c_order)
 
 
-def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
-    """Whether the elements lie together, in C or in Fortran order."""
+def _lie_together(shape: tuple[int, ...], strides: tuple[int, ...], item: int, *, c_order: bool) -> bool:
+    """Whether the elements do, in C's order or in Fortran's."""
     pairs = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1]
     if any(n == 0 for n, _ in pairs):
         return True
-    for order in (pairs[::-1], pairs):
-        expected = item
-        for n, step in order:
-            if step != expected:
-                break
-            expected *= n
-        else:
-            return True
-    return False
+    expected = item
+    for n, step in reversed(pairs) if c_order else pairs:
+        if step != expected:
+            return False
+        expected *= n
+    return True
 
 
 def _stream(obj: Any, interface: dict[str, Any]) -> int:
@@ -160,3 +168,13 @@ def new_like(obj: Any, shape: tuple[int, ...], rank: int) -> Any:
     if hasattr(obj, "__array_namespace__") and library not in READ_ONLY:
         return obj.__array_namespace__().empty(shape, dtype=obj.dtype)
     raise BufferTypeError("recvbuf", f"a device array that can be written, for a sendbuf of {library}", "None", rank)
+
+
+def with_axes_reversed(array: Any, first: int, rank: int) -> Any:
+    """A view of a device array with its axes in reverse, but for the ``first`` so many. Raises BufferTypeError where
+    its library has none."""
+    axes = (*range(first), *reversed(range(first, len(array.shape))))
+    for name in ("permute", "transpose"):  # PyTorch, CuPy
+        if callable(turned := getattr(array, name, None)):
+            return turned(axes)
+    raise BufferTypeError("recvbuf", "an array, for a sendbuf in Fortran's order", "None", rank)

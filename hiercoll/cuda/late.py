@@ -22,6 +22,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Container
+from copy import copy
 from functools import partial
 from struct import Struct
 from types import SimpleNamespace
@@ -168,6 +169,8 @@ class LateDevice:
 
     def register(self, address: int, nbytes: int) -> object:
         """See `Device.register`."""
+        if not nbytes:
+            raise DeviceMemoryError("pinned memory of the host", "more than 0 bytes, as CUDA does", "0")
         self._enter(address, nbytes, 0)
         owner = _Owner()
         weakref.finalize(owner, self._leave, address)
@@ -320,6 +323,13 @@ class LateArray:
         self.device, self.shape, self.dtype, self.stream = device, shape, np.dtype(dtype), stream
         self.nbytes = int(np.prod(shape, dtype=int)) * self.dtype.itemsize
         self.address, self._owner = device.allocate(self.nbytes)
+        self.strides: tuple[int, ...] | None = None
+
+    def transpose(self, axes: tuple[int, ...]) -> LateArray:
+        """A view of an array in C's order."""
+        view, strides = copy(self), np.empty(self.shape, np.dtype(f"V{self.dtype.itemsize}")).strides
+        view.shape, view.strides = (tuple(each[axis] for axis in axes) for each in (self.shape, strides))
+        return view
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -328,7 +338,7 @@ class LateArray:
             "typestr": self.dtype.str,
             "data": (self.address if self.nbytes else 0, False),
             "version": 3,
-            "strides": None,
+            "strides": self.strides,
             "stream": self.stream,
         }
 
@@ -349,5 +359,5 @@ class LateArray:
         """The values, as work on the array's stream sees them."""
         self.device.stream_of(self.stream).synchronize()
         values: npt.NDArray[Any] = self.device.view(self.address, self.nbytes).copy()
-        shaped: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, values)
+        shaped: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, values, strides=self.strides)
         return shaped

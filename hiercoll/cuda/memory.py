@@ -47,7 +47,9 @@ class DeviceMemory:
     def stream(self, use: Hashable) -> Stream:
         """The stream for a use."""
         if use not in self._streams:
-            self._streams[use] = self._idle.pop() if self._idle else self.device.new_stream()
+            stream = self._streams[use] = self._idle.pop() if self._idle else self.device.new_stream()
+            for event in self._produced:  # of a start that is under way
+                stream.wait(event)
         return self._streams[use]
 
     def allocate(self, nbytes: int) -> tuple[int, object]:

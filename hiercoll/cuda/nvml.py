@@ -56,6 +56,8 @@ def host_links(nvml: Any = None, pci: Path = PCI, adapters: Path = ADAPTERS) -> 
         addresses = [_address(nvml.nvmlDeviceGetPciInfo(device).busId) for device in devices]
         links = [[_link(nvml, devices, addresses, i, j) for j in range(len(devices))] for i in range(len(devices))]
         names = tuple(_text(nvml.nvmlDeviceGetName(device)) for device in devices)
+    except nvml.NVMLError as error:
+        raise DeviceError("GPU links", "GPUs that NVML can ask", str(error)) from None
     finally:
         nvml.nvmlShutdown()
     found = sorted(adapters.iterdir()) if adapters.exists() else []
@@ -79,7 +81,10 @@ def _link(nvml: Any, devices: Sequence[Any], addresses: Sequence[str], one: int,
     lanes = _nvlinks(nvml, devices[one], addresses[other])
     if lanes:
         return f"nvlink x{lanes}"
-    level = nvml.nvmlDeviceGetTopologyCommonAncestor(devices[one], devices[other])
+    try:
+        level = nvml.nvmlDeviceGetTopologyCommonAncestor(devices[one], devices[other])
+    except nvml.NVMLError:  # virtual machines may not tell
+        return SYSTEM
     if level <= nvml.NVML_TOPOLOGY_MULTIPLE:
         return SWITCH
     return SOCKET if level < nvml.NVML_TOPOLOGY_SYSTEM else SYSTEM

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from hiercoll.collectives import Collective, Contract, Holds, Order, Sizes
 from hiercoll.cuda import device_at, is_device_array
-from hiercoll.cuda.arrays import NO_PRODUCERS, Producers, device_array, new_like, stream_handle
+from hiercoll.cuda.arrays import NO_PRODUCERS, Producers, device_array, new_like, stream_handle, with_axes_reversed
 from hiercoll.cuda.kernel import can_combine
 from hiercoll.errors import (
     ArgumentError,
@@ -618,12 +618,16 @@ def _new_like(sent: Data, blocks: int, axes: int, rank: int) -> Data:
     array, first, stacked = sent.owner, (blocks,) if axes > 0 else (), axes > 0
     if is_device_array(array):
         found = device_array(array, "sendbuf", rank, writable=False)
-        shape = found.shape if sent.nbytes == found.nbytes else (sent.nbytes // max(found.dtype.itemsize, 1),)
+        is_whole = sent.nbytes == found.nbytes
+        shape = found.shape if is_whole else (sent.nbytes // max(found.dtype.itemsize, 1),)
         if axes < 0:
-            shape = shape[1:] if shape[0] == sent.blocks else (sent.block // found.dtype.itemsize,)
-        made = new_like(array, (*first, *shape), rank)
+            rows = is_whole and found.in_c_order and shape[0] == sent.blocks
+            shape = shape[1:] if rows else (sent.block // found.dtype.itemsize,)
+        is_reversed = axes >= 0 and is_whole and not found.in_c_order
+        made = new_like(array, (*first, *(shape[::-1] if is_reversed else shape)), rank)
         address = device_array(made, "recvbuf", rank, writable=True).address
-        return sent._replace(address=address, blocks=blocks, owner=made)
+        result = with_axes_reversed(made, len(first), rank) if is_reversed else made
+        return sent._replace(address=address, blocks=blocks, owner=result)
     if not isinstance(array, np.ndarray):
         array = np.asarray(memoryview(array))
     if axes < 0:
@@ -740,6 +744,7 @@ def _blocks_for_each(
         reader = block_message if one else many
         out = _read(session, reader, given.send, "sendbuf", 0 if one else size, writable=False)
         sent = lay(out, 1 if one else size, "sendbuf", writable=False)
+        sent, received = _placed_alike(sent, received)
         if sent.place != received.place:
             raise BufferTypeError("recvbuf", f"memory of {sent.place}, as sendbuf", received.place, rank)
         assert sent.sizes is not None and received.sizes is not None
@@ -779,12 +784,21 @@ def _rooted_blocks(
     assert single is not None
     if whole is None:
         whole = _part(single, slice(0, 0))
-    elif whole.place != single.place:
+        return (whole, single) if moves else (single, whole)
+    whole, single = _placed_alike(whole, single)
+    if whole.place != single.place:
         raise BufferTypeError(name, f"memory of {whole.place}, as {its_name}", single.place, rank)
-    elif not np.array_equal(whole.each_block()[0][root : root + 1], single.each_block()[0]):
+    if not np.array_equal(whole.each_block()[0][root : root + 1], single.each_block()[0]):
         expected = f"{whole.each_block()[0][root]} bytes, as in {its_name} for the root itself"
         raise BufferSizeError(name, expected, single.nbytes, rank)
     return (whole, single) if moves else (single, whole)
+
+
+def _placed_alike(one: Data, other: Data) -> tuple[Data, Data]:
+    """Blocks without any bytes are wherever the others are."""
+    if not one.nbytes:
+        return one._replace(place=other.place), other
+    return one, other if other.nbytes else other._replace(place=one.place)
 
 
 def _part(data: Data, which: slice) -> Data:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,75 @@ def test_every_algorithm(
     for collective in CALLS:
         for name in ("native", "auto"):
             check(device, comm, collective, algorithm=name, transport=transport)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
+def test_results_have_the_order_of_what_is_sent(device: LateDevice, comm: MPI.Intracomm, collective: str) -> None:
+    """As on the host: an array in Fortran's order comes with its indices."""
+    whole = np.arange(2.0 * SIZE * 3).reshape(2 * SIZE, 3) + 100 * RANK
+    stored = LateArray(device, whole.T.shape, whole.dtype, OWN_STREAM)
+    stored.fill(np.ascontiguousarray(whole.T))
+    send = stored.transpose((1, 0))
+    np.testing.assert_array_equal(send.get(), whole)
+    got = getattr(hiercoll, collective)(comm, send).get()
+    expected = getattr(hiercoll, collective)(comm, np.asfortranarray(whole))
+    assert got.shape == expected.shape
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_window_of_a_plan_on_the_host(device: LateDevice, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """It is taken over by a plan on a device, which must be able to reach it."""
+    comm = on_layout(f"1x{SIZE}")
+    plan = hiercoll.allgather_init(comm, np.zeros(BLOCK * SIZE, np.uint8), algorithm="shared")
+    plan()
+    plan.free()
+    made = get_session(comm).windows.made
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = device.array(values, OWN_STREAM), device.array(np.zeros_like(expected), OWN_STREAM)
+    with hiercoll.alltoall_init(comm, send, recv, algorithm="bruck", transport="staged") as plan:
+        plan()
+        np.testing.assert_array_equal(recv.get(), expected)
+    assert get_session(comm).windows.made == made
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_receive_nothing(device: LateDevice, comm: MPI.Intracomm) -> None:
+    """An empty array may lie anywhere: only the last rank receives, and the others give what they have for it."""
+    last = SIZE - 1
+    send = device.array(np.full(8, RANK, np.uint8), OWN_STREAM)
+    counts = [8 * (rank == last) for rank in range(SIZE)]
+    came = [8 if last == RANK else 0] * SIZE
+    recv = device.array(np.zeros(8 * SIZE, np.uint8), OWN_STREAM) if last == RANK else np.empty(0, np.uint8)
+    hiercoll.alltoallv(comm, [send, counts], [recv, came], algorithm="pairwise")
+    if last == RANK:
+        np.testing.assert_array_equal(recv.get(), np.repeat(np.arange(SIZE), 8))
+
+
+def test_streams_of_checked_calls(device: LateDevice, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call in the background that is compared first comes after the streams that were current when it was made."""
+    monkeypatch.setenv("HIERCOLL_CHECK", "1")
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = device.array(np.zeros_like(values), OWN_STREAM), device.array(np.zeros_like(expected), OWN_STREAM)
+    send.get()
+    send.stream = OWN_STREAM + 1
+    send.fill(values)
+    request = hiercoll.ialltoall(comm, send, recv, algorithm="scatter_destination")
+    send.stream = OWN_STREAM + 2  # of somebody else
+    request.wait()
+    np.testing.assert_array_equal(recv.get(), expected)
+
+
+def test_streams_that_are_made_late(device: LateDevice) -> None:
+    """They come after what the caller has enqueued before the start that needs them."""
+    memory, done = DeviceMemory(device), list[str]()
+    memory.stream("out")
+    device.stream_of(OWN_STREAM).enqueue(partial(done.append, "produced"))
+    memory.before_messages([OWN_STREAM], direct=False)
+    late = memory.stream("in")
+    late.enqueue(partial(done.append, "copied"))
+    late.synchronize()  # type: ignore[attr-defined]
+    assert done == ["produced", "copied"]
 
 
 @pytest.mark.parametrize("transport", ["staged:3", "peer:3"])

@@ -164,9 +164,9 @@ class Fake:
 
 
 def test_arrays() -> None:
-    """Any contiguous order; the stream as it says, else the legacy default one, which waits for all."""
+    """Any contiguous order, which is told; the stream as it says, else the legacy default one, which waits for all."""
     found = device_array(Fake(strides=(4, 8), stream=77), "sendbuf", 0, writable=True)
-    assert found == (4096, (2, 3), np.dtype("<f4"), 77) and found.nbytes == 24
+    assert found == (4096, (2, 3), np.dtype("<f4"), 77, False) and found.nbytes == 24
     assert device_array(Fake(stream=None), "sendbuf", 0, writable=True).stream == 1
     assert device_array(Fake(shape=(0, 3), strides=(99, 99)), "sendbuf", 0, writable=True).nbytes == 0
     assert is_device_array(Fake()) and not is_device_array(np.zeros(1))
@@ -209,7 +209,7 @@ def test_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match="expected CuPy and a CUDA driver"):
         device_array(Capsule(), "sendbuf", 0, writable=False)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=lambda array: Fake(stream=5)))
-    assert device_array(Capsule(), "sendbuf", 0, writable=False) == (4096, (2, 3), np.dtype("<f4"), 5)
+    assert device_array(Capsule(), "sendbuf", 0, writable=False) == (4096, (2, 3), np.dtype("<f4"), 5, True)
 
 
 def test_arrays_that_never_change(monkeypatch: pytest.MonkeyPatch) -> None:
