@@ -32,7 +32,7 @@ from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, rows_at
-from hiercoll.runtime.window import Window
+from hiercoll.runtime.window import Window, header_bytes, untouched_bytes
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Get, Schedule, most_tags
 from hiercoll.schedule.lowering import Steps, lower
 from hiercoll.tables import NATIVE_VARIANT, Variant
@@ -234,6 +234,8 @@ class PlanFactory:
                 window = session.windows.keep(request.common, laid.shared, make)
             elif window is None:
                 window = make(laid.shared)
+            elif known.kind != "host":  # it may have been of a plan on other memory
+                self._attach(window, known, partial(window.share_with, known))
             places.places["shared"] = window.address
         given = None
         if self._by_block(request, traced):
@@ -339,12 +341,13 @@ class PlanFactory:
         if request.transport.peer and schedule.shared:
             return self._device_window(request, schedule, memory, nbytes if leads else 0)
         free = free_shared_memory() if leads else None
-        lacking = 0 if free is None or nbytes < free else nbytes - free
+        needed = nbytes + header_bytes(session.node.size, schedule.all_flags) + untouched_bytes()
+        lacking = 0 if free is None else max(needed - free, 0)
         flags, most = session.same_request(request, schedule.all_flags, nbytes, lacking=lacking)
         window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), most)
         if request.transport.has_notices:
             window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
-        self._attach(window, memory, partial(window.share_with, memory, nbytes))
+        self._attach(window, memory, partial(window.share_with, memory))
         return window
 
     def _attach(self, window: Window, memory: Memory, reach: Callable[[], object]) -> None:

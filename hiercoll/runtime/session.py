@@ -37,7 +37,7 @@ from hiercoll.runtime.checking import Describe, Description, Later, wait_for
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories, takes_device_memory
 from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import Key as RequestKey
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.tags import Tags
@@ -162,6 +162,7 @@ class Session:
         self.background = 0  # calls under way in the background
         self._comparisons: deque[Later] = deque()  # before they start
         self._votes: list[object] = []
+        self._is_busy = False  # with plans that a program holds, on some rank, when it is to be freed
         self._node: MPI.Intracomm | None = None
         self.memories = Memories(lambda: self.node, self.agreement, self.rank, self.size)
         self.numbers = {collective: number for number, collective in enumerate(called())}
@@ -482,7 +483,8 @@ class Session:
         """
         while self.background and sound and self.broken is None:
             progress.wait_politely()
-        mine, total = np.array([sound and self.broken is None], dtype=int), np.zeros(1, dtype=int)
+        mine = np.array([sound and self.broken is None, self.windows.has_active], dtype=int)
+        total = np.zeros(2, dtype=int)
         request = self.comm.Iallreduce(mine, total)
         self._votes += [mine, total, request]  # never to be collected while MPI may write to them
 
@@ -493,14 +495,19 @@ class Session:
                 if monotonic() > deadline:
                     return False
                 os.sched_yield()
+            self._is_busy = bool(total[1])
             return int(total[0]) == self.size
 
         return outcome
 
     def free(self) -> None:
-        """Free everything. Collective. What active plans use is left to them."""
+        """Free everything, after a `vote`. Collective. What active plans use is left to them, where there are any on a
+        rank: the communicators, too."""
         self.drop_plans()
         self.windows.free_all()
         self.memories.forget()
+        if self._is_busy:
+            abandoned.append(self)
+            return
         for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
             comm.Free()

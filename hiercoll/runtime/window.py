@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import platform
 from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
+from weakref import WeakSet
 
+import numpy as np
 from mpi4py import MPI
 
 from hiercoll.memory import Memory
@@ -16,6 +20,22 @@ from hiercoll.memory import Memory
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
 PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
+PAGE = mmap.PAGESIZE
+MINCORE: Any = getattr(ctypes.CDLL(None), "mincore", None)
+if MINCORE is not None:
+    MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_led: WeakSet[Window] = WeakSet()
+
+
+def header_bytes(lanes: int, flags: int) -> int:
+    """Of the flags of so many ranks, in whole cache lines for each."""
+    return lanes * -(-max(flags, 1) // LINE) * LINE * 8
+
+
+def untouched_bytes() -> int:
+    """Of the windows whose memory this process has asked for: what nobody has touched yet. The system does not count
+    it as taken, and when it is, ends who touches what there is no room for (SIGBUS)."""
+    return sum(window.untouched_bytes() for window in _led)
 
 
 class Window:
@@ -34,7 +54,7 @@ class Window:
         # A probe for what nobody sends. Not on MPI_COMM_SELF: there MPICH does not look at the network.
         self._make_progress = partial(comm.Iprobe, comm.rank)
         self._width = -(-max(flags, 1) // LINE) * LINE
-        header = node.size * self._width * 8
+        header = header_bytes(node.size, flags)
         size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
         self.window = MPI.Win.Allocate_shared(size, 1, comm=node)
         base, _ = self.window.Shared_query(0)
@@ -50,6 +70,8 @@ class Window:
         self._known: dict[int, object] = {}  # by memory, what keeps the buffer known to it
         self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
         self.spoiled = False  # by a start that was interrupted: a rank may still write to it
+        if node.rank == 0:
+            _led.add(self)
         self.window.Sync()
         node.Barrier()
         self.window.Sync()
@@ -129,17 +151,25 @@ class Window:
         if NEEDS_FENCE:
             self.window.Sync()
 
+    def untouched_bytes(self) -> int:
+        """Of the buffer: pages that nobody has touched; 0 where the system does not say."""
+        first, end = self.address // PAGE * PAGE, self.address + self._room
+        pages = np.zeros(-(-(end - first) // PAGE), np.uint8)
+        known = MINCORE is not None and self._elsewhere is None and MINCORE(first, end - first, pages.ctypes.data) == 0
+        return PAGE * int(np.count_nonzero(pages & 1 == 0)) if known else 0
+
     def put_elsewhere(self, address: int, owner: object) -> None:
         """The buffer lies at ``address`` here, not in the window; the flags do."""
         self.address, self._elsewhere = address, owner
 
-    def share_with(self, memory: Memory, nbytes: int) -> None:
-        """Make ``nbytes`` of the buffer known to the memory that is copied from and to."""
-        if self._elsewhere is None and id(memory) not in self._known:
-            self._known[id(memory)] = memory.share(self.address, nbytes)
+    def share_with(self, memory: Memory) -> None:
+        """Make the buffer, if there is one, known to the memory that is copied from and to. CUDA takes no 0 bytes."""
+        if self._room and self._elsewhere is None and id(memory) not in self._known:
+            self._known[id(memory)] = memory.share(self.address, self._room)
 
     def free(self) -> None:
         """Free the window (collective over the node)."""
+        _led.discard(self)
         self._known.clear()
         if self.lane:
             self._elsewhere = None  # a mapping of what lane 0 has

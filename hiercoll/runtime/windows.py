@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hiercoll.runtime.cache import Cache
+from hiercoll.runtime.plan import abandoned
 
 
 class Windows:
@@ -79,6 +80,11 @@ class Windows:
             self._retired.append(window)
 
     @property
+    def has_active(self) -> bool:
+        """Whether a plan that the program holds is under way."""
+        return any(plan.active for plan in self._owned)
+
+    @property
     def retired(self) -> int:
         """How many wait to be freed."""
         return len(self._retired)
@@ -95,18 +101,24 @@ class Windows:
         window.begin_anew(epoch)
 
     def free_retired(self) -> None:
-        """Free those that no rank of the node needs any more. Collective over the node."""
+        """Free those that no rank of the node needs any more, and let be those to which MPI may still write. Collective
+        over the node."""
         retired = {window.number: window for window in self._retired}
-        everywhere = set.intersection(*map(set, self._gather(list(retired))))
+        everyone = self._gather({number: window.spoiled for number, window in retired.items()})
+        everywhere = set.intersection(*map(set, everyone))
         for number in sorted(everywhere):
-            retired[number].free()
+            if any(each[number] for each in everyone):
+                abandoned.append(retired[number])
+            else:
+                retired[number].free()
         self._retired = [window for window in self._retired if window.number not in everywhere]
 
     def free_all(self) -> None:
         """Free everything, the programs' plans too; what active plans use is left to them. Collective over the node."""
         own, self._owned = self._owned, {}
-        active = {window.number for plan, window in own.items() if window is not None and plan.active}
-        busy = set().union(*self._gather(active))
+        in_use = {window.number for plan, window in own.items() if window is not None and (plan.active or plan.broken)}
+        in_use.update(window.number for window in self._retired if window.spoiled)
+        busy = set().union(*self._gather(in_use))
         for plan in own:
             plan.on_free = None
             if not plan.active:
@@ -116,4 +128,6 @@ class Windows:
         for window in sorted(left, key=lambda window: window.number):
             if window.number not in busy:
                 window.free()
+            else:
+                abandoned.append(window)
         self._retired = []

@@ -25,6 +25,7 @@ from hiercoll.runtime import factory
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.watch import SECONDS
+from hiercoll.runtime.window import untouched_bytes
 from hiercoll.tables import Choice, Entry, Table, Variant
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -232,6 +233,23 @@ def test_too_little_shared_memory_on_one_host(
     with pytest.raises(ConstraintError, match="places in /dev/shm"):
         call(comm, np.zeros(SIZE * 1000), algorithm="grouped", memory="shared")
     assert hiercoll.alltoall(comm, np.zeros(SIZE), algorithm="grouped").shape == (SIZE,)
+
+
+@pytest.mark.mpi(min_size=2)  # one rank needs no window
+def test_shared_memory_that_is_promised(
+    on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system counts pages as taken when they are touched: windows that are made and not used yet need room, too."""
+    comm, send = on_layout(f"1x{SIZE}"), np.arange(60 * 512.0) + RANK
+    before = untouched_bytes()
+    monkeypatch.setattr(factory, "free_shared_memory", lambda: before + 100 * 4096 * SIZE)
+    first = hiercoll.allgather_init(comm, send, algorithm="shared")
+    with pytest.raises(ConstraintError, match="places in /dev/shm"):
+        hiercoll.allgather_init(comm, send, algorithm="shared")
+    first()
+    with hiercoll.allgather_init(comm, send, algorithm="shared") as second:
+        np.testing.assert_array_equal(second(), np.arange(60 * 512.0) + np.arange(SIZE)[:, None])
+    first.free()
 
 
 @pytest.mark.parametrize("collective", ["allgather", "alltoall"])

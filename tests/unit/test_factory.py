@@ -26,7 +26,7 @@ from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.operations import Operation
-from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_request
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
@@ -163,7 +163,7 @@ class FakeWindow:
     def begin_anew(self, epoch: int) -> None:
         self.begun += 1
 
-    def share_with(self, memory: Any, nbytes: int) -> None:
+    def share_with(self, memory: Any) -> None:
         pass
 
     def free(self) -> None:
@@ -325,7 +325,8 @@ def test_windows_of_plans(session: Alone, lifetime: Lifetime) -> None:
 
 
 def test_windows_that_no_plan_takes_over(session: Alone) -> None:
-    """One that is too small goes when a larger one is made, as does one whose plan was interrupted; few are kept."""
+    """One that is too small goes when a larger one is made; one whose plan was interrupted is left, as MPI may still
+    write to it; few are kept."""
 
     def hold(block: int) -> Plan:
         return session.factory.make(session.request(ALLGATHER, "shared", block), Lifetime.HELD)
@@ -336,7 +337,8 @@ def test_windows_that_no_plan_takes_over(session: Alone) -> None:
     large.broken = True
     large.free()
     hold(8).free()
-    assert session.bound[1].window.freed and session.windows.made == 3 and small.is_freed  # type: ignore[union-attr]
+    window: Any = session.bound[1].window
+    assert not window.freed and window in abandoned and session.windows.made == 3 and small.is_freed
     for plan in [hold(8) for _ in range(MAX_SPARE + 1)]:
         plan.free()
     assert session.windows.retired == MAX_SPARE + 1

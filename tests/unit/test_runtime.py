@@ -166,6 +166,7 @@ class FakeWindow:
     number: int
     nbytes: int
     log: list[int]
+    spoiled: bool = False
 
     def free(self) -> None:
         assert self.number not in self.log
@@ -316,6 +317,11 @@ def gathering(*values: object) -> Callable[[object], list[Any]]:
     return lambda value: [value, *values]
 
 
+def sound(*numbers: int) -> dict[int, bool]:
+    """Windows that a rank does not need any more, none of them spoiled."""
+    return dict.fromkeys(numbers, False)
+
+
 def test_windows_of_freed_plans_wait_for_all_ranks() -> None:
     """They are freed by their numbers, in the same order however the ranks have freed their plans."""
     first, second = ranks = [Rank(), Rank()]
@@ -325,17 +331,37 @@ def test_windows_of_freed_plans_wait_for_all_ranks() -> None:
     for index in (3, 1, 2):
         yours[index].free()
     assert (first.windows.retired, second.windows.retired) == (3, 3) and not first.freed
-    first.others, second.others = gathering([4, 2, 3]), gathering([3, 1, 2])
+    first.others, second.others = gathering(sound(4, 2, 3)), gathering(sound(3, 1, 2))
     first.windows.free_retired()
     second.windows.free_retired()
     assert first.freed == second.freed == [2, 3]
     assert (first.windows.retired, second.windows.retired) == (1, 1)
     mine[3].free()
     yours[0].free()
-    first.others = second.others = gathering([1, 4])
+    first.others = second.others = gathering(sound(1, 4))
     first.windows.free_retired()
     second.windows.free_retired()
     assert first.freed == second.freed == [2, 3, 1, 4] and first.windows.retired == 0
+
+
+def test_windows_to_which_mpi_may_write_stay() -> None:
+    """Of plans that were interrupted, on whatever rank: retired, or at the end."""
+    first, second = ranks = [Rank(), Rank()]
+    mine, yours = held(ranks, 4)
+    mine[0].broken = True
+    for plan in (mine[0], mine[1], yours[0], yours[1]):
+        plan.free()
+    first.others, second.others = gathering(sound(1, 2)), gathering({1: True, 2: False})
+    first.windows.free_retired()
+    second.windows.free_retired()
+    assert first.freed == second.freed == [2]
+    assert (first.windows.retired, second.windows.retired) == (0, 0)
+    mine[2].broken = yours[3].broken = True
+    yours[3].free()
+    first.others, second.others = gathering({4}), gathering({3})
+    first.windows.free_all()
+    second.windows.free_all()
+    assert first.freed == second.freed == [2]
 
 
 def test_nothing_to_retire() -> None:
