@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import pairwise
 from math import sqrt
@@ -152,6 +152,32 @@ def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
     so that a program for which there is nothing reads no files."""
     names = (match for match in map(_FOLDER.fullmatch, _listed(_base(folder))) if match)
     return frozenset(int(match[1]) for match in names if match[0].startswith(f"{_plain(mpi)}_"))
+
+
+def gaining_ranks(mpi: str) -> frozenset[int]:
+    """Those for which something is known that is faster than the MPI library's own."""
+    base, name = settings.learned_folder(), f"{_plain(mpi)}_"
+    return frozenset(
+        setting.ranks
+        for place in _places(base)
+        if place.name.startswith(name)
+        for setting in _gaining(place, _changed(place))
+    )
+
+
+def _changed(place: Path) -> int:
+    """When files of a sub-folder were last written, which replaces them; 0 if it is gone."""
+    try:
+        return place.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=64)
+def _gaining(place: Path, changed: int) -> list[Setting]:
+    """The settings of a sub-folder in which anything but native is known."""
+    known = _gathered(place) if changed else {}
+    return [setting for setting, each in known.items() if not all(lesson.variant.is_native for lesson in each.values())]
 
 
 def read(setting: Setting, folder: Path | None = None) -> Lessons:

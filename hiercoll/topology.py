@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from hiercoll import settings
 from hiercoll.errors import ArgumentError, LayoutError
@@ -157,8 +160,8 @@ def parse_layout(text: str) -> Topology:
     raise wrong
 
 
-def discover(comm: MPI.Intracomm) -> Topology:
-    """Topology of an MPI communicator (collective).
+def discover(comm: MPI.Intracomm) -> tuple[Topology, MPI.Intracomm | None]:
+    """Topology of an MPI communicator, and one of this rank's node, unless it is a virtual one (collective).
 
     Nodes are what ``MPI_Comm_split_type(SHARED)`` says, or, where the environment
     variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
@@ -168,20 +171,29 @@ def discover(comm: MPI.Intracomm) -> Topology:
     """
     from mpi4py import MPI
 
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-    root = host.bcast(comm.rank)
+    host = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
+    (first,), text = translated([0], host, comm), settings.nodes()
+    (world_rank,) = translated([comm.rank], comm, MPI.COMM_WORLD)
+    mine = np.array([first, world_rank, -1 if text is None else zlib.crc32(text.encode())])
+    everyone = np.empty((comm.size, len(mine)), mine.dtype)
+    comm.Allgather(mine, everyone)
+    hosts, world_ranks, texts = everyone.T.tolist()
+    if text is None and len(set(texts)) == 1:
+        return Topology(tuple(hosts)), host
     host.Free()
-    text = settings.nodes()
-    world_rank = comm.group.Translate_ranks([comm.rank], MPI.COMM_WORLD.group)[0]
-    everyone: list[tuple[int, str | None, int]] = comm.allgather((root, text, world_rank))
-    hosts = [entry[0] for entry in everyone]
-    texts = {entry[1] for entry in everyone}
-    if texts == {None}:
-        return Topology(tuple(hosts))
-    if len(texts) > 1:
-        got = ", ".join(sorted(map(repr, texts)))
+    if len(set(texts)) > 1:
+        got = ", ".join(sorted(set(map(repr, comm.allgather(text)))))
         raise LayoutError("HIERCOLL_NODES", "the same value on every rank", got, comm.rank)
-    return _virtual(str(text), hosts, [entry[2] for entry in everyone], MPI.COMM_WORLD.size, comm.rank)
+    return _virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), None
+
+
+def translated(ranks: Iterable[int], comm: MPI.Intracomm, other: MPI.Intracomm) -> list[int]:
+    """The ranks in ``other`` of these ranks of ``comm``. Local."""
+    here, there = comm.Get_group(), other.Get_group()
+    found = list(here.Translate_ranks(list(ranks), there))
+    here.Free()
+    there.Free()
+    return found
 
 
 def _virtual(text: str, hosts: list[int], world_ranks: list[int], world: int, rank: int) -> Topology:

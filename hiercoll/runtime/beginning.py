@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
-from hiercoll.learned import known_ranks
+from hiercoll.learned import gaining_ranks
 from hiercoll.runtime import compiled
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.checking import wait_for
@@ -27,13 +27,15 @@ from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
-from hiercoll.tuning.learning import FIRST, SHARE
+from hiercoll.tuning.learning import SHARE
 from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
-LONGEST = 1 << 16  # calls between two looks at their time
+FIRST = 48  # calls before ranks look at their time: an agreement may cost as much as two short calls
+GROWTH = 3  # times as many calls have been served at the next look, at most
+LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
-LEAST, MEETINGS = 2.5e-3, 50  # a set-up takes about so many seconds, and as long as so many agreements besides
+LEAST, MEETINGS = 2.5e-3, 25  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
@@ -43,7 +45,7 @@ SIZES = 59  # of communicators, that wishes tell apart
 
 
 def _learned_on(size: int) -> int:
-    """That earlier jobs have learned something on so many ranks, in a wish."""
+    """That earlier jobs have found something faster than native on so many ranks, in a wish."""
     return HAS_LEARNED << size % SIZES
 
 
@@ -101,7 +103,7 @@ class Beginning:
         if lacking <= 0.0:
             return False
         each = self.seconds / self._served
-        self._calls = int(min(max(lacking / each, FIRST) if each else inf, self._served, LONGEST))
+        self._calls = int(min(max(lacking / each, FIRST) if each else inf, (GROWTH - 1) * self._served, LONGEST))
         self.tally = array("q", [self._calls, 0])
         return True
 
@@ -127,11 +129,12 @@ def begin_as(before: Beginning, comm: MPI.Intracomm) -> Beginning:
     return made
 
 
-_seen: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())  # when; whether there is a table; what is known
+# When; whether there is a table; for how many ranks something is known that is faster than native.
+_seen: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())
 
 
 def _wishes(comm: MPI.Intracomm) -> int:
-    """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have learned.
+    """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have found.
     Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
     is_threadless = MPI.Query_thread() != MPI.THREAD_MULTIPLE  # then each call is looked at
@@ -140,7 +143,7 @@ def _wishes(comm: MPI.Intracomm) -> int:
         return wishes
     now = monotonic()
     if now > _seen[0] + LOOK:
-        _seen = (now, settings.own_table() is not None, known_ranks(mpi_library()))
+        _seen = (now, settings.own_table() is not None, gaining_ranks(mpi_library()))
     return wishes | HAS_TABLE * _seen[1] | sum({_learned_on(size) for size in _seen[2]})
 
 

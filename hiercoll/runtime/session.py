@@ -46,7 +46,7 @@ from hiercoll.runtime.window import Window
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
-from hiercoll.topology import Topology, discover
+from hiercoll.topology import discover, translated
 from hiercoll.tuner import is_able
 from hiercoll.tuning.learning import SHARE, Finding, Learner
 from hiercoll.tuning.policy import Key as PolicyKey
@@ -82,16 +82,21 @@ def first_watch(comm: MPI.Intracomm, seconds: float) -> Watch | None:
 
 def world_ranks(comm: MPI.Intracomm) -> list[int]:
     """The ranks of MPI_COMM_WORLD that the ranks of ``comm`` have."""
-    world, own = MPI.COMM_WORLD.Get_group(), comm.Get_group()
-    ranks = own.Translate_ranks(list(range(comm.size)), world)
-    world.Free()
-    own.Free()
-    return list(ranks)
+    return translated(range(comm.size), comm, MPI.COMM_WORLD)
+
+
+def duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """The ranks of ``comm`` in the same order, without its attributes and callbacks, which ``Dup`` would run, and with
+    fewer messages than ``Split`` takes; of mpi4py's own kind, for what is left to the MPI library. Collective."""
+    progress.before_blocking()
+    group = comm.Get_group()
+    made = MPI.Comm.Create(comm, group)
+    group.Free()
+    return cast(MPI.Intracomm, made)
 
 
 def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
-    """The ranks of ``comm`` with the same ``color``, in the same order; of mpi4py's own kind, for what
-    is left to the MPI library. Collective."""
+    """The ranks of ``comm`` with the same ``color``, in the same order. Collective."""
     progress.before_blocking()
     return cast(MPI.Intracomm, MPI.Comm.Split(comm, color, comm.rank))
 
@@ -144,17 +149,20 @@ class Session:
         began, timeout = perf_counter(), settings.timeout()
         if not is_met:
             meet(comm, SET_UP, first_watch(comm, timeout))
-        self.comm = split(comm, 0)  # unlike Dup, runs none of the user's callbacks
+        self.comm = duplicate(comm)
         self.user = MPI.Intracomm(comm)  # mpi4py's own: where calls that are left to the MPI library run
         self.rank, self.size = self.comm.rank, self.comm.size
-        try:
-            self.topology: Topology = discover(self.comm)
-        except BaseException:
-            self.comm.Free()
-            raise
-        self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.library = mpi_library()
-        timeout = self._agree_on_settings(timeout)
+        self._node: MPI.Intracomm | None = None
+        try:
+            self.topology, self._node = discover(self.comm)
+            # The name orders communicators alike on all ranks.
+            self.name, table, known = from_root(self.comm, self._read_all)
+        except BaseException:
+            self._free_comms(self.comm)
+            raise
+        timeout, self.set_up_seconds = self._agree_on_settings(timeout, began)
+        self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
         self.before: Beginning | None = None  # what counted the calls before the set-up
         self.broken: str | None = None  # the call that was interrupted, if one was
@@ -163,7 +171,6 @@ class Session:
         self._comparisons: deque[Later] = deque()  # before they start
         self._votes: list[object] = []
         self._is_busy = False  # with plans that a program holds, on some rank, when it is to be freed
-        self._node: MPI.Intracomm | None = None
         self.memories = Memories(lambda: self.node, self.agreement, self.rank, self.size)
         self.numbers = {collective: number for number, collective in enumerate(called())}
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
@@ -182,7 +189,7 @@ class Session:
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
-        self.background_comm = split(self.comm, 0) if self.check else self.comm
+        self.background_comm = duplicate(self.comm) if self.check else self.comm
         self._own_comms = [self.background_comm] if self.check else []
         self._tagged = self.comm  # where plans of users have their tags, once there are any
         sums = self.agreement.sums
@@ -191,31 +198,30 @@ class Session:
         )
         if self.rank == 0:
             self.policy.found = self._keep
-        # The name orders communicators alike on all ranks.
-        self.name, self.policy.table, self.policy.known = from_root(self.comm, self._read_all)
+        self.policy.table, self.policy.known = table, known if self.learns else {}
         self.policy.compares = self._compares
         self.policy.learn(self.learns)
-        (self.set_up_seconds,) = self.agreement.slowest([perf_counter() - began])
         self._use_timeout(timeout)
 
-    def _agree_on_settings(self, timeout: float) -> float:
+    def _agree_on_settings(self, timeout: float, began: float) -> tuple[float, float]:
         """The order of reductions, whether hiercoll is disabled, device memory staged, calls checked, threads kept out
         of MPI, native compared, and what learning may cost of the time of calls: what is so on one rank is so for all.
-        Returns the longest timeout. Collective."""
+        Returns the longest timeout, and the longest time that has passed since the set-up began. Collective."""
         own = [
             settings.is_disabled(), not takes_device_memory(self.comm), settings.checks_calls(),
             MPI.Query_thread() != MPI.THREAD_MULTIPLE, settings.compares, not settings.learns(), settings.hurries(),
         ]  # fmt: skip
-        order, *flags, longest = self._largest(np.array([_strictness(), *own, timeout], float)).tolist()
+        mine = [_strictness(), *own, timeout, perf_counter() - began]
+        order, *flags, longest, since = self._largest(np.array(mine, float)).tolist()
         self.order = STRICTNESS[int(order)]
         self.disabled, self.stages, self.check, self.threadless, self._compares, still, hurries = map(bool, flags)
         self.learns = 0.0 if still else inf if hurries else SHARE
-        return float(longest)
+        return float(longest), float(since)
 
     def _read_all(self) -> tuple[str, Table, dict[PolicyKey, Finding]]:
         """A name, the table of the environment, and what earlier jobs have found that can run here."""
         known: dict[PolicyKey, Finding] = {}
-        for memory in MEMORIES if self.learns and self.size in learned.known_ranks(self.library) else ():
+        for memory in MEMORIES if settings.learns() and self.size in learned.known_ranks(self.library) else ():
             setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
             for lesson in learned.read(setting).values():
                 family = COLLECTIVES[lesson.collective].family
@@ -245,8 +251,8 @@ class Session:
         return total
 
     def _gather_on_node(self, value: object) -> list[Any]:
-        """Every rank's value on the node, if anything has been made together with its ranks."""
-        return [value] if self._node is None else list(self._node.allgather(value))
+        """Every rank's value on the node, if any window has been made with its ranks."""
+        return list(self.node.allgather(value)) if self.windows.made else [value]
 
     def use_table(self, table: Table | str | Path | None) -> None:
         """Decide by ``table`` from now on, or one in a file, or (None) that of the environment.
@@ -428,7 +434,7 @@ class Session:
                 self.windows.free_retired()
         first, is_new = self.tags.reserve(tags)
         if is_new:
-            self._tagged = split(self.comm, 0)
+            self._tagged = duplicate(self.comm)
             self._own_comms.append(self._tagged)
         return self._tagged, first, window
 
@@ -509,5 +515,8 @@ class Session:
         if self._is_busy:
             abandoned.append(self)
             return
-        for comm in [*self._own_comms, *([self._node] if self._node else []), self.comm]:
+        self._free_comms(*self._own_comms, self.comm)
+
+    def _free_comms(self, *comms: MPI.Intracomm) -> None:
+        for comm in (*([] if self._node is None else [self._node]), *comms):
             comm.Free()

@@ -221,16 +221,16 @@ def test_what_one_rank_wants(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
 
 @several
 def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks look at the time of calls after 16, 32, 64 of them, however these are made."""
-    ours = hiercoll.Intracomm(comm)
+    """Ranks look at the time of calls after 48 and 144 of them, however these are made."""
+    ours, looks = hiercoll.Intracomm(comm), (beginning.FIRST, beginning.GROWTH * beginning.FIRST)
     monkeypatch.setattr(lifetime, "_set_up", 1e6)
-    for salt in range(3 * FIRST + 5):
+    for salt in range(looks[0] + 5):
         send, recv, want = buffers(salt)
         ours.Alltoall(send, recv) if (salt + RANK) % 2 else hiercoll.alltoall(comm, send, recv)
         np.testing.assert_array_equal(recv, want)
         assert not is_set_up(comm)
     monkeypatch.setattr(lifetime, "_set_up", 0.0 if RANK else 1e-9)
-    for salt in range(FIRST - 5 + 1):
+    for salt in range(looks[0] + 5, looks[1] + 1):
         assert not is_set_up(comm)
         alltoall(comm, salt)
     assert is_set_up(comm) and get_session(comm).policy.budget.calls > 0
@@ -241,7 +241,7 @@ def test_no_learning_no_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     if RANK == 0:
         monkeypatch.setenv("HIERCOLL_LEARN", "0")
-    for salt in range(5 * FIRST):
+    for salt in range(5 * beginning.FIRST):
         alltoall(comm, salt)
     assert not is_set_up(comm)
     assert get_session(comm).policy.learner(Wanted(ALLTOALL, 40, False)) is None
@@ -430,17 +430,17 @@ def test_families_agree_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
 @several
 def test_families_where_something_is_known(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first communicator is set up at once; those that are made from it once calls have taken as long as that."""
-    monkeypatch.setattr(beginning, "known_ranks", lambda library: frozenset([SIZE]))
+    monkeypatch.setattr(beginning, "gaining_ranks", lambda library: frozenset([SIZE]))
     ours = hiercoll.Intracomm(comm)
     exchange(ours)
     assert is_set_up(comm)
     monkeypatch.setattr(lifetime, "_set_up", 1e6)
     child = ours.Dup()
-    for _ in range(2 * FIRST):
+    for _ in range(2 * beginning.FIRST):
         exchange(child)
     assert not is_set_up(child)
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)
-    for _ in range(8 * FIRST):
+    for _ in range(8 * beginning.FIRST):
         exchange(child)
     assert is_set_up(child)
     child.Free()

@@ -251,7 +251,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Alone:
 
     monkeypatch.setattr(hiercoll.runtime.factory, "plan_of", plan_of)
     monkeypatch.setattr(hiercoll.runtime.factory, "Window", FakeWindow)
-    monkeypatch.setattr(hiercoll.runtime.session, "split", lambda comm, color: Comm("tagged"))
+    monkeypatch.setattr(hiercoll.runtime.session, "duplicate", lambda comm: Comm("tagged"))
     return made
 
 

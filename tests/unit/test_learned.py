@@ -32,6 +32,7 @@ from hiercoll.learned import (
     Setting,
     fabric,
     forget,
+    gaining_ranks,
     job_file,
     known_ranks,
     now,
@@ -134,6 +135,19 @@ def test_known_ranks_reads_names_only(tmp_path: Path) -> None:
     path.write_text("{")
     (tmp_path / "notes_9_x").mkdir()
     assert known_ranks(MPI, tmp_path) == {7, 8}
+
+
+def test_gaining_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those for which something but native is known; files that have changed are read again."""
+    monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
+    assert gaining_ranks(MPI) == frozenset()
+    native = replace(LESSON, variant=NATIVE_VARIANT)
+    keep(tmp_path, native)
+    keep(tmp_path, LESSON, setting=replace(SETTING, layout="3+4"))
+    keep(tmp_path, LESSON, setting=replace(SETTING, layout="4x4", mpi="MPICH 5.0.22"))
+    assert gaining_ranks(MPI) == {7}
+    keep(tmp_path, replace(LESSON, size=2 * LESSON.size))
+    assert gaining_ranks(MPI) == {7, 8}
 
 
 def test_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
