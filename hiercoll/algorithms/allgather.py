@@ -153,6 +153,49 @@ def ring(topology: Topology, rank: int, *, segments: int) -> Schedule:
     return b.build()
 
 
+def _in_groups(topology: Topology, params: dict[str, int | str]) -> str | None:
+    return "a number of ranks that radix divides" if topology.size % int(params["radix"]) else None
+
+
+@register(
+    ALLGATHER,
+    Parameter("radix", 2, (2, 3, 4), "ranks in a group", 1),
+    constraint=_in_groups,
+    in_place=True,
+    search=lambda topology: grid(radix=(2, 4, 8)),
+)
+def k_ring(topology: Topology, rank: int, *, radix: int) -> Schedule:
+    """Rings of ``radix`` neighbours; from ring to ring each block passes to the same place of the next one.
+
+    Contract: allgather, in place too. Positions are along the nodes, as for ring: with as
+    many ranks in a group as on a node, only N-1 of p-1 steps are between nodes.
+
+        node 0: 0 -> 1 -> 2 -> 0   | 2 steps around each node;  0 -> 3, 1 -> 4, 2 -> 5 and back;
+        node 1: 3 -> 4 -> 5 -> 3   | 2 steps around each node
+
+    Counts: rounds = p-1; messages = p-1; blocks = p-1; scratch = 0
+    Constraints: a number of ranks that radix divides.
+    Reference: Wilkins et al. 2023 (k-ring).
+    """
+    order, b = node_order(topology), Builder(rank)
+    rings = [order[first : first + radix] for first in range(0, topology.size, radix)]
+    mine, place = divmod(order.index(rank), radix)
+    with b.round():
+        b.copy(SEND[0], RECV[rank])
+    before, own, behind = (rings[(mine + turn) % len(rings)] for turn in (-1, 0, 1))
+    for far in range(len(rings)):
+        moved, last = rings[mine - far], rings[(mine - far + 1) % len(rings)]  # whose blocks travel, and did so before
+        steps = [(before[place], behind[place], moved[place], last[place])] if far else []
+        for step in range(1, radix):
+            ends = own[place - 1], own[(place + 1) % radix]
+            steps.append((*ends, moved[place - step], moved[place - step + 1]))
+        for tag, (source, target, received, sent) in enumerate(steps, start=far * radix):
+            with b.round():
+                b.recv(source, RECV[received], tag=tag)
+                b.send(target, RECV[sent], tag=tag)
+    return b.build()
+
+
 def _even(topology: Topology, params: dict[str, int | str]) -> str | None:
     return "an even number of ranks" if topology.size % 2 else None
 
