@@ -206,7 +206,8 @@ class Contract:
 
     ``root`` matters to rooted collectives, ``blocks`` (length of the vector in
     blocks) to bcast, reduce and allreduce. ``in_place``: the input lies in the
-    receive buffer. ``order``: the one that reductions must have, at least.
+    receive buffer. ``order``: the one that reductions must have, at least. ``accumulate``: they
+    are made of wider elements than the program's, and rounded once.
     """
 
     collective: str
@@ -216,6 +217,7 @@ class Contract:
     blocks: int = 1
     in_place: bool = False
     order: Order = Order.ANY
+    accumulate: bool = False
 
     def __post_init__(self) -> None:
         get_collective(self.collective)
@@ -293,6 +295,17 @@ class Contract:
     def rank_of(self, token: int) -> int:
         """The rank that contributes ``token``."""
         return token // self.segments // self._width
+
+    def like(self, rank: int, buffer: str, blocks: Sequence[int]) -> Sequence[int] | None:
+        """The blocks of the whole vector that blocks of the rank's send or recv are as long as; None where all are of
+        one size, or it is not said, as of any other buffer."""
+        holds = {"send": self.record.send, "recv": self.record.recv}.get(buffer)
+        if holds is None or not self.record.is_cut:
+            return None
+        if holds is not Holds.ONE:
+            return blocks
+        # In place blocks are of one size: what is put to the front may end elsewhere otherwise.
+        return None if self.in_place else [rank] * len(blocks)
 
     def own_sizes(self, rank: int) -> Tokens:
         """Tokens of what the rank knows at the beginning: its own row of the buffer ``sizes``."""

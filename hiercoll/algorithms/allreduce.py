@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hiercoll.algorithms.reducing import Line, Part, all_to_all, around, at_once, doubling, halving, over_tree
 from hiercoll.algorithms.registry import Parameter, Params, grid, register
 from hiercoll.collectives import ALLREDUCE, Order
@@ -28,7 +30,7 @@ def ring_allreduce(topology: Topology, rank: int) -> Schedule:
     if p == 1:
         b.copy(SEND[0], RECV[0])
     else:
-        at_once(around(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(1), 0))
+        at_once(around(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(1), 0, partial=False))
     return in_order(b.build())
 
 
@@ -97,7 +99,7 @@ def all_pairs_allreduce(topology: Topology, rank: int) -> Schedule:
     if p == 1:
         b.copy(SEND[0], RECV[0])
     else:
-        at_once(all_to_all(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(p - 1), 0))
+        at_once(all_to_all(b, range(p), Part(SEND[0:p], []), RECV, range(p), b.scratch(p - 1), 0, partial=False))
     return in_order(b.build())
 
 
@@ -153,8 +155,9 @@ def recursive_multiplying_allreduce(topology: Topology, rank: int, *, radix: int
         first = rank - rank // reach % factor * reach
         others = [peer for peer in range(first, first + factor * reach, reach) if peer != rank]
         into = dict(zip(others, (spare[slot].of(0) for slot in range(len(others))), strict=True))
-        came = {peer: Part(into[peer], [b.recv(peer, into[peer], tag=tag, after=part.after)]) for peer in others}
-        sent = [b.send(peer, part.region, tag=tag, after=part.after) for peer in others]
+        how: Any = {"tag": tag, "after": part.after, "partial": tag > 0}
+        came = {peer: Part(into[peer], [b.recv(peer, into[peer], **how)]) for peer in others}
+        sent = [b.send(peer, part.region, **how) for peer in others]
         came[rank] = Part(part.region, [*part.after, *sent])
         part = over_tree(b, [came[peer] for peer in sorted(came)], RECV[0])
         reach *= factor

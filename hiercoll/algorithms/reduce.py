@@ -89,8 +89,8 @@ def direct_reduce_scatter(topology: Topology, rank: int) -> Schedule:
     spare, others = b.scratch(p - 1), [(rank + step) % p for step in range(1, p)]
     parts = {rank: Part(SEND[rank], [])}
     for slot, peer in enumerate(others):
-        parts[peer] = Part(spare[slot].of(rank), [b.recv(peer, spare[slot].of(rank))])
-    sent = {peer: b.send(peer, SEND[peer]) for peer in others}
+        parts[peer] = Part(spare[slot].of(rank), [b.recv(peer, spare[slot].of(rank), partial=False)])
+    sent = {peer: b.send(peer, SEND[peer], partial=False) for peer in others}
     if p == 1:
         b.copy(SEND[0], RECV[0])
     else:  # in place, block 0 lies where the result comes to lie
@@ -118,7 +118,10 @@ def pairwise_reduce_scatter(topology: Topology, rank: int) -> Schedule:
     spare, part = b.scratch(1)[0].of(rank), Part(SEND[rank], [])
     for step in range(1, p):
         out, into = (rank + step) % p, (rank - step) % p
-        came = [b.recv(into, spare, after=part.after), b.send(out, SEND[out], after=part.after)]
+        came = [
+            b.recv(into, spare, after=part.after, partial=False),
+            b.send(out, SEND[out], after=part.after, partial=False),
+        ]
         part = combined(b, part, spare, came, RECV[0], is_first=into < rank)
     return in_order(b.build())
 
@@ -146,8 +149,8 @@ def ring_reduce_scatter(topology: Topology, rank: int) -> Schedule:
     for step in range(p - 1):
         into = (rank - 2 - step) % p
         after = [
-            b.recv((rank - 1) % p, came.of(into), tag=step, after=part.after),
-            b.send((rank + 1) % p, part.region, tag=step, after=part.after),
+            b.recv((rank - 1) % p, came.of(into), tag=step, after=part.after, partial=step > 0),
+            b.send((rank + 1) % p, part.region, tag=step, after=part.after, partial=step > 0),
         ]
         target = own.of(into) if step < p - 2 else RECV[0]
         part = Part(target, [b.reduce(came.of(into), SEND[into], target, after=after)])
@@ -177,7 +180,7 @@ def recursive_halving_reduce_scatter(topology: Topology, rank: int) -> Schedule:
     whole = range(p)
     takes_part, part = at_once(folded(b, line, Part(SEND[whole], []), own[whole].of(whole), spare[whole].of(whole), 0))
     if not takes_part:
-        b.recv(line.rank(line.place), RECV[0], tag=0, after=part.after)
+        b.recv(line.rank(line.place), RECV[0], tag=0, after=part.after, partial=False)
         return in_order(b.build())
     kept, after, buffer = list(whole), part.after, SEND if part.region.buffer == "send" else own
     for step, distance in enumerate(line.distances(), 1):
@@ -193,5 +196,5 @@ def recursive_halving_reduce_scatter(topology: Topology, rank: int) -> Schedule:
         after, buffer = combined(b, Part(mine, after), into, came, target, is_first=bool(side)).after, own
     if line.partner is not None:
         b.copy(own[rank].of(rank), RECV[0], after=after)
-        b.send(line.partner, own[rank + 1].of(rank + 1), tag=0, after=after)
+        b.send(line.partner, own[rank + 1].of(rank + 1), tag=0, after=after, partial=False)
     return in_order(b.build())

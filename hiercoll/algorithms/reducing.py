@@ -109,9 +109,9 @@ def folded(b: Builder, line: Line, own: Part, target: Region, spare: Region, tag
 def _unfolded(b: Builder, line: Line, takes_part: bool, part: Part, target: Region, tag: int) -> Part:
     """The result, which partners get from those that took part."""
     if not takes_part:
-        return Part(target, [b.recv(line.rank(line.place), target, tag=tag, after=part.after)])
+        return Part(target, [b.recv(line.rank(line.place), target, tag=tag, after=part.after, partial=False)])
     if line.partner is not None:
-        b.send(line.partner, target, tag=tag, after=part.after)
+        b.send(line.partner, target, tag=tag, after=part.after, partial=False)
     return part
 
 
@@ -170,16 +170,18 @@ def halving(b: Builder, line: Line, own: Part, target: Buffer, whole: range, spa
         return _unfolded(b, line, False, begun, target[whole], tag)
     after, steps = yield from halved(b, line, begun, target, whole, spare, tag)
     for number, (peer, _, kept, given) in enumerate(reversed(steps), tag + len(steps) + 1):
-        came = [b.recv(peer, target[given], tag=number, after=after)]
-        after = [*came, b.send(peer, target[kept], tag=number, after=after)]
+        came = [b.recv(peer, target[given], tag=number, after=after, partial=False)]
+        after = [*came, b.send(peer, target[kept], tag=number, after=after, partial=False)]
         yield
     return _unfolded(b, line, True, Part(target[whole], after), target[whole], tag)
 
 
 def around(
-    b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int
-) -> Course[Part]:
-    """Sums go around a ring, and then around once more; as many blocks as ranks, times a number."""
+    b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int,
+    partial: bool = True,
+) -> Course[Part]:  # fmt: skip
+    """Sums go around a ring, and then around once more; as many blocks as ranks, times a number. Not ``partial``: all
+    begin with what they contribute, not with sums."""
     p, me, each = len(ranks), ranks.index(b.rank), len(whole) // len(ranks)
     before, behind = ranks[me - 1], ranks[(me + 1) % p]
     source = SEND if own.region.buffer == "send" else target
@@ -190,41 +192,45 @@ def around(
     after = own.after
     for step in range(p - 1):
         out, into = share(me - step), share(me - step - 1)
-        partial = spare[range(each)].of(into)
+        sums, is_partial = spare[range(each)].of(into), partial or step > 0
         came = [
-            b.recv(before, partial, tag=tag + step, after=after),
-            b.send(behind, (target if step else source)[out], tag=tag + step, after=after),
+            b.recv(before, sums, tag=tag + step, after=after, partial=is_partial),
+            b.send(behind, (target if step else source)[out], tag=tag + step, after=after, partial=is_partial),
         ]
         yield
-        after = [b.reduce(partial, source[into], target[into], after=came)]
+        after = [b.reduce(sums, source[into], target[into], after=came)]
     for step in range(p - 1):
         out, into = share(me + 1 - step), share(me - step)
         after = [
-            b.recv(before, target[into], tag=tag + p + step, after=after),
-            b.send(behind, target[out], tag=tag + p + step, after=after),
+            b.recv(before, target[into], tag=tag + p + step, after=after, partial=False),
+            b.send(behind, target[out], tag=tag + p + step, after=after, partial=False),
         ]
         yield
     return Part(target[whole], after)
 
 
 def all_to_all(
-    b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int
-) -> Course[Part]:
-    """Every rank gets its block of all others, combines them by the fixed tree, and sends the result to all."""
+    b: Builder, ranks: Sequence[int], own: Part, target: Buffer, whole: range, spare: Buffer, tag: int,
+    partial: bool = True,
+) -> Course[Part]:  # fmt: skip
+    """Every rank gets its block of all others, combines them by the fixed tree, and sends the result to all. Not
+    ``partial``: all begin with what they contribute, not with sums."""
     p, me = len(ranks), ranks.index(b.rank)
     source = SEND if own.region.buffer == "send" else target
     others = [(me + step) % p for step in range(1, p)]
     parts = {me: Part(source[whole[me]], own.after)}
     for slot, other in enumerate(others):
         into = spare[slot].of(whole[me])
-        parts[other] = Part(into, [b.recv(ranks[other], into, tag=tag)])
-    sent = {other: b.send(ranks[other], source[whole[other]], tag=tag, after=own.after) for other in others}
+        parts[other] = Part(into, [b.recv(ranks[other], into, tag=tag, partial=partial)])
+    sent = {
+        other: b.send(ranks[other], source[whole[other]], tag=tag, after=own.after, partial=partial) for other in others
+    }
     yield
     result = over_tree(b, [parts[each] for each in range(p)], target[whole[me]])
     after = list(result.after)
     for other in others:
-        after.append(b.send(ranks[other], target[whole[me]], tag=tag + 1, after=result.after))
-        after.append(b.recv(ranks[other], target[whole[other]], tag=tag + 1, after=[sent[other]]))
+        after.append(b.send(ranks[other], target[whole[me]], tag=tag + 1, after=result.after, partial=False))
+        after.append(b.recv(ranks[other], target[whole[other]], tag=tag + 1, after=[sent[other]], partial=False))
     yield
     return Part(target[whole], after)
 
@@ -262,9 +268,9 @@ def to_one(b: Builder, line: Line, own: Part, end: int, target: Region, spare: R
         yield
     first, last = line.rank(0), tag + len(distances) + 1
     if b.rank == first != end:
-        b.send(end, part.region, tag=last, after=part.after)
+        b.send(end, part.region, tag=last, after=part.after, partial=False)
     elif b.rank == end != first:
-        part = Part(target, [b.recv(first, target, tag=last, after=part.after)])
+        part = Part(target, [b.recv(first, target, tag=last, after=part.after, partial=False)])
     return part
 
 
@@ -281,17 +287,18 @@ def halved_to_one(
     if not takes_part:
         yield from idle(2 * len(distances))
         if b.rank == end:
-            part = Part(at(target, whole), [b.recv(first, at(target, whole), tag=last, after=part.after)])
+            came = [b.recv(first, at(target, whole), tag=last, after=part.after, partial=False)]
+            part = Part(at(target, whole), came)
         return part
     after, steps = yield from halved(b, line, part, target, whole, spare, tag)
     is_on = True
     for number, (peer, distance, kept, given) in enumerate(reversed(steps), tag + len(steps) + 1):
         if is_on and line.place & distance != goal.place & distance:
             is_on = False
-            b.send(peer, at(target, kept), tag=number, after=after)
+            b.send(peer, at(target, kept), tag=number, after=after, partial=False)
         elif is_on:
-            after = [*after, b.recv(peer, at(target, given), tag=number, after=after)]
+            after = [*after, b.recv(peer, at(target, given), tag=number, after=after, partial=False)]
         yield
     if b.rank == first != end:
-        b.send(end, at(target, whole), tag=last, after=after)
+        b.send(end, at(target, whole), tag=last, after=after, partial=False)
     return Part(at(target, whole), after)

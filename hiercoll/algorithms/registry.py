@@ -140,15 +140,18 @@ class Algorithm:
         transport: Transport = DIRECT,
         root: int = 0,
         order: Order | None = None,
+        accumulate: bool = False,
     ) -> System:
         """The schedules of all ranks, and the contract that they are to fulfil: in place, too, where there is only one
-        buffer; ``order``: None for the algorithm's own. Each schedule raises, when it is asked for, as `schedule` and
-        `transports.cut` do."""
+        buffer; ``order``: None for the algorithm's own; ``accumulate``: a reduction, of wider elements than the
+        program's. Each schedule raises, when it is asked for, as `schedule` and `transports.cut` do."""
         inplace = inplace or self.in_places == (True,)
         order = self.order(topology, self.resolve(params)) if order is None else order
         contract = Contract(self.collective, topology.size, root=root, in_place=inplace, order=order)
         options: dict[str, Any] = {"inplace": inplace, "root": root, "order": order}
         plain = System(topology, contract, lambda rank: self.schedule(topology, rank, params, **options))
+        if accumulate:
+            plain = plain.accumulated()
         if not COLLECTIVES[self.collective].is_even:  # a rank knows no places of blocks that are not its own
             transport = transport._replace(shared=False)
         return plain if transport == DIRECT else plain.with_node_pass(transport.schedule)

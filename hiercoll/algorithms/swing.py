@@ -66,8 +66,8 @@ def swing_allreduce(topology: Topology, rank: int) -> Schedule:
         steps.append((peer, given, kept))
         buffer = RECV
     for number, (peer, given, kept) in enumerate(reversed(steps), len(steps)):
-        came = [b.recv(peer, RECV[given], tag=number, after=after)]
-        after = [*came, b.send(peer, RECV[kept], tag=number, after=after)]
+        came = [b.recv(peer, RECV[given], tag=number, after=after, partial=False)]
+        after = [*came, b.send(peer, RECV[kept], tag=number, after=after, partial=False)]
     return in_order(b.build())
 
 

@@ -190,9 +190,9 @@ class _TreeHalf(NamedTuple):
         with b.segment(number):
             here, above = self.sums[number] if self.sums else [], self.above(beyond)
             if above is not None:
-                here = [b.recv(above, RECV[self.half], tag=tag, after=here)]
+                here = [b.recv(above, RECV[self.half], tag=tag, after=here, partial=False)]
             for below in self.branch.below:
-                b.send(self.ranks[below], RECV[self.half], tag=tag, after=here)
+                b.send(self.ranks[below], RECV[self.half], tag=tag, after=here, partial=False)
 
     def _tag(self, number: int) -> int:
         return 2 * number + self.half

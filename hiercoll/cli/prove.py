@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -29,6 +30,7 @@ from hiercoll.cli.common import (
     main,
     world,
 )
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.model.cost import count_rank
 from hiercoll.model.goal import to_goal
 from hiercoll.model.simulate import Event, count_rounds, simulate
@@ -47,6 +49,12 @@ transport_option = click.option(
     default="direct",
     show_default=True,
     help="As messages of device memory travel: direct, staged[:PARTS] or peer[:PARTS].",
+)
+
+accumulate_option = click.option(
+    "--accumulate",
+    type=click.Choice(["float32"]),
+    help="Of reductions of half precision: the type that is combined, and rounded once.",
 )
 
 
@@ -93,6 +101,7 @@ def list_(collective: str | None) -> None:
     help=f"{LAYOUT_HELP}; may be repeated. Default: a set of even, uneven and odd ones, block, cyclic and random.",
 )
 @transport_option
+@accumulate_option
 @click.option("--sample", type=click.IntRange(1), default=1, metavar="N", help="One case of N; all by default.")
 @click.option(
     "--workers", "-j", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Processes."
@@ -104,13 +113,14 @@ def verify(
     combinations: bool,
     layouts: tuple[str, ...],
     transport: str,
+    accumulate: str | None,
     sample: int,
     workers: int,
 ) -> None:
     """Prove algorithms: no deadlock, no race, every block delivered; reductions by one expression tree on all ranks.
 
-    Of reductions it says in which order they were proved to combine contributions: any, that of the ranks, or fixed.
-    Exits with 1 if anything is refuted.
+    Of reductions it says in which order they were proved to combine contributions: any, that of the ranks, or fixed;
+    with --accumulate how often a result is rounded. Exits with 1 if anything is refuted.
     """
     if sum([everything, combinations, bool(collective)]) != 1:
         raise click.UsageError("name a collective (and an algorithm), or say --all or --combinations")
@@ -120,7 +130,11 @@ def verify(
         chosen = [(collective, entry.name, params if ":" in algorithm else None)]
     elif collective:
         chosen = [entry for entry in chosen if entry[0] == collective]
-    todo = list(cases(chosen, layouts or ALL_LAYOUTS, named(transport)))[::sample]
+    if accumulate:
+        chosen = [entry for entry in chosen if COLLECTIVES[entry[0]].operation]
+        if not chosen:
+            raise click.UsageError(f"{collective} combines nothing")
+    todo = list(cases(chosen, layouts or ALL_LAYOUTS, named(transport), bool(accumulate)))[::sample]
     outcomes = _decide_with_progress(todo, workers)
     _print_outcomes(outcomes)
     if any(outcome.findings for outcome in outcomes):
@@ -144,12 +158,15 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
     verdicts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     refusals: defaultdict[str, set[str]] = defaultdict(set)
     orders: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    roundings: Counter[str] = Counter()
     for outcome in outcomes:
         case = outcome.case
         name = f"{case.collective} {get_algorithm(case.collective, case.algorithm).spelled(case.params)}"
         verdicts[name][outcome.verdict] += 1
         if outcome.order is not None:
             orders[name][outcome.order.name.lower()] += 1
+        if outcome.roundings is not None:
+            roundings[name] = max(roundings[name], outcome.roundings)
         if outcome.refusal:
             refusals[name].add(outcome.refusal)
     for name in sorted(verdicts):
@@ -159,7 +176,8 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
         )
         needs = f" (needs {'; '.join(sorted(refusals[name]))})" if refusals[name] else ""
         ways = ", ".join(f"{way} {orders[name][way]}" for way in ("fixed", "rank", "any") if orders[name][way])
-        click.echo(f"{name}: {text}{needs}" + (f" (order: {ways})" if ways else ""))
+        rounded = f"; rounded {('never', 'once')[roundings[name]]}" if name in roundings else ""
+        click.echo(f"{name}: {text}{needs}" + (f" (order: {ways}{rounded})" if ways else ""))
     total = sum(verdicts.values(), Counter())
     operations = sum(outcome.operations for outcome in outcomes)
     click.echo(
@@ -174,13 +192,19 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
 @click.option("--rank", "-r", type=click.IntRange(0), default=0, show_default=True, help="Whose schedule to print.")
 @click.option("--in-place", "inplace", is_flag=True, help="With the input in the receive buffer.")
 @transport_option
-def show(collective: str, algorithm: str, layout: str, rank: int, inplace: bool, transport: str) -> None:
+@accumulate_option
+def show(
+    collective: str, algorithm: str, layout: str, rank: int, inplace: bool, transport: str, accumulate: str | None
+) -> None:
     """A schedule in words, counts per link class, and who sends how much to whom."""
     topology = parse_layout(layout)
     if rank >= topology.size:
         raise click.UsageError(f"rank {rank} of {topology.size}")
     entry, params = known_algorithm(collective, algorithm)
-    schedules = generate(collective, entry.name, params, topology, inplace=inplace, transport=named(transport))
+    if accumulate and not COLLECTIVES[collective].operation:
+        raise click.UsageError(f"{collective} combines nothing")
+    options: dict[str, Any] = {"inplace": inplace, "transport": named(transport), "accumulate": bool(accumulate)}
+    schedules = generate(collective, entry.name, params, topology, **options)
     schedule = schedules[rank]
     click.echo(
         f"{collective} {entry.spelled(params)} on {topology}, rank {rank} "
@@ -217,6 +241,8 @@ def _counts_text(schedules: list[Schedule], topology: Topology, rank: int) -> st
         ("blocks of scratch", "scratch"),
         ("blocks of shared memory (per node)", "shared"),
     ]
+    if any(schedule.accumulates for schedule in schedules):
+        click.echo("blocks of 4 bytes an element (scratch, shared) count as two of 2 bytes (send, recv, narrow)\n")
     lines = [f"{'':36}{f'rank {rank}':>10}{'most':>10}{'all ranks':>12}"]
     for title, field in rows:
         values = [getattr(count, field) for count in counts]

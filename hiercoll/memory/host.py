@@ -14,7 +14,7 @@ import numpy as np
 
 from hiercoll.errors import DeviceError
 from hiercoll.memory.interface import OPERATIONS, Action, Array, Reduction, Transfer
-from hiercoll.memory.layouts import BlockLayout, Layout, UnevenLayout, common_chunk, common_pieces
+from hiercoll.memory.layouts import BlockLayout, Layout, UnevenLayout, WideLayout, common_chunk, common_pieces
 from hiercoll.schedule import Region
 
 
@@ -38,6 +38,8 @@ class HostMemory:
 
     def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | None:
         """See `Memory.copy`; strided and scattered regions of even blocks without work per block."""
+        if isinstance(layout, WideLayout):
+            return _copy_wide(layout, source, target)
         if isinstance(layout, UnevenLayout):
             (here, regions), (there, targets) = source, target
             return _copy_pieces([(here + at, there + to, n) for at, to, n in layout.pairs(regions, targets)])
@@ -69,13 +71,8 @@ class HostMemory:
         target: tuple[int, Region],
     ) -> Action:
         """See `Memory.reduce`."""
-
-        def elements(address: int, nbytes: int) -> Array:
-            memory: Any = (ctypes.c_char * nbytes).from_address(address)
-            return np.frombuffer(memory, how.dtype)
-
-        pieces = common_pieces(layout, left, right, target)
-        views = [[elements(address, piece[-1]) for address in piece[:-1]] for piece in pieces]
+        pieces, item = common_pieces(layout, left, right, target), how.dtype.itemsize
+        views = [[elements(address, piece[-1] // item, how.dtype) for address in piece[:-1]] for piece in pieces]
         return partial(_combine, OPERATIONS[how.operation], views)
 
     def address_handle(self, address: int) -> Array:
@@ -100,6 +97,28 @@ _ALL = slice(None)
 def _memory(address: int, nbytes: int) -> memoryview:
     """Bytes at an address, to be set or read at little cost."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def _copy_wide(layout: WideLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | None:
+    """What copies, and converts, between regions of a layout."""
+    types = layout.type_of(source[1]), layout.type_of(target[1])
+    if types[0] == types[1]:
+        return _copy_pieces([(here, there, n) for here, there, n in common_pieces(layout, source, target)])
+    pieces = layout.conversion(source, target)
+    return partial(convert, [(elements(s, n, types[0]), elements(t, n, types[1])) for s, t, n in pieces])
+
+
+def elements(address: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """So many elements at an address, as an array."""
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype)
+
+
+def convert(pairs: Iterable[tuple[Array, Array]]) -> None:
+    """Convert (source, target) arrays; what is too large becomes infinite, as in reductions, without a warning."""
+    with np.errstate(all="ignore"):
+        for source, target in pairs:
+            np.copyto(target, source, casting="unsafe")
 
 
 def _copy_pieces(pieces: list[tuple[int, int, int]]) -> Action | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import gcd
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from hiercoll.memory.interface import Array
-from hiercoll.schedule import BufferName, Region
+from hiercoll.schedule import WIDE, BufferName, Region
 
 
 class BlockLayout(NamedTuple):
@@ -99,18 +101,49 @@ class UnevenLayout:
         return runs
 
 
-Layout: TypeAlias = "BlockLayout | UnevenLayout"
+class WideLayout(NamedTuple):
+    """Blocks of another layout, the ``narrow`` one, of elements ``of`` a type of two bytes; in the buffers `WIDE` they
+    are in float32. The buffer narrow begins so many bytes ``behind`` scratch, which it is a part of."""
+
+    narrow: BlockLayout | UnevenLayout
+    of: np.dtype[Any]
+    behind: int
+
+    def type_of(self, region: Region) -> np.dtype[Any]:
+        """The type of the elements of a region."""
+        return SINGLE if region.buffer in WIDE else self.of
+
+    def runs(self, region: Region) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of the contiguous pieces of ``region``, in order."""
+        times, behind = 1 + (region.buffer in WIDE), self.behind if region.buffer == "narrow" else 0
+        return [(behind + times * offset, times * length) for offset, length in self.narrow.runs(region)]
+
+    def conversion(self, source: tuple[int, Region], target: tuple[int, Region]) -> list[tuple[int, ...]]:
+        """Addresses, and the number of elements, of the pieces that are contiguous in both regions."""
+        return _cut(self, (source, target), [self.type_of(region).itemsize for _, region in (source, target)])
+
+
+SINGLE = np.dtype(np.float32)
+Layout: TypeAlias = "BlockLayout | UnevenLayout | WideLayout"
 
 
 def common_pieces(layout: Layout, *ends: tuple[int, Region]) -> list[tuple[int, ...]]:
     """Regions of buffers at addresses, cut into pieces that are contiguous in all of them:
     the addresses, and the length in bytes."""
+    return _cut(layout, ends, [1] * len(ends))
+
+
+def _cut(layout: Layout, ends: Sequence[tuple[int, Region]], items: Sequence[int]) -> list[tuple[int, ...]]:
+    """The same, with the length in items of so many bytes at each end."""
     pieces: list[tuple[int, ...]] = []
-    rests = [iter([(at + offset, n) for offset, n in layout.runs(region) if n]) for at, region in ends]
+    rests = [
+        iter([(at + offset, n // item) for offset, n in layout.runs(region) if n])
+        for (at, region), item in zip(ends, items, strict=True)
+    ]
     heads = [next(rest, (0, 0)) for rest in rests]
     while length := min(n for _, n in heads):
         pieces.append((*(at for at, _ in heads), length))
-        moved = [(at + length, n - length) for at, n in heads]
+        moved = [(at + length * item, n - length) for (at, n), item in zip(heads, items, strict=True)]
         heads = [head if head[1] else next(rest, (0, 0)) for head, rest in zip(moved, rests, strict=True)]
     return pieces
 

@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from hiercoll.schedule import (
     INCOMING,
     MESSAGES,
-    SIZE_BUFFERS,
     Copy,
     Get,
     Recv,
     Reduce,
-    Region,
     Schedule,
     Send,
     Signal,
@@ -61,7 +59,8 @@ DEFAULT_LINKS = Links()
 
 @dataclass(frozen=True)
 class RankCounts:
-    """What one rank does, in messages and blocks (fractions where segments travel alone)."""
+    """What one rank does, in messages and blocks (fractions where segments travel alone; those of elements twice as
+    long as the program's count twice)."""
 
     messages: int = 0  # sent, of any class
     blocks: float = 0
@@ -109,7 +108,7 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
         chain = max((depth[dep] for dep in op.deps), default=(0, 0))
         if isinstance(op, MESSAGES):
             far = node_of[op.peer] != own
-            blocks = _blocks(op.region, schedule) if isinstance(op, (Send, Recv)) else 0
+            blocks = schedule.extent(op.region) if isinstance(op, (Send, Recv)) else 0
             if isinstance(op, INCOMING):
                 chain = max(chain, last.get(op.peer, (0, 0)))
                 n["received"] += 1
@@ -125,22 +124,17 @@ def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
                 last[op.peer] = chain
         elif isinstance(op, (Copy, Reduce, Get)):
             n["copies"] += 1
-            n["copied_blocks"] += _blocks(op.target, schedule)
+            n["copied_blocks"] += schedule.extent(op.target)
         elif isinstance(op, (Signal, Wait)):
             n["synchronisations"] += 1
         depth.append(chain)
     n["dispatched"] = 0 if schedule.rounds is not None or schedule.is_in_order else len(schedule.ops)
     n["chain"], n["network_chain"] = max(depth, default=(0, 0))
     whole = {name: value if name.endswith("blocks") else int(value) for name, value in n.items()}
-    sizes = {"scratch": schedule.scratch, "shared": schedule.shared, "pieces": schedule.blocks}
+    width = 1 + schedule.accumulates
+    scratch, shared = width * schedule.scratch + schedule.narrow, width * schedule.shared
+    sizes = {"scratch": scratch, "shared": shared, "pieces": schedule.blocks}
     return RankCounts(**sizes, **whole)  # type: ignore[arg-type]
-
-
-def _blocks(region: Region, schedule: Schedule) -> float:
-    """Size of a region in whole blocks; rows of sizes count as none."""
-    if region.buffer in SIZE_BUFFERS:
-        return 0
-    return region.size / (1 if region.part is None else schedule.segments)
 
 
 def predict(counts: Sequence[RankCounts], size: int, links: Links = DEFAULT_LINKS) -> float:

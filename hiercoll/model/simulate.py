@@ -186,4 +186,4 @@ class _Simulation:
     def bytes(self, region: Region) -> int:
         if region.buffer in SIZE_BUFFERS:  # a row has two numbers for each rank
             return region.size * 16 * self.topology.size
-        return region.size * self.layout.extent(region.part)[1]
+        return region.size * self.layout.extent(region.part)[1] * (1 + self.schedules[0].is_wide(region))

@@ -4,6 +4,7 @@ Modules beside this one: `system` (all ranks' schedules), `transports` (how mess
 `lowering` (the steps that engines run).
 """
 
+from hiercoll.schedule.accumulating import accumulated
 from hiercoll.schedule.builder import Builder
 from hiercoll.schedule.ops import (
     HOST,
@@ -20,6 +21,7 @@ from hiercoll.schedule.ops import (
     SHARED_SIZES,
     SIZE_BUFFERS,
     SIZES,
+    WIDE,
     AcceptOffer,
     AwaitNotice,
     Blocks,
@@ -87,7 +89,9 @@ __all__ = [
     "Schedule",
     "Send",
     "Signal",
+    "WIDE",
     "Wait",
+    "accumulated",
     "are_two_ends",
     "as_blocks",
     "in_order",

@@ -80,13 +80,17 @@ class Builder:
     def _deps(self, after: Iterable[int] | None) -> Deps:
         return self._gate if after is None else tuple(after)
 
-    def send(self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None) -> int:
-        """Send ``region`` to ``peer``."""
-        return self._add(Send(peer, tag, self._cut(region), self._deps(after)))
+    def send(
+        self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None, partial: bool = True
+    ) -> int:
+        """Send ``region`` to ``peer``; not ``partial``: contributions or results of a reduction, no partial sums."""
+        return self._add(Send(peer, tag, self._cut(region), self._deps(after), partial))
 
-    def recv(self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None) -> int:
-        """Receive ``region`` from ``peer``."""
-        return self._add(Recv(peer, tag, self._cut(region), self._deps(after)))
+    def recv(
+        self, peer: int, region: Region, *, tag: int = 0, after: Iterable[int] | None = None, partial: bool = True
+    ) -> int:
+        """Receive ``region`` from ``peer``; ``partial`` as it is sent."""
+        return self._add(Recv(peer, tag, self._cut(region), self._deps(after), partial))
 
     def copy(self, source: Region, target: Region, *, after: Iterable[int] | None = None) -> int:
         """Copy ``source`` to ``target``."""

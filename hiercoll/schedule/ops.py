@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from hiercoll.errors import ScheduleError
 from hiercoll.topology import Topology
 
-BufferName: TypeAlias = Literal["send", "recv", "scratch", "shared", "host", "sizes", "shared_sizes"]
+BufferName: TypeAlias = Literal["send", "recv", "scratch", "narrow", "shared", "host", "sizes", "shared_sizes"]
 Blocks: TypeAlias = "range | tuple[int, ...]"
 
 
@@ -117,26 +117,30 @@ SIZES = Buffer("sizes")
 SHARED_SIZES = Buffer("shared_sizes")
 SIZE_BUFFERS = ("sizes", "shared_sizes")  # of rows of sizes instead of blocks
 OF_NODE = ("shared", "shared_sizes")  # one for the ranks of a node together
+WIDE = ("scratch", "shared")  # of elements in the type that they are combined in, where that is another (`accumulated`)
 
 Deps: TypeAlias = "tuple[int, ...]"
 
 
 class Send(NamedTuple):
-    """Send ``region`` to rank ``peer``; (source, destination, tag) is unique in a schedule."""
+    """Send ``region`` to rank ``peer``; (source, destination, tag) is unique in a schedule. ``partial``: it may hold
+    partial sums, as both ends know; else contributions, or results (see `accumulated`)."""
 
     peer: int
     tag: int
     region: Region
     deps: Deps
+    partial: bool = True
 
 
 class Recv(NamedTuple):
-    """Receive into ``region`` from rank ``peer``."""
+    """Receive into ``region`` from rank ``peer``; ``partial`` as of its `Send`."""
 
     peer: int
     tag: int
     region: Region
     deps: Deps
+    partial: bool = True
 
 
 class Offer(NamedTuple):
@@ -276,6 +280,9 @@ class Schedule:
     node), one per lane: how many bytes the lane sends to, and receives from, each rank. 0 where no
     sizes are exchanged. A rank's own row of ``sizes`` is there from the beginning; an operation on
     blocks of ``shared`` reads the rows that give their lengths, too (`sizes_read`).
+
+    ``accumulates``: the elements of the buffers `WIDE` are twice as long as all others, which copies convert (see
+    `accumulated`); then ``narrow`` is the size of the buffer of that name, in blocks.
     """
 
     rank: int
@@ -288,6 +295,18 @@ class Schedule:
     holds: tuple[tuple[int, int], ...] = ()
     blocks: int = 1
     sizes: int = 0
+    accumulates: bool = False
+    narrow: int = 0
+
+    def is_wide(self, region: Region) -> bool:
+        """Whether elements of that region are those that are twice as long."""
+        return self.accumulates and region.buffer in WIDE
+
+    def extent(self, region: Region) -> float:
+        """Size of a region in whole blocks of the program's elements; rows of sizes count as none."""
+        if region.buffer in SIZE_BUFFERS:
+            return 0
+        return region.size * (1 + self.is_wide(region)) / (1 if region.part is None else self.segments)
 
     @property
     def tags(self) -> int:

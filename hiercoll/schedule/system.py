@@ -63,6 +63,19 @@ class System:
         moved = self.with_pass(lambda schedule: operations.in_place(schedule, own))
         return System(self.topology, replace(self._contract, in_place=True), moved.__getitem__)
 
+    def accumulated(self) -> System:
+        """The system with partial sums in wider elements than the program's (`schedule.accumulated`)."""
+        contract = replace(self._contract, accumulate=True)
+
+        def widened(schedule: Schedule) -> Schedule:
+            def like(region: Region) -> Blocks | None:
+                alike = region.like or contract.like(schedule.rank, region.buffer, region.blocks)
+                return None if alike is None else operations.as_blocks(alike)
+
+            return operations.accumulated(schedule, like)
+
+        return System(self.topology, contract, self.with_pass(widened).__getitem__)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, System):
             return NotImplemented

@@ -15,12 +15,13 @@ from typing import TypeAlias
 import numpy as np
 
 from hiercoll.errors import ArgumentError, ScheduleError
-from hiercoll.memory import Array, BlockLayout, Combine, HostMemory, host_buffer
+from hiercoll.memory import SINGLE, Array, BlockLayout, Combine, HostMemory, Layout, WideLayout, elements, host_buffer
 from hiercoll.schedule import (
     MESSAGES,
     OUTGOING,
     SIZE_BUFFERS,
     SIZES,
+    WIDE,
     BufferName,
     Copy,
     Get,
@@ -60,7 +61,8 @@ def run(
     """One start of ``schedules``, from the arrays ``sends`` to ``recvs`` (by rank).
 
     ``layout`` gives the bytes of a block. A reduction calls ``combine(left, right, out)``
-    for each block or segment, on 1-D arrays of the receive array's dtype: ``np.add``.
+    for each block or segment, on 1-D arrays of the receive array's dtype, or of float32 where a schedule accumulates
+    what has two bytes: ``np.add``.
     All memory but ``sends`` is overwritten first; in place, ``recvs`` is not either, and
     ``sends`` is not looked at. ``seed`` chooses among the orders in which operations may
     run, where a send completes together with its receive.
@@ -72,17 +74,18 @@ def run(
     for argument, given in (("schedules", schedules), ("recvs", recvs), *([] if in_place else [("sends", sends)])):
         if len(given) != topology.size:
             raise ArgumentError(argument, f"one for each of {topology.size} ranks", len(given))
-    memory = _Memory(layout, combine, topology.size)
+    memory = _Memory(layout, combine, topology.size, schedules[0].accumulates)
     memory.map_arrays("recv", recvs, fill=not in_place)
     memory.map_arrays("send", [] if in_place else sends, fill=False)
     for ranks in topology.nodes:
-        shared = memory.allocate(max(schedules[rank].shared for rank in ranks))
+        shared = memory.allocate(max(schedules[rank].shared for rank in ranks), wide=True)
         shared_sizes = memory.allocate(max(schedules[rank].sizes for rank in ranks), memory.row)
         for rank in ranks:
             memory.map_sizes(rank, schedules[rank], topology)
             memory.mapped[rank, "shared_sizes"] = shared_sizes
             memory.mapped[rank, "shared"] = shared
-            memory.mapped[rank, "scratch"] = memory.allocate(schedules[rank].scratch)
+            memory.mapped[rank, "scratch"] = memory.allocate(schedules[rank].scratch, wide=True)
+            memory.mapped[rank, "narrow"] = memory.allocate(schedules[rank].narrow)
             memory.mapped[rank, "host"] = memory.allocate(schedules[rank].host)
     for rank, schedule in enumerate(schedules):
         for index, op in enumerate(schedule.ops):
@@ -94,8 +97,8 @@ def run(
 class _Memory:
     """The buffers of all ranks, by address, and what operations do to them."""
 
-    def __init__(self, layout: BlockLayout, combine: Combine | None, ranks: int) -> None:
-        self.layout, self.combine = layout, combine
+    def __init__(self, layout: BlockLayout, combine: Combine | None, ranks: int, accumulates: bool) -> None:
+        self.layout, self.combine, self.accumulates = layout, combine, accumulates
         self.row = BlockLayout(16 * ranks)  # bytes sent to, and received from, each rank
         self.rows: dict[int, tuple[frozenset[int], ...]] = {}  # of each rank, see `size_rows`
         self.mapped: dict[tuple[int, BufferName], tuple[int, int]] = {}  # address and number of bytes
@@ -124,8 +127,8 @@ class _Memory:
         """What is true of each rank: the same bytes to and from each."""
         return np.full(self.row.block // 8, self.layout.block, np.int64).tobytes()
 
-    def allocate(self, blocks: int, layout: BlockLayout | None = None) -> tuple[int, int]:
-        nbytes = blocks * (layout or self.layout).block
+    def allocate(self, blocks: int, layout: BlockLayout | None = None, wide: bool = False) -> tuple[int, int]:
+        nbytes = blocks * (layout or self.layout).block * (1 + (wide and self.accumulates))
         address, owner = self.host.allocate(nbytes)
         ctypes.memset(address, FILL, nbytes)
         self.owners.append(owner)
@@ -138,11 +141,14 @@ class _Memory:
             touched.append((op.peer, op.source))
         for owner, region in touched:
             nbytes = self.mapped.get((owner, region.buffer), (0, 0))[1]
-            block = self.layout_of(region).block
+            block = self.layout_of(region).block * (1 + self.is_wide(region))
             if region.blocks and (min(region.blocks) < 0 or (max(region.blocks) + 1) * block > nbytes):
                 raise ScheduleError(f"{_name(rank, index, op)}: {region} lies outside its {nbytes} bytes")
         if isinstance(op, Reduce) and self.combine is None:
             raise ScheduleError(f"{_name(rank, index, op)}: needs the argument combine")
+
+    def is_wide(self, region: Region) -> bool:
+        return self.accumulates and region.buffer in WIDE
 
     def layout_of(self, region: Region) -> BlockLayout:
         return self.row if region.buffer in SIZE_BUFFERS else self.layout
@@ -177,7 +183,10 @@ class _Memory:
             raise ScheduleError(f"{describe(op)} (rank {rank}): {source} and {target} differ in size")
         if source.blocks:
             ends = (self.mapped[rank, source.buffer][0], source), (self.mapped[other, target.buffer][0], target)
-            copy = self.host.copy(self.layout_of(source), *ends)
+            layout: Layout = self.layout_of(source)
+            if self.accumulates:
+                layout = WideLayout(self.layout, self.dtypes[rank], behind=0)
+            copy = self.host.copy(layout, *ends)
             if copy is not None:
                 copy()
 
@@ -191,10 +200,10 @@ class _Memory:
     def views(self, rank: int, region: Region) -> Iterator[Array]:
         """Each block of the region as an array."""
         offset, length = self.layout.extent(region.part)
-        dtype, base = self.dtypes[rank], self.mapped[rank, region.buffer][0]
+        dtype, base, times = self.dtypes[rank], self.mapped[rank, region.buffer][0], 1 + self.is_wide(region)
         for block in region.blocks:
-            memory = (ctypes.c_char * length).from_address(base + block * self.layout.block + offset)
-            yield np.ndarray((length // dtype.itemsize,), dtype, memoryview(memory))
+            start = base + times * (block * self.layout.block + offset)
+            yield elements(start, length // dtype.itemsize, SINGLE if times > 1 else dtype)
 
 
 def _order(schedules: Sequence[Schedule], choice: random.Random) -> Iterator[list[Place]]:

@@ -33,11 +33,13 @@ class Case(NamedTuple):
     inplace: bool = False
     transport: Transport = DIRECT
     root: int = 0
+    accumulate: bool = False
 
     def __str__(self) -> str:
         spelled = get_algorithm(self.collective, self.algorithm).spelled(self.params)
         root = f", root {self.root}" if COLLECTIVES[self.collective].root else ""
-        return f"{self.collective} {spelled} on {self.layout}{root}" + (" in place" if self.inplace else "")
+        how = (" in place" if self.inplace else "") + (", accumulated" if self.accumulate else "")
+        return f"{self.collective} {spelled} on {self.layout}{root}{how}"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Outcome:
     findings: tuple[str, ...] = ()
     operations: int = 0
     order: Order | None = None  # in which a reduction has been proved to combine contributions
+    roundings: int | None = None  # of each, where wider elements are accumulated
 
     @property
     def verdict(self) -> str:
@@ -80,21 +83,25 @@ def decide(case: Case) -> Outcome:
     # Many small tuples and no cycles: the collector would only look at them again and again.
     gc.disable()
     try:
-        collective, name, params, _, inplace, transport, root = case
-        proof = prove(collective, name, params, topology, inplace=inplace, transport=transport, root=root)
+        collective, name, params, _, inplace, transport, root, accumulate = case
+        options: dict[str, Any] = {"inplace": inplace, "transport": transport, "root": root, "accumulate": accumulate}
+        proof = prove(collective, name, params, topology, **options)
     except ConstraintError as error:  # parts
         return Outcome(case, error.expected)
     finally:
         gc.enable()
-    return Outcome(case, None, tuple(map(str, proof.findings)), proof.operations, proof.order)
+    return Outcome(case, None, tuple(map(str, proof.findings)), proof.operations, proof.order, proof.roundings)
 
 
 def cases(
-    algorithms: Iterable[tuple[str, str, Params | None]], layouts: Iterable[str], transport: Transport = DIRECT
+    algorithms: Iterable[tuple[str, str, Params | None]],
+    layouts: Iterable[str],
+    transport: Transport = DIRECT,
+    accumulate: bool = False,
 ) -> Iterator[Case]:
     """Cases for (collective, name, parameters; None for all variants) on distinct topologies, in place too where the
     algorithm says that it can. Where there is a root: every one on small topologies, else the first, the last and one
-    between."""
+    between. ``accumulate``: reductions, of wider elements than the program's."""
     distinct: dict[Topology, str] = {}
     for layout in layouts:
         distinct.setdefault(parse_layout(layout), layout)
@@ -106,7 +113,7 @@ def cases(
                 roots = range(p) if p <= EVERY_ROOT else (0, p // 2, p - 1)
                 for root in roots if COLLECTIVES[collective].root else (0,):
                     for inplace in entry.in_places:
-                        yield Case(collective, name, variant, layout, inplace, transport, root)
+                        yield Case(collective, name, variant, layout, inplace, transport, root, accumulate)
 
 
 def every_algorithm(combinations: bool = False) -> list[tuple[str, str, Params | None]]:

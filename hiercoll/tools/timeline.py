@@ -124,13 +124,14 @@ def to_trace(schedules: Sequence[Schedule], topology: Topology, events: Sequence
 
 
 def traffic_matrix(schedules: Sequence[Schedule]) -> npt.NDArray[np.float64]:
-    """Blocks sent, by [source, destination]; fractions where segments travel alone."""
-    segments = np.zeros((len(schedules), len(schedules)))
+    """Blocks sent, by [source, destination]; fractions where segments travel alone, and double ones of elements that
+    are twice as long."""
+    blocks = np.zeros((len(schedules), len(schedules)))
     for rank, schedule in enumerate(schedules):
         for op in schedule.ops:
             if isinstance(op, Send):
-                segments[rank, op.peer] += op.region.size * (schedule.segments if op.region.part is None else 1)
-    return segments / schedules[0].segments if schedules else segments
+                blocks[rank, op.peer] += schedule.extent(op.region)
+    return blocks
 
 
 def matrix_text(schedules: Sequence[Schedule], topology: Topology) -> str:

@@ -12,7 +12,9 @@ The rules, for all ranks' schedules together:
    since nothing separates them. What others get from a rank they get during its start;
 4. nothing is read that was not written before;
 5. the receive buffer ends with exactly the tokens of the contract; a reduction, which combines each contribution once
-   in the order of the contract, is the same expression tree on all ranks that get it;
+   in the order of the contract, is the same expression tree on all ranks that get it. Where wider elements are combined
+   than the program's, a sum is rounded when it is written to a buffer of the program's type; the tree says where, and
+   results are rounded once;
 6. every operation's result is needed by somebody;
 7. what a schedule says that a block of ``shared`` holds is what is written there.
 
@@ -74,4 +76,4 @@ def verify(
                 break
         if findings:
             break
-    return Proof(contract, len(given.ops), tuple(findings), given.combined)
+    return Proof(contract, len(given.ops), tuple(findings), given.combined, given.roundings)

@@ -55,6 +55,8 @@ def contents(given: Numbered) -> Iterator[Finding]:
         sources[gid] = used
         result = values[0] if len(values) == 1 else [sums.add(a, b) for a, b in zip(*values, strict=True)]
         target = writes(op)[0]
+        if given.contract.accumulate and not given.schedules[rank].is_wide(target):
+            result = [sums.rounded(token) for token in result]
         cells = memory[rank, target.buffer]
         units = given.units(target)
         if target.buffer == "shared" and given.schedules[rank].holds:
@@ -101,6 +103,7 @@ def _memory(given: Numbered) -> dict[tuple[int, str], _Memory]:
         for buffer, tokens in given.contract.initial(rank).items():
             memory[rank, buffer] = _Memory(tokens.tolist())
         memory[rank, "scratch"] = _Memory([UNDEFINED] * (schedule.scratch * given.segments))
+        memory[rank, "narrow"] = _Memory([UNDEFINED] * (schedule.narrow * given.segments))
         memory[rank, "host"] = _Memory([UNDEFINED] * (schedule.host * given.segments))
         memory[rank, "sizes"] = rows = _Memory([UNDEFINED] * (schedule.sizes * given.segments))
         if schedule.sizes:
@@ -148,15 +151,17 @@ def _undelivered(given: Numbered, memory: dict[tuple[int, str], _Memory], sums: 
                 yield Finding("contract", f"block {block} of the receive buffer {problem}", rank, None, region)
                 break
     given.combined = min(reduced.orders, default=None)
+    given.roundings = max(reduced.roundings, default=0) if given.contract.accumulate else None
 
 
 class _Reduced:
-    """What ranks get by reductions, and in which orders."""
+    """What ranks get by reductions, in which orders, and how often rounded."""
 
     def __init__(self, contract: Contract, sums: Sums) -> None:
         self._contract, self._sums = contract, sums
         self._trees: dict[int, tuple[int, int]] = {}  # of each reduction: the first rank that gets it, and its tree
         self.orders: set[Order] = set()
+        self.roundings: set[int] = set()
 
     def problem(self, rank: int, want: int, have: int) -> str:
         """What is wrong with the token ``have``, where another one is due; "" if it is that reduction."""
@@ -170,6 +175,9 @@ class _Reduced:
         elif contract.is_reduction(want) and (order := sums.order(want, have)) is not None:
             self._trees[want] = rank, have
             self.orders.add(order)
+            self.roundings.add(often := sums.roundings(have))
+            if often > 1:
+                return f"is {sums.tree(have)}, which has been rounded {often} times"
             asked = contract.order
             return "" if order >= asked else f"is {sums.tree(have)}, which is not in the order {asked.name.lower()!r}"
         return f"must hold {contract.describe(want)} and holds {sums.describe(have)}"

@@ -43,6 +43,9 @@ def malformed(given: Numbered) -> Iterator[Finding]:
             text = f"cuts the vector into {schedule.blocks} blocks, and rank 0 into {given.schedules[0].blocks}"
             yield Finding("malformed", text, rank)
             return
+        if schedule.accumulates != given.schedules[0].accumulates:
+            yield Finding("malformed", "accumulates in other elements than rank 0", rank)
+            return
         if len(shared[given.topology.node_of[rank]]) > 1:
             yield Finding("malformed", "the ranks of its node ask for different shared buffers", rank)
             return
@@ -115,6 +118,14 @@ def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
         return f"copies {op.source} to {op.target}, which differ in size"
     if isinstance(op, Reduce) and given.differ_in_size(*((rank, each) for each in (op.left, op.right, op.target))):
         return "reduces regions that differ in size"
+    if (
+        isinstance(op, Reduce)
+        and given.schedules[rank].accumulates
+        and not all(map(given.schedules[rank].is_wide, op[:3]))
+    ):
+        return "reduces elements of the program's type, which are to be accumulated in a wider one"
+    if isinstance(op, Get) and given.differ_in_width((op.peer, op.source), (rank, op.target)):
+        return f"gets {op.source} into {op.target}, whose elements are of another type"
     if isinstance(op, (Copy, Reduce)) and any(_clash(given, region, op.target) for region in reads(op)):
         return "writes to blocks that it reads elsewhere in the region"
     return None

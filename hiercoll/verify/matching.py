@@ -38,17 +38,15 @@ def unmatched(given: Numbered) -> Iterator[Finding]:
             if not are_two_ends(send, into):
                 ends = f"{given.name(sends[key])} and {given.name(recv)} are not the two ends of one message"
                 yield given.finding("unmatched", recv, ends)
-            elif (
-                isinstance(send, Send)
-                and isinstance(into, Recv)
-                and given.differ_in_size((into.peer, send.region), (send.peer, into.region))
-            ):
-                yield given.finding(
-                    "unmatched",
-                    recv,
-                    f"{given.name(sends[key])} has {send.region}, its receive has {into.region}: the sizes differ",
-                    into.region,
-                )
+            elif isinstance(send, Send) and isinstance(into, Recv):
+                regions = (into.peer, send.region), (send.peer, into.region)
+                if given.differ_in_size(*regions) or given.differ_in_width(*regions):
+                    yield given.finding(
+                        "unmatched",
+                        recv,
+                        f"{given.name(sends[key])} has {send.region}, its receive has {into.region}: the sizes differ",
+                        into.region,
+                    )
             given.send_of[recv] = sends[key]
     for gid, op in enumerate(given.ops):
         if isinstance(op, Wait):

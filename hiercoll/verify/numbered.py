@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from hiercoll.collectives import Contract, Holds, Order
+from hiercoll.collectives import Contract, Order
 from hiercoll.schedule import SIZE_BUFFERS, Get, Op, Region, Schedule, reads, size_rows, sizes_read, writes
 from hiercoll.topology import Topology
 from hiercoll.verify.proof import Finding
@@ -17,7 +17,7 @@ class Numbered:
     """All ranks' operations, numbered through: what every rule looks at.
 
     The numbers (gid) count rank by rank. Rules fill in what later ones need: ``signals`` (`form`),
-    ``send_of`` (`matching`), ``order`` (`deadlock`), ``combined`` (`contents`).
+    ``send_of`` (`matching`), ``order`` (`deadlock`), ``combined`` and ``roundings`` (`contents`).
     """
 
     def __init__(self, schedules: Sequence[Schedule], contract: Contract, topology: Topology) -> None:
@@ -32,6 +32,7 @@ class Numbered:
         self.signals: dict[tuple[int, int], int] = {}  # (rank, flag) -> signal
         self.order: list[int] = []
         self.combined: Order | None = None  # how contributions to a reduction are
+        self.roundings: int | None = None  # how often they are rounded, at most, where wider elements are combined
 
     def units(self, region: Region) -> Sequence[int]:
         """The segments that ``region`` covers, in order."""
@@ -57,7 +58,7 @@ class Numbered:
         return [
             {
                 **self.contract.sizes(rank),
-                **{"scratch": own.scratch, "shared": own.shared, "host": own.host},
+                **{"scratch": own.scratch, "narrow": own.narrow, "shared": own.shared, "host": own.host},
                 **dict.fromkeys(SIZE_BUFFERS, own.sizes),
             }
             for rank, own in enumerate(self.schedules)
@@ -83,6 +84,10 @@ class Numbered:
             touched.append((op.peer, op.source, False))
         return touched + [(rank, region, True) for region in writes(op)]
 
+    def differ_in_width(self, *regions: tuple[int, Region]) -> bool:
+        """Whether elements of regions of ranks are of different types."""
+        return len({self.schedules[rank].is_wide(region) for rank, region in regions if region.blocks}) > 1
+
     def differ_in_size(self, *regions: tuple[int, Region]) -> bool:
         """Whether regions of ranks differ in blocks, in which part of them (parts may differ in bytes), or in the
         blocks that they are as long as, where that is known."""
@@ -99,10 +104,4 @@ class Numbered:
             return region.like
         if region.buffer == "shared" and self.schedules[rank].holds:
             return [self.schedules[rank].holds[block][1] for block in region.blocks]
-        holds = {"send": record.send, "recv": record.recv}.get(region.buffer)
-        if holds is None:
-            return None
-        if holds is not Holds.ONE:
-            return region.blocks
-        # In place blocks are of one size: what is put to the front may end elsewhere otherwise.
-        return None if self.contract.in_place else [rank] * len(region.blocks)
+        return self.contract.like(rank, region.buffer, region.blocks)

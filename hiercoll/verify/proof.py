@@ -28,12 +28,13 @@ class Finding:
 @dataclass(frozen=True)
 class Proof:
     """What `verify` found; ``ok`` if nothing. ``order``: in which a reduction combines its contributions, None for
-    others."""
+    others; ``roundings``: how often results are rounded, at most, where wider elements are combined, else None."""
 
     contract: Contract
     operations: int
     findings: tuple[Finding, ...]
     order: Order | None = None
+    roundings: int | None = None
 
     @property
     def ok(self) -> bool:

@@ -10,12 +10,19 @@ class Sums:
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
-        self._operands: dict[int, tuple[int, int]] = {}
-        self._known: dict[tuple[int, int], int] = {}
+        self._operands: dict[int, tuple[int, ...]] = {}  # two; one of what is rounded
+        self._known: dict[tuple[int, ...], int] = {}
 
     def add(self, left: int, right: int) -> int:
         """The token of left (+) right."""
-        operands = (left, right)
+        return self._token((left, right))
+
+    def rounded(self, token: int) -> int:
+        """The token of a value in elements of the program's type: another one if it is a sum that has been made in
+        wider ones."""
+        return self._token((token,)) if len(self._operands.get(token, ())) > 1 else token
+
+    def _token(self, operands: tuple[int, ...]) -> int:
         if operands not in self._known:
             self._known[operands] = token = -2 - len(self._known)
             self._operands[token] = operands
@@ -27,7 +34,19 @@ class Sums:
         parts, due = self.parts(have), self._contract.contributors(want)
         if parts != due:
             return Order.ANY if sorted(parts) == due else None
-        return Order.FIXED if have == fixed_tree(due, self.add) else Order.RANK
+        return Order.FIXED if self._exact(have) == fixed_tree(due, self.add) else Order.RANK
+
+    def _exact(self, token: int) -> int:
+        """The tree without its roundings."""
+        operands = self._operands.get(token)
+        if operands is None:
+            return token
+        return self._exact(operands[0]) if len(operands) == 1 else self.add(*map(self._exact, operands))
+
+    def roundings(self, token: int) -> int:
+        """How often a contribution to the value has been rounded, at most."""
+        operands = self._operands.get(token, ())
+        return max(map(self.roundings, operands), default=0) + (len(operands) == 1)
 
     def parts(self, token: int) -> list[int]:
         """What the value is made of, in order."""
@@ -55,5 +74,5 @@ class Sums:
         operands = self._operands.get(token)
         if operands is None:
             return str(self._contract.rank_of(token))
-        left, right = (f"({self.tree(each)})" if each in self._operands else self.tree(each) for each in operands)
-        return f"{left} + {right}"
+        parts = [f"({self.tree(each)})" if each in self._operands else self.tree(each) for each in operands]
+        return " + ".join(parts) if len(parts) > 1 else f"round{parts[0]}"

@@ -174,6 +174,19 @@ def test_verify_says_the_order(run: Run) -> None:
     assert "order" not in ok(run("verify", "gather", "binomial", "-l", "1x2", "-j", "1"))
 
 
+def test_accumulate(run: Run) -> None:
+    """How often results are rounded, and the blocks that count twice; of what combines nothing it is refused."""
+    found = run("verify", "allreduce", "--accumulate", "float32", "-l", "1x3", "-j", "1").output
+    assert "allreduce all_pairs: 2 proved (order: fixed 2; rounded once)" in found
+    assert "rounded never" in run("verify", "reduce", "binomial", "--accumulate", "float32", "-l", "1x1").output
+    shown = run("show", "allreduce", "ring", "--accumulate", "float32", "-l", "1x4").output
+    assert "copy narrow[0] to scratch[" in shown and "count as two" in shown
+    assert re.search(r"^blocks sent +8 +8 +32$", shown, re.MULTILINE)  # 1 contribution, 2 sums, 3 results
+    for command in (["verify", "allgather"], ["show", "allgather", "ring"]):
+        wrong = run(*command, "--accumulate", "float32")
+        assert wrong.exit_code == 2 and "allgather combines nothing" in wrong.output
+
+
 def test_verify_every_root(run: Run) -> None:
     """On a small layout; on another the first, the last and one between; or a sample of all."""
     small, large = (run("verify", "gather", "linear:window=4", "-l", layout, "-j", "1") for layout in ("1x7", "8x1"))
