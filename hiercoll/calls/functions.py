@@ -53,7 +53,7 @@ from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_t
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.request import HALF, LIMIT, Arguments, Mode, make_request
+from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table
@@ -321,21 +321,21 @@ def allreduce(
     library's own or, where a table says so, an algorithm with that one tree; for all others, of which every order gives
     the same bits, any.
 
-    ``accumulate="float32"``: elements of half precision (float16, or bfloat16 of ml_dtypes) travel and are combined in
-    single precision, and are rounded once, at the end.
+    ``accumulate="float32"``: elements of half precision (float16, or bfloat16 of ml_dtypes) are combined in single
+    precision, and rounded once. Partial sums travel in single precision, contributions and results as they are.
 
     All else as for `alltoall`. Returns the receive array. Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError (``op`` cannot combine such elements, too), BufferOverlapError, CommunicatorError,
     UnknownAlgorithmError, ParameterError (``op`` and ``order``, too), ConstraintError (of the order, too).
     Collective (MPI 4.1, 6.9.6).
     """
-    if stream is None and accumulate is None:
-        into = new_result(ALLREDUCE, comm, sendbuf) if recvbuf is None else recvbuf
-        if call_known(ALLREDUCE, comm, sendbuf, into, 0, algorithm, transport, op, order, **params):
-            return _result(into)
     given = Arguments(
         sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
     )
+    if stream is None:
+        into = new_result(ALLREDUCE, comm, sendbuf) if recvbuf is None else recvbuf
+        if call_known(ALLREDUCE, comm, sendbuf, into, 0, algorithm, transport, op, order, **given.named):
+            return _result(into)
     return _call(comm, ALLREDUCE, given)
 
 
@@ -361,13 +361,13 @@ def reduce_scatter(
     `allreduce`.
     Collective (MPI 4.1, 6.10.1: MPI_Reduce_scatter_block).
     """
-    is_plain = stream is None and accumulate is None and recvbuf is not None
-    how = (algorithm, transport, op, order)
-    if is_plain and call_known(REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, *how, **params):
-        return _result(recvbuf)
     given = Arguments(
         sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
     )
+    how = (algorithm, transport, op, order)
+    is_plain = stream is None and recvbuf is not None
+    if is_plain and call_known(REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, *how, **given.named):
+        return _result(recvbuf)
     return _call(comm, REDUCE_SCATTER, given)
 
 
@@ -970,47 +970,12 @@ def _result(given: Any) -> Any:
 
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
-    if given.accumulate == "float32" and _is_half(comm, collective, given):
-        return _in_single(comm, collective, given)
     if (first := _first(comm, given)) is not None:
         return _early_call(first, collective, given)
     session = get_session(comm)
     request = make_request(session, collective, given, strict=True)
     serve(session, request, given)
     return request.result
-
-
-def _is_half(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
-    """Whether a reduction is one of plain arrays of half precision, apart from each other."""
-    send, recv = given.send, given.recv
-    if given.stream is not None or not isinstance(comm, MPI.Intracomm) or comm.handle not in by_handle:
-        return False  # before the set-up, for which such a call is a reason on all ranks, however they spell it
-    if type(send) is not np.ndarray or send.dtype.name not in HALF or not send.flags.c_contiguous:
-        return False
-    if recv is None or (collective.is_rooted and comm.rank != given.root):
-        return True
-    return type(recv) is np.ndarray and _go_together(collective, comm.size, send, recv)
-
-
-def _in_single(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
-    """Such a reduction: of arrays in single precision, whose results are rounded."""
-    wide, recv = given.send.astype(np.float32), given.recv
-    has_result = not collective.is_rooted or comm.rank == given.root
-    into = None
-    if has_result and recv is not None:
-        into = np.empty(recv.shape, np.float32)
-    elif has_result and collective.send is collective.recv:
-        into = np.empty_like(wide)
-    inner = given._replace(send=wide, recv=into, accumulate=None)
-    call = (collective, comm, wide, into, given.root, given.algorithm, given.transport, given.op, given.order)
-    if (has_result and into is None) or not call_known(*call, **given.params):
-        into = _call(comm, collective, inner)
-    if not has_result:
-        return None
-    if recv is None:
-        return into.astype(given.send.dtype)  # type: ignore[union-attr]
-    np.copyto(recv, into, casting="unsafe")  # type: ignore[arg-type]
-    return recv
 
 
 def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:

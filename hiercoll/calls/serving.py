@@ -134,7 +134,7 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
         return False
     send = None if collective.one_buffer else given.send
     call = (collective, comm, send, given.recv, given.root, given.algorithm, given.transport)
-    return _first(*call, *_how(collective, given), **given.params)
+    return _first(*call, *_how(collective, given), **given.named)
 
 
 def _how(collective: Collective, given: Arguments) -> tuple[Any, Any]:
@@ -156,7 +156,7 @@ def take_turn(
         native()
     elif not call_known(
         collective, comm, given.send, given.recv, given.root, variant.algorithm, given.transport,
-        *_how(collective, given), **variant.params,
+        *_how(collective, given), **given._replace(params=variant.params).named,
     ):  # fmt: skip
         return ""
     learner.note(perf_counter() - begin)
@@ -193,7 +193,7 @@ def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
     if collective.one_buffer:
         send = None
     how = _how(collective, given)
-    return _equal_key(collective, given.algorithm, given.transport, *how, given.root, send, recv, given.params)
+    return _equal_key(collective, given.algorithm, given.transport, *how, given.root, send, recv, given.named)
 
 
 def _may_come_again(collective: Collective, given: Arguments) -> bool:
@@ -201,7 +201,6 @@ def _may_come_again(collective: Collective, given: Arguments) -> bool:
     return (
         given.stream is None
         and type(given.root) is int
-        and given.accumulate is None
         and _has_known_operation(collective, given)
         and _PLAIN.issuperset(map(type, given.params.values()))
     )
@@ -536,13 +535,14 @@ def _remember_call(
     choice = (given.root, given.algorithm, given.transport, *_how(collective, given))
     if not _has_known_operation(collective, given):
         return
-    session.routes.remember(target, counter, collective, send, given.recv, *choice, **given.params)
+    session.routes.remember(target, counter, collective, send, given.recv, *choice, **given.named)
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     """Whether the call may go to mpi4py as it is: its own, and nobody looks on."""
     is_known = given.recv is None or _suits_mpi4py(given.recv)
-    return is_known and request.variant.is_native and session.unwatched
+    is_its_own = request.variant.is_native and not request.accumulates
+    return is_known and is_its_own and session.unwatched
 
 
 def _suits_mpi4py(buffer: Any) -> bool:

@@ -39,9 +39,11 @@ enum kind {
     COPY_BLOCKS, /* base, table, base and table of the target, blocks .., blocks of the target .. */
     PLACE,       /* table, base, offset, entry in the base, block, entry, block ..: blocks whose sizes the entries hold
                   * come to lie one after the other from the offset on */
-    REDUCE       /* operation, datatype, bytes of an element, whether operands may change places, bytes; base and offset
+    REDUCE,      /* operation, datatype, bytes of an element, whether operands may change places, bytes; base and offset
                   * of left, right and target */
+    CONVERT      /* kind (enum conversion), base, offset, base, offset of the target, elements */
 };
+enum conversion { FROM_HALF, TO_HALF, FROM_BFLOAT, TO_BFLOAT }; /* to and from single precision */
 enum { CHUNK = 32768 }; /* bytes that are copied and combined at a time: so many stay in the caches */
 
 /* ---- The MPI library */
@@ -231,6 +233,82 @@ static void copy(const Program *self, const int64_t *words)
         memmove(target, source, (size_t)words[6]);
 }
 
+static uint32_t bits_of(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+static float number_of(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static uint32_t from_half(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7fff) << 13;
+    if (rest >= 0x0f800000) /* infinite, or NaN */
+        return sign | (rest + 0x70000000);
+    if (rest >= 0x00800000)
+        return sign | (rest + 0x38000000);
+    return sign | bits_of(number_of(rest + 0x38800000) - number_of(0x38800000)); /* below 2 to the -14 */
+}
+
+/* To the nearest, to the even one of two, as NumPy does. */
+static uint16_t to_half(uint32_t single)
+{
+    uint32_t sign = single >> 16 & 0x8000, rest = single & 0x7fffffff;
+    if (rest > 0x7f800000) { /* NaN */
+        uint32_t payload = rest >> 13 & 0x3ff;
+        return (uint16_t)(sign | 0x7c00 | (payload ? payload : 1));
+    }
+    if (rest >= 0x47800000) /* infinite, or too large */
+        return (uint16_t)(sign | 0x7c00);
+    if (rest < 0x38800000) /* the sum has as many digits behind the point as there are */
+        return (uint16_t)(sign | (bits_of(number_of(rest) + 0.5f) - 0x3f000000));
+    return (uint16_t)(sign | ((rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13));
+}
+
+/* As ml_dtypes does. */
+static uint16_t to_bfloat(uint32_t single)
+{
+    if ((single & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)((single >> 16 & 0x8000) | 0x7fc0);
+    return (uint16_t)((single + 0x7fff + (single >> 16 & 1)) >> 16);
+}
+
+static void convert(const Program *self, const int64_t *words)
+{
+    const char *source = (const char *)(uintptr_t)(self->bases[words[3]] + words[4]);
+    char *target = (char *)(uintptr_t)(self->bases[words[5]] + words[6]);
+    uint32_t wide;
+    uint16_t narrow;
+#define EACH(from, to, conversion)                                                                                     \
+    for (int64_t each = 0; each < words[7]; each++) { /* wherever they lie */                                          \
+        memcpy(&from, source + each * (int64_t)sizeof from, sizeof from);                                              \
+        to = conversion;                                                                                               \
+        memcpy(target + each * (int64_t)sizeof to, &to, sizeof to);                                                    \
+    }
+    switch ((enum conversion)words[2]) {
+    case FROM_HALF:
+        EACH(narrow, wide, from_half(narrow))
+        break;
+    case TO_HALF:
+        EACH(wide, narrow, to_half(wide))
+        break;
+    case FROM_BFLOAT:
+        EACH(narrow, wide, (uint32_t)narrow << 16)
+        break;
+    case TO_BFLOAT:
+        EACH(wide, narrow, to_bfloat(wide))
+        break;
+    }
+#undef EACH
+}
+
 static int64_t size_in(const Table *table, int64_t block)
 {
     int64_t size = table->sizes[block];
@@ -357,6 +435,9 @@ static int do_words(Program *self, const int64_t *words, int block)
         return 1;
     case REDUCE:
         return reduce(self, words);
+    case CONVERT:
+        convert(self, words);
+        return 1;
     }
     return 1;
 }

@@ -25,19 +25,20 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.errors import EngineWarning
-from hiercoll.memory import BlockLayout, Layout, common_pieces
+from hiercoll.memory import BlockLayout, Layout, WideLayout, common_pieces
 from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.messages import Datatypes, typed
 from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.sizes import GivenSizes
 from hiercoll.runtime.window import Window
-from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Send, Signal, Wait
+from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Region, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
 from hiercoll.schedule.transports import AUTO
 
-SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, *_REST = range(12)  # kinds of words, as in _engine.c
-SEND_BLOCKS, RECEIVE_BLOCKS, COPY_BLOCKS, PLACE, REDUCE = _REST
+SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, *_REST = range(13)  # kinds of words, as in _engine.c
+SEND_BLOCKS, RECEIVE_BLOCKS, COPY_BLOCKS, PLACE, REDUCE, CONVERT = _REST
+CONVERSIONS = ("float16", "bfloat16")  # types that are converted to single precision, and back; as in _engine.c
 BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared", "sizes")
 ANY_SIZE = 2**63 - 1  # no block is as large
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -123,11 +124,16 @@ class LaidOut:
             return None
         offset, number, datatype = typed(runs, self._datatypes)
         handle = self._byte if datatype is MPI.BYTE else value_of(datatype)
-        return SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer), offset, number, handle
+        return SEND if isinstance(op, Send) else RECEIVE, _base(op.region), offset, number, handle
 
     def copies(self, op: Copy) -> Iterator[tuple[int, ...]]:
         """See `Data`."""
-        base, to = BASES.index(op.source.buffer), BASES.index(op.target.buffer)
+        base, to = _base(op.source), _base(op.target)
+        if isinstance(self._layout, WideLayout) and self._layout.type_of(op.source) != self._layout.type_of(op.target):
+            how = 2 * CONVERSIONS.index(self._layout.of.name) + (self._layout.type_of(op.target) is self._layout.of)
+            for at, there, number in self._layout.conversion((0, op.source), (0, op.target)):
+                yield CONVERT, how, base, at, to, there, number
+            return
         pieces = common_pieces(self._layout, (0, op.source), (0, op.target))
         for at, there, *rest in _evenly(pieces):
             yield COPY, base, at, to, there, *rest
@@ -135,13 +141,18 @@ class LaidOut:
     def reductions(self, op: Reduce) -> Iterator[tuple[int, ...]]:
         """See `Data`."""
         ends = op.left, op.right, op.target
-        bases = [BASES.index(each.buffer) for each in ends]
+        bases = [_base(each) for each in ends]
         for *places, nbytes in common_pieces(self._layout, *((0, each) for each in ends)):
             yield nbytes, *(word for end in zip(bases, places, strict=True) for word in end)
 
     def learned(self) -> Iterable[tuple[int, ...]]:
         """See `Data`."""
         return ()
+
+
+def _base(region: Region) -> int:
+    """What a region's places are relative to."""
+    return BASES.index("scratch" if region.buffer == "narrow" else region.buffer)
 
 
 class Tabulated:

@@ -22,7 +22,7 @@ from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.collectives import Sizes
 from hiercoll.cuda import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError
-from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Now, Transfer, UnevenLayout
+from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Now, Transfer, UnevenLayout, WideLayout
 from hiercoll.runtime import native, progress
 from hiercoll.runtime.addresses import NAMES, Addresses
 from hiercoll.runtime.binding import Binding, Once, Relocatable, can_compile, run_once
@@ -159,6 +159,7 @@ class PlanFactory:
             request.root,
             request.transport,
             request.combining.order,
+            request.accumulates,
         )
         if key not in self._schedules:
             entry, topology = get_algorithm(family, variant.algorithm), self._session.topology
@@ -168,7 +169,8 @@ class PlanFactory:
                     f"algorithm {entry.name!r}", "blocks of which all ranks know the sizes", got, rank
                 )
             how: dict[str, Any] = {"inplace": request.in_place, "transport": request.transport, "root": request.root}
-            system = entry.system(topology, variant.params, **how, order=request.combining.order)
+            how |= {"order": request.combining.order, "accumulate": request.accumulates}
+            system = entry.system(topology, variant.params, **how)
             self._schedules[key] = system[self._session.rank]
         return self._schedules[key]
 
@@ -265,6 +267,16 @@ class PlanFactory:
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
+        laid = self._laid_out(request, schedule, traced)
+        if not schedule.accumulates:
+            return laid
+        assert request.operation is not None and not isinstance(laid.layout, WideLayout)
+        wide, block = 2 * laid.scratch, laid.scratch // max(schedule.scratch, 1)
+        layout = WideLayout(laid.layout, request.received.type, behind=wide)
+        return laid._replace(layout=layout, shared=2 * laid.shared, scratch=wide + schedule.narrow * block)
+
+    def _laid_out(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
+        """The same, of elements of one type."""
         received, rank = request.received, self._session.rank
         if request.collective.is_even and schedule.blocks == 1:
             block = received.block
@@ -319,6 +331,7 @@ class PlanFactory:
         reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, together=together)
         if first:
             self._fitted.add(request.common)
+        reserved.places["narrow"] = reserved.places["scratch"]
         return reserved._replace(nbytes=laid.scratch + laid.host)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:

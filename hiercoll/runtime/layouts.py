@@ -110,8 +110,8 @@ def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layou
     sizes, layout = np.diff(ends), UnevenLayout(schedule.segments)
     _place(layout, "recv", ends[:-1], sizes, item)
     _place(layout, "send", ends[:-1], sizes, item)
-    layout.slots("scratch", block, "recv")
-    layout.slots("shared", block, "recv")
+    for buffer in ("scratch", "narrow", "shared"):
+        layout.slots(buffer, block, "recv")
     # What algorithms share is said by block; places of messages within the node (see `transports.staged`) are not.
     known: dict[BufferName, Sizes] = {"recv": sizes, "send": sizes}
     held = _sizes_of_copies(schedule, "shared", schedule.shared, known, None)

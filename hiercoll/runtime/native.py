@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hiercoll.collectives import Holds
 from hiercoll.errors import ConstraintError
-from hiercoll.runtime.engines import Engine, Native, NativePersistent
+from hiercoll.memory import SINGLE, Array, Now, convert, elements
+from hiercoll.runtime.engines import Between, Engine, Native, NativePersistent
 from hiercoll.runtime.messages import native_message
 from hiercoll.runtime.operations import Operation
-from hiercoll.runtime.request import Request
+from hiercoll.runtime.request import Data, Request
 
 
 @cache
@@ -27,6 +30,8 @@ def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received
 
     Raises ConstraintError where the library lacks it.
     """
+    if request.operation is not None and request.operation.narrow is not None:
+        return _in_single(comm, request, request.operation, rank, sent, received, held=held)
     record, form = request.collective, request.variant.params.get("form", "")
     args, datatypes = (_equal if record.is_even else _uneven)(request, rank, sent, received)
     if request.operation is not None:
@@ -41,6 +46,26 @@ def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received
             raise ConstraintError("native form=persistent", expected, MPI.get_vendor()[0], comm.rank) from None
     blocking, nonblocking = getattr(comm, record.native), getattr(comm, record.nonblocking)
     return Native(blocking, nonblocking, args, datatypes, held or form == "nonblocking")
+
+
+def _in_single(
+    comm: MPI.Intracomm, request: Request, how: Operation, rank: int, sent: int, received: int, *, held: bool
+) -> Engine:
+    """The same on copies of the buffers in single precision, which are made, and rounded, in each start."""
+
+    def side(address: int, data: Data) -> tuple[Data, Array, Array]:
+        narrow = elements(address, data.nbytes // request.item, data.type)
+        wide = np.empty(narrow.shape, SINGLE)
+        return data._replace(address=wide.ctypes.data, block=data.block * SINGLE.itemsize // request.item), narrow, wide
+
+    into, result, sums = side(received, request.received)
+    out, given, widened = (into, result, sums) if request.sent is None else side(sent, request.sent)
+    ends: dict[str, Any] = {"sent": None if request.sent is None else out, "received": into}
+    inner = engine(
+        comm, replace(request, operation=replace(how, narrow=None), **ends), rank, out.address, into.address, held=held
+    )
+    before, after = ([(given, widened)], [(sums, result)])
+    return Between([Now(partial(convert, before))], inner, [Now(partial(convert, after))])
 
 
 def call(comm: MPI.Intracomm, request: Request, rank: int) -> None:

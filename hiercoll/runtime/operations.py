@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -30,7 +30,8 @@ Pieces: TypeAlias = "Sequence[tuple[int, ...]]"  # addresses of left, right and 
 class Operation:
     """``name``: equal on all ranks, with the type of the elements, each of ``item`` bytes. ``commutes``: whether
     operands may change places; ``is_exact``: whether every order of contributions gives the same bits (of
-    floating-point numbers, but for the signs of zeros and NaN); ``on_device``: what a device does, if it can."""
+    floating-point numbers, but for the signs of zeros and NaN); ``on_device``: what a device does, if it can.
+    ``narrow``: the type of the program's elements, if those that are combined are wider."""
 
     op: MPI.Op
     datatype: MPI.Datatype
@@ -39,14 +40,14 @@ class Operation:
     commutes: bool
     is_exact: bool
     on_device: Reduction | None = None
+    narrow: np.dtype[Any] | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
         """What tells it from others in this process, as long as it is kept: a program's own may be freed, and their
         handles be others'."""
-        return tuple(
-            each.handle if each.is_predefined else (each.handle, id(each)) for each in (self.op, self.datatype)
-        )
+        handles = [each.handle if each.is_predefined else (each.handle, id(each)) for each in (self.op, self.datatype)]
+        return (*handles, self.narrow)
 
     def combining(self, pieces: Pieces) -> partial[None]:
         """What puts left (+) right into the target, piece by piece."""
@@ -87,6 +88,11 @@ def find_operation(op: Any, elements: Any, rank: int) -> Operation:
             _found[op.handle, kind] = _find(op, elements, rank)
         return _found[op.handle, kind]
     return _find(op, elements, rank)
+
+
+def accumulated(how: Operation, narrow: np.dtype[Any]) -> Operation:
+    """The operation on elements of a ``narrow`` type, which are widened before, and rounded once."""
+    return replace(how, name=f"{how.name}, rounded to {narrow.name}", on_device=None, narrow=narrow)
 
 
 _found: dict[tuple[int, Any], Operation] = {}  # of predefined operations on predefined types

@@ -7,7 +7,7 @@ blocking calls, background calls and plans in who starts what serves them, equal
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_char, memmove
+from ctypes import memmove
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
@@ -29,10 +29,10 @@ from hiercoll.errors import (
     ConstraintError,
     ParameterError,
 )
-from hiercoll.memory import Now, Transfer, host_buffer
+from hiercoll.memory import SINGLE, Now, Transfer, host_buffer
 from hiercoll.memory.regions import packing
 from hiercoll.runtime.checking import Description
-from hiercoll.runtime.operations import Operation, find_operation
+from hiercoll.runtime.operations import Operation, accumulated, find_operation
 from hiercoll.runtime.sizes import Blocks
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import (
@@ -92,6 +92,11 @@ class Arguments(NamedTuple):
     order: Any = None
     recvcounts: Any = None  # in elements, of reductions to blocks of any sizes
     accumulate: Any = None  # the type that elements of half precision are combined in
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What the program gives by names that tell calls apart, besides those that all calls have."""
+        return self.params if self.accumulate is None else {**self.params, "accumulate": self.accumulate}
 
 
 class Data(NamedTuple):
@@ -221,6 +226,11 @@ class Request:
         return self.variant.algorithm == NATIVE
 
     @property
+    def accumulates(self) -> bool:
+        """Whether wider elements than the program's are combined."""
+        return self.operation is not None and self.operation.narrow is not None
+
+    @property
     def is_plain(self) -> bool:
         """Whether blocks are moved from and to the program's own buffers."""
         return not self.before and not self.after
@@ -246,7 +256,9 @@ class Request:
     @property
     def item(self) -> int:
         """Bytes that stay together where a block is cut: of an element, where elements are combined."""
-        return 1 if self.operation is None else self.operation.item
+        if self.operation is None:
+            return 1
+        return self.operation.item if self.operation.narrow is None else self.operation.narrow.itemsize
 
     @property
     def moving_key(self) -> Key:
@@ -349,17 +361,15 @@ def _equal_blocks(
         sent, received = _rooted_data(session, collective, given, root, strict)
     else:
         sent, received = _equal_data(session, collective, given, strict, is_written)
-    if given.accumulate is not None:
-        sent = None if sent is None else _widened(sent, given.accumulate, rank)
-        received = _widened(received, given.accumulate, rank)
-    block, memory = received.block, session.memories[received.place].kind
-    place = received.place if block or not is_device_array(received.owner) else ""
+    memory = session.memories[received.place].kind
+    size = received.block if given.accumulate is None else 2 * received.block  # of what is combined
+    place = received.place if size or not is_device_array(received.owner) else ""
     transport = _transport(session, given.transport, place, mode)
     producers = _producers(session, given, sent, received, memory)
-    operation = _operation(session, given.op, received, memory) if collective.operation else None
+    operation = _operation(session, given, received, memory) if collective.operation else None
     combining = FREE if operation is None else combining_of(session, given.order, operation)
     policy = session.policy
-    wanted = Wanted(collective, block, sent is None, memory, mode is Mode.HELD, combining)
+    wanted = Wanted(collective, size, sent is None, memory, mode is Mode.HELD, combining)
     is_auto = policy.is_auto(collective, given.algorithm)
     learner = policy.learner(wanted) if is_auto and mode is Mode.BLOCKING else None
     variant = policy.select(wanted, given.algorithm, given.params)
@@ -369,17 +379,20 @@ def _equal_blocks(
     before = (received if sent is None else sent).copies(True) if is_read else ()
     returned = received.owner if received.blocks else None
     return Request(
-        collective, sent, received, root, block, variant, transport, mode, producers, memory=memory,
+        collective, sent, received, root, size, variant, transport, mode, producers, memory=memory,
         result=returned if given.recv is None or strict else None, before=before,
         after=received.copies(False) if is_written else (), is_auto=is_auto, learner=learner, operation=operation,
         combining=combining,
     )  # fmt: skip
 
 
-def _operation(session: Session | Beginning, op: Any, received: Data, memory: str) -> Operation:
+def _operation(session: Session | Beginning, given: Arguments, received: Data, memory: str) -> Operation:
     """The operation on elements like those received. Raises ParameterError, and BufferTypeError for elements that it
     cannot combine there."""
-    found = find_operation(op, received.type, session.rank)
+    if given.accumulate is not None:
+        _check_narrow(given.accumulate, received, session.rank)
+        return accumulated(find_operation(given.op, SINGLE, session.rank), received.type)
+    found = find_operation(given.op, received.type, session.rank)
     if memory != "host" and (found.on_device is None or not can_combine(found.on_device)):
         raise BufferTypeError("op", "SUM, PROD, MIN or MAX of plain numbers, on a device", found.name, session.rank)
     return found
@@ -465,27 +478,13 @@ def _alias(data: Data, root: int, blocks: int) -> Data:
     return Data(address, blocks, data.block, data.type, data.owner if blocks else None, place=data.place)
 
 
-def _widened(data: Data, accumulate: Any, rank: int) -> Data:
-    """A copy in single precision of elements of half precision, made before each start, and rounded back after it.
-    Raises ParameterError, BufferTypeError."""
+def _check_narrow(accumulate: Any, data: Data, rank: int) -> None:
+    """Raises ParameterError, and BufferTypeError for elements that cannot be accumulated in single precision."""
     if accumulate != "float32":
         raise ParameterError("accumulate", "'float32' or None", repr(accumulate), rank)
-    if data.copying is not None:
-        raise BufferTypeError(
-            "sendbuf", "an array of its own, with accumulate", "MPI.IN_PLACE, or a type of MPI's", rank
-        )
     if not isinstance(data.type, np.dtype) or data.type.name not in HALF or data.place != "host":
         got = f"{data.type} in memory of {'the host' if data.place == 'host' else data.place}"
         raise BufferTypeError("accumulate", f"arrays of {' or '.join(HALF)} on the host", got, rank)
-    wide = np.empty(data.nbytes // 2, np.float32)
-    held: Any = (c_char * data.nbytes).from_address(data.address) if data.nbytes else bytearray()
-    narrow = np.frombuffer(held, data.type)
-
-    def copying(outward: bool) -> Transfer:
-        target, source = (wide, narrow) if outward else (narrow, wide)
-        return Now(partial(np.copyto, target, source, casting="unsafe"))
-
-    return data._replace(address=MPI.Get_address(wide), block=2 * data.block, type=wide.dtype, copying=copying)
 
 
 def _put_aside(data: Data) -> Data:
@@ -816,7 +815,7 @@ def _counted_blocks(session: Session | Beginning, given: Arguments, strict: bool
     received = read(given.recv, "recvbuf")
     in_place = is_in_place(given.send)
     whole = received if in_place else read(given.send, "sendbuf", writable=False)
-    operation = _operation(session, given.op, received, session.memories[received.place].kind)
+    operation = _operation(session, given, received, session.memories[received.place].kind)
     try:
         counts = [index(each) for each in given.recvcounts]
     except TypeError:

@@ -15,6 +15,7 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.collectives import Order, fixed_tree
+from hiercoll.runtime import binding, compiled
 from hiercoll.runtime.lifetime import get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -297,6 +298,115 @@ def test_half_precision_is_rounded_once(comm: MPI.Intracomm, name: str) -> None:
             check(total, bits=False)
         part = hiercoll.reduce_scatter(comm, given[RANK], accumulate="float32", algorithm="direct")
         check(part, want[9 * RANK : 9 * RANK + 9], bits=True)
+
+
+WAYS = [
+    (collective, name, params)
+    for collective in ("allreduce", "reduce", "reduce_scatter")
+    for name, entry in REGISTRY[collective].items()
+    for params in entry.variants()
+] + [(collective, "native", {}) for collective in ("allreduce", "reduce", "reduce_scatter")]
+
+
+def name_of(way: Any) -> str:
+    return " ".join(map(str, way))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_accumulated_bits_of_every_algorithm(comm: MPI.Intracomm, way: Any) -> None:
+    """Those of the same algorithm on float32, rounded: in place or not, called once or again, on buffers that move."""
+    collective, name, params = way
+    entry = REGISTRY[collective].get(name)
+    if entry is not None and entry.refusal(get_session(comm).topology, params) is not None:
+        return
+    function, root = getattr(hiercoll, collective), SIZE // 2
+    how: Any = {"algorithm": name, **params, **({"root": root} if collective == "reduce" else {})}
+    has_result = collective != "reduce" or root == RANK
+    for kind in half_types():
+        for items in (1, 2 * SIZE + 1, 600):
+            shape = (SIZE, items) if collective == "reduce_scatter" else (items,)
+            given = np.random.default_rng(RANK).normal(0, 10.0**RANK, shape).astype(kind)
+            want = function(comm, given.astype("f4"), np.zeros(shape[-1], "f4"), **how)
+            for turn in range(3):
+                result = np.full(shape[-1], np.nan, kind)
+                found = function(comm, given.copy(), result, accumulate="float32", **how)
+                assert (found is result) == has_result
+                if has_result:
+                    assert result.tobytes() == want.astype(kind).tobytes(), (items, turn)
+                else:
+                    assert np.isnan(result.astype("f4")).all()
+            if entry is not None and collective != "reduce" and not entry.in_place:
+                continue
+            both = given.copy()
+            ends = (MPI.IN_PLACE, both) if has_result else (both, None)
+            function(comm, *ends, accumulate="float32", **how)
+            if has_result:
+                assert both.reshape(-1)[: shape[-1]].tobytes() == want.astype(kind).tobytes()
+            else:
+                assert both.tobytes() == given.tobytes()
+
+
+@pytest.mark.parametrize("kind", range(2), ids=["float16", "bfloat16"])
+def test_every_number_of_two_bytes(comm: MPI.Intracomm, kind: int) -> None:
+    """All of them are widened, and come back as they were; sums are rounded as NumPy rounds them."""
+    dtype = half_types()[kind]
+    every = np.arange(1 << 16, dtype="u2")
+    numbers = every.view(dtype)
+    is_number = ~np.isnan(numbers.astype("f4"))
+    found = hiercoll.allreduce(comm, numbers, op=MPI.MAX, accumulate="float32", algorithm="all_pairs")
+    assert (found.view("u2") == every)[is_number].all() and np.isnan(found[~is_number].astype("f4")).all()
+    shuffled = [np.random.default_rng(rank).permutation(every[is_number]).view(dtype) for rank in range(SIZE)]
+    with np.errstate(all="ignore"):
+        sums = fixed_tree([each.astype("f4") for each in shuffled], np.add)
+        want = sums.astype(dtype)
+    found = hiercoll.allreduce(comm, shuffled[RANK], accumulate="float32", algorithm="all_pairs")
+    same = found.view("u2") == want.view("u2")
+    assert (same | (np.isnan(sums) & np.isnan(found.astype("f4")))).all()
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each message that either engine prepares, sent or received."""
+    found: list[int] = []
+    in_words, in_python = compiled.LaidOut.message, binding.message
+
+    def words(self: Any, op: Any) -> Any:
+        made: Any = in_words(self, op)
+        found.append(made[3])
+        return made
+
+    def spec(*given: Any) -> Any:
+        made = in_python(*given)
+        found.append(made[1])
+        return made
+
+    monkeypatch.setattr(compiled.LaidOut, "message", words)
+    monkeypatch.setattr(binding, "message", spec)
+    return found
+
+
+@several
+@pytest.mark.parametrize(
+    ("collective", "name", "sums"),
+    [
+        ("allreduce", "all_pairs", 0),
+        ("reduce_scatter", "direct", 0),
+        ("reduce_scatter", "pairwise", 0),
+        ("reduce_scatter", "ring", SIZE - 2),
+    ],
+)
+def test_bytes_of_accumulated_messages(
+    comm: MPI.Intracomm, handed_over: list[int], collective: str, name: str, sums: int
+) -> None:
+    """Contributions and results have two bytes an element, partial sums four."""
+    is_whole = collective == "allreduce"
+    send, recv = np.ones(12 * SIZE, "f2"), np.zeros(12 * SIZE if is_whole else 12, "f2")
+    how: Any = {"algorithm": name, "accumulate": "float32"}
+    with getattr(hiercoll, f"{collective}_init")(comm, send, recv, **how) as plan:
+        plan()
+    np.testing.assert_array_equal(recv, SIZE)
+    blocks = (SIZE - 1) * (2 if is_whole else 1)
+    assert sum(handed_over) == 2 * 12 * (2 * (blocks - sums) + 4 * sums)  # sent and received
 
 
 @pytest.mark.parametrize(
