@@ -12,6 +12,8 @@ class Sums:
         self._contract = contract
         self._operands: dict[int, tuple[int, ...]] = {}  # two; one of what is rounded
         self._known: dict[tuple[int, ...], int] = {}
+        self._roundings: dict[int, int] = {}
+        self._exact: dict[int, int] = {}  # of values in which something is rounded, the token if nothing were
 
     def add(self, left: int, right: int) -> int:
         """The token of left (+) right."""
@@ -26,6 +28,10 @@ class Sums:
         if operands not in self._known:
             self._known[operands] = token = -2 - len(self._known)
             self._operands[token] = operands
+            if often := max(map(self.roundings, operands)) + (len(operands) == 1):
+                exact = [self._exact.get(each, each) for each in operands]
+                self._roundings[token] = often
+                self._exact[token] = exact[0] if len(exact) == 1 else self.add(*exact)
         return self._known[operands]
 
     def order(self, want: int, have: int) -> Order | None:
@@ -34,19 +40,11 @@ class Sums:
         parts, due = self.parts(have), self._contract.contributors(want)
         if parts != due:
             return Order.ANY if sorted(parts) == due else None
-        return Order.FIXED if self._exact(have) == fixed_tree(due, self.add) else Order.RANK
-
-    def _exact(self, token: int) -> int:
-        """The tree without its roundings."""
-        operands = self._operands.get(token)
-        if operands is None:
-            return token
-        return self._exact(operands[0]) if len(operands) == 1 else self.add(*map(self._exact, operands))
+        return Order.FIXED if self._exact.get(have, have) == fixed_tree(due, self.add) else Order.RANK
 
     def roundings(self, token: int) -> int:
         """How often a contribution to the value has been rounded, at most."""
-        operands = self._operands.get(token, ())
-        return max(map(self.roundings, operands), default=0) + (len(operands) == 1)
+        return self._roundings.get(token, 0)
 
     def parts(self, token: int) -> list[int]:
         """What the value is made of, in order."""
