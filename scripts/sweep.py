@@ -42,6 +42,7 @@ def steps(mpich: Path, openmpi: Path, impi: Path) -> Iterator[Step]:
     """All steps."""
     yield Step(mpich, "hiercoll verify --all")
     yield Step(mpich, "hiercoll verify --all --layout 64x4")
+    yield Step(mpich, "hiercoll verify --all --accumulate float32")
     yield Step(mpich, f"hiercoll verify --combinations {SOME_LAYOUTS}")
     yield Step(mpich, "python tests/mpi/launch.py --ranks 3,4,5,6,7,8 --timeout 3600")
     yield Step(mpich, "python tests/mpi/launch.py --ranks 2,13 --timeout 3600", {"HIERCOLL_TEST_LARGE": "1"})

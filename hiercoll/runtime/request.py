@@ -184,11 +184,11 @@ class Key:
 class Request:
     """A call that is sound.
 
-    ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block, their mean where they
-    differ and all ranks know it, else 0; ``before`` and ``after`` are what comes before and after each start;
-    ``result`` is what the call returns; ``producers`` is what starts come after, on devices. ``is_auto``:
-    whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it. Reductions have an
-    ``operation``, and ask for an order (``combining``).
+    ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block (of what is combined,
+    if that is wider), their mean where they differ and all ranks know it, else 0; ``before`` and ``after`` are what
+    comes before and after each start; ``result`` is what the call returns; ``producers`` is what starts come after, on
+    devices. ``is_auto``: whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it.
+    Reductions have an ``operation``, and ask for an order (``combining``).
     """
 
     collective: Collective
@@ -482,7 +482,8 @@ def _check_narrow(accumulate: Any, data: Data, rank: int) -> None:
     """Raises ParameterError, and BufferTypeError for elements that cannot be accumulated in single precision."""
     if accumulate != "float32":
         raise ParameterError("accumulate", "'float32' or None", repr(accumulate), rank)
-    if not isinstance(data.type, np.dtype) or data.type.name not in HALF or data.place != "host":
+    is_half = isinstance(data.type, np.dtype) and data.type.name in HALF and data.type.isnative
+    if not is_half or data.place != "host":
         got = f"{data.type} in memory of {'the host' if data.place == 'host' else data.place}"
         raise BufferTypeError("accumulate", f"arrays of {' or '.join(HALF)} on the host", got, rank)
 

@@ -82,9 +82,9 @@ class _Forms:
         for (buffer, block, part), forms in self._forms.items():
             if buffer == "recv" and False not in forms:
                 missing.setdefault(part, []).append(block)
-        everything = tuple(range(len(self._ops)))
+        before = tuple(index for index, op in enumerate(self._ops) if not isinstance(op, Send))
         for part, blocks in missing.items():
-            self._read(Region("recv", as_blocks(sorted(blocks)), part), False, everything)
+            self._read(Region("recv", as_blocks(sorted(blocks)), part), False, before)
         scratch, narrow = self._sizes["scratch"], self._sizes["narrow"]
         return replace(self._schedule, ops=tuple(self._ops), scratch=scratch, narrow=narrow, accumulates=True)
 

@@ -420,3 +420,5 @@ def test_what_cannot_be_widened(comm: MPI.Intracomm, how: Any, message: str) -> 
     """Other types, and others to combine them in."""
     with pytest.raises(hiercoll.ArgumentError, match=message):
         hiercoll.allreduce(comm, np.ones(3), **how)
+    with pytest.raises(hiercoll.ArgumentError, match="accumulate: expected"):
+        hiercoll.allreduce(comm, np.ones(3, ">f2" if how["accumulate"] == "float32" else "f2"), **how)
