@@ -690,6 +690,7 @@ def _producers(
     if memory == "host":
         return NO_PRODUCERS
     owners = [data.owner for data in (sent, received) if data is not None and data.blocks]
+    owners = [owner for owner in owners if is_device_array(owner)]  # what is empty may lie anywhere
     made = (owners.pop(),) if given.recv is None else ()
     return Producers(given.stream, tuple(owners), made)
 
