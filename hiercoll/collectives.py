@@ -34,6 +34,7 @@ class Holds(Enum):
     EACH = "a block for each rank"
     ONE = "one block"
     VECTOR = "a vector, which an algorithm may cut into blocks"
+    NOTHING = "blocks without bytes, for which there is no argument"
 
 
 class InPlace(Enum):
@@ -135,6 +136,11 @@ class Collective:
         return self.sizes is Sizes.EQUAL
 
     @property
+    def is_on_devices(self) -> bool:
+        """Whether tables are made for memory of devices: of what moves blocks of one size."""
+        return self.is_even and self.buffers > 0
+
+    @property
     def is_private(self) -> bool:
         """Whether no rank knows all sizes, so that "auto" is one choice for calls with whatever blocks."""
         return self.sizes in (Sizes.OWN, Sizes.ROOT)
@@ -143,6 +149,11 @@ class Collective:
     def is_cut(self) -> bool:
         """Whether blocks may be parts of a vector, whose sizes differ and are known to all ranks."""
         return self.operation or Holds.VECTOR in (self.send, self.recv)
+
+    @property
+    def buffers(self) -> int:
+        """How many buffers calls name."""
+        return 0 if self.recv is Holds.NOTHING else 1 if self.one_buffer else 2
 
     @property
     def one_buffer(self) -> bool:

@@ -32,7 +32,7 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll import settings
-from hiercoll.collectives import called, tuned
+from hiercoll.collectives import COLLECTIVES, called, tuned
 from hiercoll.errors import LearnedWarning, TableError
 from hiercoll.model.adapters import adapters
 from hiercoll.tables import (
@@ -517,7 +517,8 @@ def table_of(known: Mapping[Setting, Mapping[Key, Lesson]]) -> Table:
 
 def _by_size(collective: str, lessons: Iterable[Lesson]) -> list[Lesson]:
     """Those of a collective, by size, those in place before those out of place, which replace them."""
-    own = (lesson for lesson in lessons if lesson.collective == collective and lesson.size > 0)
+    has_sizes = COLLECTIVES[collective].buffers > 0
+    own = (lesson for lesson in lessons if lesson.collective == collective and (lesson.size > 0) is has_sizes)
     return sorted(own, key=lambda lesson: (lesson.size, not lesson.in_place))
 
 
@@ -544,6 +545,8 @@ def _figures(lesson: Lesson) -> Iterator[Figure]:
 
 def _choices(lessons: list[Lesson]) -> tuple[Choice, ...]:
     first, last = lessons[0], lessons[-1]
+    if not last.size:
+        return (Choice(0, last.variant),)
     wanted = [Choice(1, NATIVE_VARIANT), Choice((first.size + 1) // 2, first.variant)]
     for before, lesson in pairwise(lessons):
         wanted.append(Choice(max(round(sqrt(before.size * lesson.size)), before.size + 1), lesson.variant))

@@ -393,7 +393,7 @@ def read_variant(reader: Reader, data: dict[str, Any], at: str, collective: str)
     name = reader.one_of(data, "algorithm", at, (NATIVE, *REGISTRY[family]))
     given = reader.mapping(data.get("params", {}), f"{at}.params")
     transport = data.get("transport", AUTO)
-    if not COLLECTIVES[collective].is_even and transport != AUTO:
+    if not COLLECTIVES[collective].is_on_devices and transport != AUTO:
         raise reader.wrong(f"{at}.transport", f"none for {collective}", transport)
     try:
         parse_transport(transport)
@@ -425,7 +425,8 @@ def _choice(reader: Reader, value: Any, at: str, collective: str) -> Choice:
 def _figure(reader: Reader, value: Any, at: str, collective: str) -> Figure:
     data = reader.mapping(value, at)
     median, q1, q3 = (reader.seconds(data, name, at) for name in ("median", "q1", "q3"))
-    size, samples = reader.whole(data, "size", at, 1), reader.whole(data, "samples", at, 1)
+    least = min(COLLECTIVES[collective].buffers, 1)  # without buffers, the only size is 0
+    size, samples = reader.whole(data, "size", at, least), reader.whole(data, "samples", at, 1)
     timing = reader.one_of(data, "timing", at, TIMINGS) if "timing" in data else OLD
     ranked = data.get("ranked", timing != OLD)
     if not isinstance(ranked, bool):

@@ -251,6 +251,8 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
 
 def _by_bytes(collective: Collective, arguments: Arguments) -> Any:
     """What calls on arrays have in common from which the same is learned; None where that cannot be told."""
+    if not collective.buffers:
+        return collective
     in_place, array = arguments.send is MPI.IN_PLACE, getattr(arguments, collective.everywhere)
     if array is None:  # in place on the root, by its other buffer
         in_place, array = True, arguments.recv if arguments.send is None else arguments.send
@@ -448,6 +450,9 @@ Serve: TypeAlias = "Callable[[Any, Arguments, tuple[Any, ...], dict[str, Any]], 
 def _method(collective: Collective, serve: Serve) -> Method:
     """A method with mpi4py's arguments, which also come as they are given; ``more`` of them are mpi4py's to look at."""
 
+    def no_buffer(self: Any, *more: Any, **options: Any) -> Any:
+        return serve(self, Arguments(None, None), more, options)
+
     def one_buffer(self: Any, buf: Any, root: int = 0, *more: Any, **options: Any) -> Any:
         return serve(self, Arguments(None, buf, root), (buf, root, *more), options)
 
@@ -472,8 +477,8 @@ def _method(collective: Collective, serve: Serve) -> Method:
         given = (sendbuf, recvbuf, op, root, *more)
         return serve(self, Arguments(sendbuf, recvbuf, root, op=op), given, options)
 
-    if collective.one_buffer:
-        return one_buffer
+    if collective.buffers < 2:
+        return one_buffer if collective.buffers else no_buffer
     return {
         (): two_buffers, ("op",): reduction, ("root",): rooted, ("op", "root"): rooted_reduction,
         ("recvcounts", "op"): counted_reduction,
@@ -484,7 +489,7 @@ def _blocking(collective: Collective) -> Method:
     """mpi4py's blocking method, served by hiercoll."""
     native = getattr(MPI.Comm, collective.native)
     serve_call = (_equal_blocks if collective.is_even else _uneven_blocks)(collective, native)
-    number = len(collective.more) + (1 if collective.one_buffer else 2)
+    number = len(collective.more) + collective.buffers
     is_compiled = _is_compiled(collective)
 
     def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -538,9 +543,7 @@ def _add_methods() -> None:
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, "As mpi4py's."
             if name == collective.native and _is_compiled(collective):
-                method = compiled.method(
-                    MPI.Intracomm, name, collective, collective.one_buffer, collective.more, method
-                )
+                method = compiled.method(MPI.Intracomm, name, collective, collective.buffers, collective.more, method)
             setattr(Collectives, name, method)
 
 

@@ -119,7 +119,7 @@ __all__ = [
 
 def _quick(collective: Collective) -> Callable[[Function], Function]:
     """A blocking function, by the compiled engine where it knows the call."""
-    return partial(compiled.function, collective, collective.one_buffer)
+    return partial(compiled.function, collective, collective.buffers)
 
 
 @_quick(ALLTOALL)
@@ -999,9 +999,9 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
 def _early_call(first: Beginning, collective: Collective, given: Arguments) -> Any:
     """A call by the MPI library's own, with all checks."""
     if _is_plain(first, collective, given):
-        send = () if collective.one_buffer else (given.send,)
+        buffers = (given.send, given.recv)[2 - collective.buffers :]
         more = [getattr(given, name) for name in collective.more]
-        serve_first(first, collective, given, partial(getattr(first.user, collective.native), *send, given.recv, *more))
+        serve_first(first, collective, given, partial(getattr(first.user, collective.native), *buffers, *more))
         return given.recv if collective.everywhere == "recv" or first.rank == given.root else None
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:
@@ -1018,8 +1018,8 @@ def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> boo
     """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
     C, of the right sizes, that do not overlap. On ranks other than a root the second buffer does not matter."""
     send, recv = given.send, given.recv
-    if not collective.is_even:
-        return False
+    if not collective.is_even or not collective.buffers:
+        return collective.is_even
     if collective.root and not (type(given.root) is int and 0 <= given.root < first.size):
         return False
     if collective.one_buffer or (collective.is_rooted and first.rank != given.root):

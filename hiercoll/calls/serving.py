@@ -126,7 +126,7 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
     """Serve a call that names its algorithm, if it is known; whether it has been."""
     if (
         _first is None
-        or (given.recv is None and not collective.is_rooted)
+        or (given.recv is None and collective.buffers and not collective.is_rooted)
         or type(given.limit) is not int
         or given.limit != LIMIT
         or given.stream is not None
@@ -177,7 +177,9 @@ def new_result(collective: Collective, comm: Any, send: Any) -> Any:
 
 def are_arrays(collective: Collective, send: Any, recv: Any) -> bool:
     """Whether the buffers of a call are arrays, or None where only the root has them, or on all ranks in place; of one
-    buffer, ``recv``."""
+    buffer, ``recv``; where there is no buffer: always."""
+    if not collective.buffers:
+        return True
     if type(recv) is np.ndarray:
         if type(send) is np.ndarray or collective.one_buffer:
             return True

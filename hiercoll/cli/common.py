@@ -177,13 +177,17 @@ def known_algorithm(collective: str, text: str) -> tuple[Algorithm, Params]:
 
 
 def measured(collective: str, memory: str) -> list[str]:
-    """What is measured, of one collective or "all" that tables are made for; on devices, blocks have one size. Raises
-    ArgumentError."""
+    """What is measured, of one collective or "all" that tables are made for in that memory. Raises ArgumentError."""
     if collective == "all":
-        return [name for name in tuned() if memory == "host" or CALLED[name].is_even]
-    if memory != "host" and not CALLED[collective].is_even:
+        return [name for name in tuned() if memory == "host" or CALLED[name].is_on_devices]
+    if memory != "host" and not CALLED[collective].is_on_devices:
         raise ArgumentError("--memory", f"host with {collective}", memory)
     return [collective]
+
+
+def sizes_of(collective: str, given: list[int]) -> list[int]:
+    """The given ones; 0 alone for what takes no buffers."""
+    return given if get_collective(collective).buffers else [0]
 
 
 def world() -> MPI.Intracomm:

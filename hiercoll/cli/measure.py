@@ -26,6 +26,7 @@ from hiercoll.cli.common import (
     memory_option,
     parse_algorithm,
     quiet_progress,
+    sizes_of,
     wide_console,
     world,
 )
@@ -121,11 +122,11 @@ def bench(
         options: dict[str, Any] = {"seconds": seconds, "samples": samples, "timings": timings, "rate": link_rate}
         runner = b.Bench(comm, **options, top=top, arrays=arrays_of(comm, memory))
         about = b.provenance(comm, runner.topology, memory) | {"link_rate": link_rate}
-        if transports and collective in CALLED and not CALLED[collective].is_even:
+        if transports and collective in CALLED and not CALLED[collective].is_on_devices:
             raise ArgumentError("--transport", f"none with {collective}", ", ".join(transports))
         given = {name: _subjects(name, algorithms, control) for name in measured(collective, memory)}
         for name, subjects in given.items():
-            results = _bench_one(runner, name, _with_transports(subjects, transports, name), sizes)
+            results = _bench_one(runner, name, _with_transports(subjects, transports, name), sizes_of(name, sizes))
             if comm.rank == 0:
                 _print_results(name, results, about)
                 if json_file:
@@ -138,7 +139,7 @@ def _with_transports(subjects: list[Variant], transports: tuple[str, ...], colle
     the collective knows them."""
     from hiercoll.tools.measuring import CONTROL
 
-    if not transports or not CALLED[collective].is_even:
+    if not transports or not CALLED[collective].is_on_devices:
         return subjects
     last = [subject for subject in subjects[1:] if subject.algorithm == CONTROL]
     own = [

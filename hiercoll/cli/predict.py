@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from hiercoll.algorithms import REGISTRY
-from hiercoll.cli.common import SizesType, known_algorithm, layout_option, main, wide_console
+from hiercoll.cli.common import SizesType, known_algorithm, layout_option, main, sizes_of, wide_console
 from hiercoll.collectives import COLLECTIVES
 from hiercoll.model.evaluate import BOUNDS
 from hiercoll.model.machine import Machine, Parameters, get_machine, shipped
@@ -55,7 +55,8 @@ def predict(
     topology, described = parse_layout(layout), get_machine(machine)
     if plot and plot.suffix not in PICTURES:
         raise click.UsageError(f"--plot: expected a name that ends in {', '.join(PICTURES)}, got {plot}")
-    if min(sizes) < 1:
+    sizes = sizes_of(collective, sizes)
+    if min(sizes) < 1 and COLLECTIVES[collective].buffers:
         raise click.UsageError("--sizes: at least one byte")
     chosen = [known_algorithm(collective, text) for text in wanted] or candidates(collective)
     columns = (TextColumn("profiles"), BarColumn(), MofNCompleteColumn())

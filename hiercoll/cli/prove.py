@@ -28,6 +28,7 @@ from hiercoll.cli.common import (
     known_algorithm,
     layout_option,
     main,
+    sizes_of,
     world,
 )
 from hiercoll.collectives import COLLECTIVES
@@ -272,6 +273,7 @@ def timeline(
 ) -> None:
     """Draw a simulated or a measured run: SVG, or a trace for ui.perfetto.dev; or export it to other simulators."""
     entry, params = known_algorithm(collective, algorithm)
+    (size,) = sizes_of(collective, [size])
     if svg is None and trace is None and goal is None:
         svg = Path(f"{collective}-{entry.name}.svg")
     if measured:
@@ -302,7 +304,7 @@ def timeline(
 def _trace_run(collective: str, entry: Algorithm, params: Params, size: int) -> tuple[Topology, list[Event]] | None:
     """Topology and events of a traced run under MPI, on rank 0."""
     able = [name for name, record in CALLED.items() if record.is_even]
-    if collective not in able or size < 1:
+    if collective not in able or (size < 1 and CALLED[collective].buffers):
         raise click.UsageError(f"--measured serves {', '.join(able)}, of at least one byte")
     comm = world()
     with Together(comm):

@@ -27,6 +27,7 @@ from hiercoll.cli.common import (
     measured,
     memory_option,
     quiet_progress,
+    sizes_of,
     wide_console,
     world,
 )
@@ -136,7 +137,7 @@ def _tune(
             search = Search(
                 name, runner.topology, runner.open, runner.clock, share, links, done=done, transports=transports
             )
-            wanted = sizes or SizesType().convert(CALLED[name].tuned, None, None)
+            wanted = sizes_of(name, sizes or SizesType().convert(CALLED[name].tuned, None, None))
             results = _search(search, wanted, notes, progress)
             entries.append(_entry(name, results, about, runner.topology, links))
     if comm.rank == 0:
@@ -418,7 +419,7 @@ def table_diff(one: Path, other: Path) -> None:
 
 @main.command()
 @click.argument("collective", type=click.Choice(tuned()))
-@click.option("--size", "-s", type=SizeType(), required=True, help="Bytes per block.")
+@click.option("--size", "-s", type=SizeType(), help="Bytes per block.")
 @layout_option("2x4")
 @click.option("--table", "table_file", type=TABLE_FILE, help="Default: $HIERCOLL_TABLE, or the user's own table.")
 @click.option(
@@ -431,7 +432,7 @@ def table_diff(one: Path, other: Path) -> None:
 @click.option("--machine", "-m", default="", help="What the model takes the machine for. Default: $HIERCOLL_MACHINE.")
 def explain(
     collective: str,
-    size: int,
+    size: int | None,
     layout: str,
     table_file: Path | None,
     mpi: str,
@@ -442,6 +443,9 @@ def explain(
     machine: str,
 ) -> None:
     """What "auto" chooses for a size and layout, why, and the runners-up."""
+    if size is None and COLLECTIVES[collective].buffers:
+        raise click.UsageError("Missing option '--size' / '-s'.")
+    (size,) = sizes_of(collective, [size or 0])
     found = load(table_file) if table_file else environment_table()
     if machine:
         found = replace(found, machine=get_machine(machine))
@@ -459,7 +463,8 @@ def explain(
         collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held, combining=combining
     )
     kind = "" if combining.changes else " of inexact sums, always the same bits,"
-    what = f"{collective} of {format_size(size)}{kind} on {topology}"
+    what = f"{collective} of {format_size(size)}{kind}" if COLLECTIVES[collective].buffers else collective
+    what = f"{what} on {topology}"
     otherwise = decision.variant.spelled(collective)
     learned = learned_words(collective, lessons)
     is_table = found.decides(collective, mpi, memory, topology)

@@ -31,7 +31,8 @@ class BlockLayout(NamedTuple):
         return start, end - start
 
     def runs(self, region: Region) -> list[tuple[int, int]]:
-        """(offset, length) in bytes of the contiguous pieces of ``region``, in order."""
+        """(offset, length) in bytes of the contiguous pieces of ``region``, in order. Blocks without bytes are one
+        piece: a message of them is sent, and says no more than that it comes."""
         offset, length = self.extent(region.part)
         whole = length == self.block
         runs: list[tuple[int, int]] = []

@@ -41,7 +41,7 @@ typedef struct {
     PyObject *counter;          /* calls that the target still serves, and nanoseconds they took, in an array; or None */
     int64_t *left;              /* in there; NULL: it serves all */
     int64_t items[2], bytes[2]; /* of send and recv: of an element, and of all of them */
-    int one_buffer;
+    int buffers;                /* how many a method takes */
 } Known;
 
 typedef struct {
@@ -100,7 +100,7 @@ static Routes *find_routes(PyObject *comm)
 /* The arguments of a call, and what tells it from others. */
 typedef struct {
     PyObject *comm;
-    PyObject *given[2];     /* send and recv; send is None where there is one buffer */
+    PyObject *given[2];     /* send and recv; None for what is not taken: send where there is one buffer */
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
     const Array *arrays[2]; /* NULL for None, and for buffers of other kinds, such as a bytearray */
     Py_buffer views[2];     /* of these */
@@ -240,8 +240,8 @@ static int64_t elements(const Array *array)
     return count;
 }
 
-/* Of blocks of any sizes the key says only that they are: sizes come with each start. None: one buffer serves, or only
- * the root has two. */
+/* Of blocks of any sizes the key says only that they are: sizes come with each start. None: there are fewer than two
+ * buffers, or only the root has two. */
 static int add_buffer(Call *call, int end)
 {
     if (call->given[end] == Py_None)
@@ -343,8 +343,8 @@ static int describe(Call *call, PyObject *collective, unsigned options, PyObject
     if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 || add_buffer(call, 0) < 0 ||
         add_total(call) < 0)
         return -1;
-    if (call->given[0] == call->given[1])
-        return -1; /* None, or one buffer for both */
+    if (call->given[0] == call->given[1] && call->given[0] != Py_None)
+        return -1; /* one buffer for both */
     if (given[STREAM] != Py_None || !PyLong_CheckExact(given[ROOT]) || add_whole_number(key, given[ROOT]) < 0 ||
         add_text(key, given[ALGORITHM]) < 0 || add_text(key, given[TRANSPORT]) < 0)
         return -1;
@@ -447,13 +447,13 @@ static void forget_all(Routes *routes)
     routes->count = 0;
 }
 
-/* Bytes of an element; -1 with an exception. */
-static int64_t item_of(const Array *array)
+/* What an object says, such as a type the bytes of an element; -1 with an exception. */
+static int64_t number_of(PyObject *object, const char *name)
 {
-    PyObject *number = PyObject_GetAttrString(array->type, "itemsize");
-    int64_t bytes = number ? PyLong_AsLongLong(number) : -1;
-    Py_XDECREF(number);
-    return bytes;
+    PyObject *answer = PyObject_GetAttrString(object, name);
+    int64_t number = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return number;
 }
 
 /* Whether a record says so; -1 with an exception. */
@@ -493,14 +493,14 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
     if (view.buf)
         PyBuffer_Release(&view);
     for (int end = 0; end < 2 && good; end++) {
-        known->items[end] = call->arrays[end] ? item_of(call->arrays[end]) : 1;
+        known->items[end] = call->arrays[end] ? number_of(call->arrays[end]->type, "itemsize") : 1;
         known->bytes[end] = call->arrays[end]      ? known->items[end] * elements(call->arrays[end])
                             : call->views[end].obj ? call->views[end].len
                                                    : 0;
         good = known->items[end] > 0;
     }
-    known->one_buffer = is_so(collective, "one_buffer");
-    if (!good || known->one_buffer < 0)
+    known->buffers = number_of(collective, "buffers");
+    if (!good || known->buffers < 0)
         return forget(known), -1;
     if (routes->count >= MOST_KNOWN)
         forget_all(routes);
@@ -590,13 +590,12 @@ static int run(Routes *routes, Program *program, const Call *call)
     return outcome;
 }
 
-static int run_native(PyObject *method, const Call *call, int one_buffer)
+static int run_native(PyObject *method, const Call *call, int buffers)
 {
     PyObject *more[] = {NULL, NULL, NULL, NULL, NULL};
     int count = 0;
-    if (!one_buffer)
-        more[count++] = call->given[0];
-    more[count++] = call->given[1];
+    for (int end = 2 - buffers; end < 2; end++)
+        more[count++] = call->given[end];
     if (call->options[OP] != Py_None)
         more[count++] = call->options[OP];
     if (call->options[ROOT] != calls.zero) /* which is not given where there is none */
@@ -647,12 +646,12 @@ static int serve(Routes *routes, const Call *call)
         Py_INCREF(*call->server);
     }
     if (!known->left)
-        return program ? run(routes, program, call) : run_native(known->target, call, known->one_buffer);
+        return program ? run(routes, program, call) : run_native(known->target, call, known->buffers);
     PyObject *counter = known->counter; /* Python may forget the call while it runs */
     int64_t *left = known->left, began = nanoseconds();
     Py_INCREF(counter);
     --left[0];
-    int outcome = program ? run(routes, program, call) : run_native(known->target, call, known->one_buffer);
+    int outcome = program ? run(routes, program, call) : run_native(known->target, call, known->buffers);
     left[1] += nanoseconds() - began;
     left[0] += outcome < 0; /* no call, for this rank: it may be made anew */
     Py_DECREF(counter);
@@ -754,7 +753,7 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 /* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
 
 static struct entry {
-    int one_buffer, only_root; /* whether only the root has a result */
+    int buffers, only_root;    /* how many it takes; whether only the root has a result */
     int any;                   /* of methods, whether it may be known of all calls alike what serves them */
     int is_even, by_total;     /* of methods; see `Call` */
     unsigned options; /* that it has, a bit each */
@@ -788,13 +787,14 @@ static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const
 static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     const struct entry *entry = &entries[index];
-    Py_ssize_t first = self == NULL, buffers = entry->one_buffer ? 1 : 2, more = count - first - buffers;
+    Py_ssize_t first = self == NULL, buffers = entry->buffers, more = count - first - buffers;
     int is_plain = more == 0;
     if (self)
         is_plain = (is_plain || (more > 0 && more <= entry->more && !names)) && !Py_SIZE(calls.observers);
     if (is_plain) {
         Call call;
-        begin_call(&call, self ? self : args[0], buffers == 1 ? Py_None : args[first], args[first + buffers - 1]);
+        begin_call(&call, self ? self : args[0], buffers == 2 ? args[first] : Py_None,
+                   buffers ? args[first + buffers - 1] : Py_None);
         if (entry->options >> OP & 1)
             call.options[OP] = calls.sum;
         for (Py_ssize_t each = 0; each < more; each++)
@@ -834,7 +834,7 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
     (void)module;
     if (entries_used == MOST_ENTRIES)
         Py_RETURN_NONE;
-    if (!PyArg_ParseTuple(args, "OOssOpO!O", &type, &where, &name, &doc, &entry->collective, &entry->one_buffer,
+    if (!PyArg_ParseTuple(args, "OOssOiO!O", &type, &where, &name, &doc, &entry->collective, &entry->buffers,
                           &PyTuple_Type, &options, &entry->python))
         return NULL;
     for (Py_ssize_t each = 0; each < PyTuple_Size(options); each++)
@@ -1015,7 +1015,7 @@ static PyMethodDef functions[] = {
      "watched(collective, comm, send, recv, root, op): serves a call as the method of a drop-in communicator does, if it "
      "is known. Returns the name of the plan, or \"native\"; \"\" if it is not known."},
     {"entry", engine_entry, METH_VARARGS,
-     "entry(type, module, name, doc, collective, one_buffer, options, python): a method of that type, whose options come "
+     "entry(type, module, name, doc, collective, buffers, options, python): a method of that type, whose options come "
      "after the buffers, or (None) a function with such options; None if there are too many."},
     {NULL, NULL, 0, NULL}};
 

@@ -408,9 +408,9 @@ def make_routes(failed: Callable[..., None], rank: int, size: int) -> Any:
 
 
 def call() -> Callable[..., bool] | None:
-    """What serves a call on arrays that is known: of a collective, the communicator, the buffers (None for send where
-    there is one buffer), each an array or, for blocks of any sizes, one with its counts, the root, algorithm,
-    transport, operation and order (None where there are none), and by name the parameters. It returns whether it has.
+    """What serves a call on arrays that is known: of a collective, the communicator, the buffers (None for those that
+    there are not), each an array or, for blocks of any sizes, one with its counts, the root, algorithm, transport,
+    operation and order (None where there are none), and by name the parameters. It returns whether it has.
     """
     module: Any = load()[0]
     return None if module is None else module.call
@@ -418,7 +418,7 @@ def call() -> Callable[..., bool] | None:
 
 def watched() -> Callable[..., str] | None:
     """What serves a call of a drop-in communicator's method that is known, as the method does where nobody looks on:
-    of a collective, the communicator, the buffers (None for send where there is one buffer), root and operation (0 and
+    of a collective, the communicator, the buffers (None for those that there are not), root and operation (0 and
     None where there are none). It returns what ran: the name of the plan, or "native"; "" where the call is not known.
     None if there is no compiled engine."""
     module: Any = load()[0]
@@ -426,21 +426,21 @@ def watched() -> Callable[..., str] | None:
 
 
 def method(
-    kind: type, name: str, collective: object, one_buffer: bool, more: tuple[str, ...], python: Function
+    kind: type, name: str, collective: object, buffers: int, more: tuple[str, ...], python: Function
 ) -> Function:
-    """A method of communicators that serves calls that are known, and leaves all others to ``python``; ``more``: the
-    arguments after the buffers, "op" and "root"."""
-    return _entry(kind, None, name, "As mpi4py's.", collective, one_buffer, more, python) or python
+    """A method of communicators that serves calls that are known, and leaves all others to ``python``; ``buffers``: how
+    many it takes, ``more``: the arguments after them, "op" and "root"."""
+    return _entry(kind, None, name, "As mpi4py's.", collective, buffers, more, python) or python
 
 
-def function(collective: object, one_buffer: bool, python: Function) -> Function:
+def function(collective: object, buffers: int, python: Function) -> Function:
     """The same for a public function, whose communicator comes first, and whose options have names."""
     found = signature(python)
     bare = [each.replace(annotation=Parameter.empty) for each in found.parameters.values()]
     text = str(found.replace(parameters=bare, return_annotation=Signature.empty))
     doc = f"{python.__name__}{text}\n--\n\n{python.__doc__}"
     options = tuple(found.parameters)
-    return _entry(None, python.__module__, python.__name__, doc, collective, one_buffer, options, python) or python
+    return _entry(None, python.__module__, python.__name__, doc, collective, buffers, options, python) or python
 
 
 def _entry(*given: Any) -> Any:

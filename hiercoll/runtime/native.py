@@ -82,6 +82,8 @@ Parts = tuple[tuple[Any, ...], list[MPI.Datatype]]
 def _equal(request: Request, rank: int, sent: int, received: int) -> Parts:
     """Buffers of equal blocks as arguments, and datatypes to free with them."""
     block, data, record = request.received.block, request.received, request.collective
+    if not record.buffers:
+        return (), []
     ends = [(received, data.blocks)]
     if request.sent is not None:
         ends.insert(0, (sent, request.sent.blocks))

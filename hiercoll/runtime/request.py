@@ -217,8 +217,8 @@ class Request:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to be moved, as all ranks know."""
-        return self.collective.is_even and self.received.block == 0
+        """Whether there is nothing to be moved, as all ranks know, though the collective moves data."""
+        return self.collective.is_even and self.received.block == 0 and self.collective.buffers > 0
 
     @property
     def is_native(self) -> bool:
@@ -307,6 +307,8 @@ class Request:
         """As ranks compare it, of which there are ``size``."""
         name = self.mode.value + spelled(self.collective, given.algorithm, given.params)
         out, received = self.sent or self.received, self.received
+        if not self.collective.buffers:
+            return Description(name, "")
         if self.collective.is_even:
             root = f", root {self.root}" if self.collective.root else ""
             place = ", in place" if self.in_place else ", not in place"
@@ -421,6 +423,8 @@ def _equal_data(
 ) -> tuple[Data | None, Data]:
     """What is sent, None in place, and where it is received."""
     size, sent = session.size, None
+    if not collective.buffers:
+        return Data(0, 1, 0), Data(0, size, 0)
     count = collective.blocks(collective.recv, size)
     if collective.send is Holds.EACH and is_in_place(given.send):
         count = size  # what is combined begins where the result comes to lie

@@ -8,6 +8,7 @@ from math import inf, isfinite
 from statistics import median
 from typing import Any, NamedTuple
 
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.statistics import median_interval, quotient_interval
 from hiercoll.tables import NATIVE
 from hiercoll.tuning.learning import Learner
@@ -142,7 +143,8 @@ def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:
     """A kind's record in words."""
     least, most = kind["bytes_per_block"]
     size = format_size(most) if least == most else f"{format_size(least)} to {format_size(most)}"
-    yield f"{site}, {collective}, blocks of {size if most else 'any sizes'}"
+    blocks = f", blocks of {size if most else 'any sizes'}" if COLLECTIVES[collective].buffers else ""
+    yield f"{site}, {collective}{blocks}"
     for name, found in sorted(kind["ran"].items(), key=lambda item: (item[0] != NATIVE, -item[1]["calls"])):
         yield f"    {name}: {found['calls']} calls, median {format_time(found['median'])}{_between(found['interval'])}"
     if gain := kind["gain"]:

@@ -50,7 +50,7 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
         return Reason.FORCED
     if collective.sizes is Sizes.ROOT:
         return Reason.ROOT_SIZES
-    if wanted.size == 0 and collective.sizes is not Sizes.OWN:
+    if wanted.size == 0 and collective.buffers and collective.sizes is not Sizes.OWN:
         return Reason.EMPTY
     if policy.table.find(collective.family, session.library, wanted.memory, session.topology) is not None:
         unbound = wanted._replace(combining=wanted.combining._replace(changes=True))

@@ -344,7 +344,7 @@ def is_due(record: Collective, size: int, rank: int, args: Sequence[Any]) -> boo
 
 def message_bytes(record: Collective, size: int, args: Sequence[Any]) -> int:
     """Bytes of the receive buffer that such a call names, or of the one buffer; 0 where a rank need not name one."""
-    given, blocks = _named(record, args)["recv"], record.blocks(record.recv, size)
+    given, blocks = _named(record, args).get("recv"), record.blocks(record.recv, size)
     if is_in_place(given):
         return 0
     if record.is_even:
@@ -359,7 +359,7 @@ def message_bytes(record: Collective, size: int, args: Sequence[Any]) -> int:
 
 def _named(record: Collective, args: Sequence[Any]) -> dict[str, Any]:
     """The arguments of a method of mpi4py by name."""
-    names = ["recv"] if record.one_buffer else ["send", "recv"]
+    names = ["send", "recv"][2 - record.buffers :]
     return dict(zip([*names, *record.more], args, strict=False))
 
 
@@ -367,7 +367,7 @@ def _operation(record: Collective, comm: Any, args: Sequence[Any]) -> Operation 
     """What such a call combines by; None of other calls, of ranks that name no elements, and where it is wrong, which
     is mpi4py's to say."""
     given = _named(record, args)
-    elements = given["send"] if given.get("recv") is None or is_in_place(given["recv"]) else given["recv"]
+    elements = given.get("send") if given.get("recv") is None or is_in_place(given["recv"]) else given["recv"]
     if not record.operation or elements is None or is_in_place(elements):
         return None
     try:
@@ -394,7 +394,7 @@ def _asking(wanted: Wanted, session: Session | None, operation: Operation | None
 def _wanted(record: Collective, size: int, total: int, args: Sequence[Any]) -> Wanted:
     """What is to be chosen for such a call, for which the receive buffer has so many bytes."""
     given = _named(record, args)
-    memory = "cuda" if record.is_even and is_on_device(given["recv"]) else "host"
+    memory = "cuda" if record.is_even and is_on_device(given.get("recv")) else "host"
     block = 0 if record.sizes in (Sizes.OWN, Sizes.ROOT) else -(-total // record.blocks(record.recv, size))
     if record.is_rooted and record.is_even and is_in_place(given["recv"]):  # only the root has two buffers
         message = block_message(given["send"], record.blocks(record.send, size), readonly=True)

@@ -78,7 +78,7 @@ class Workload:
 
     def arguments(self, rank: int, send: Any, recv: Any) -> tuple[list[Any], dict[str, Any]]:
         """What ``rank`` passes, to a method of mpi4py or to hiercoll's function, with arrays like `before` and `due`;
-        ``send`` is left out where there is only one buffer."""
+        those that the collective does not take are left out."""
         record, shape = self.collective, self.contract.shape(rank)
         if record.operation:
             send, recv = (each.view(self.elements) for each in (send, recv))
@@ -87,7 +87,7 @@ class Workload:
             return [send, recv], {"recvcounts": self._sizes(shape.held) // self.elements.itemsize}
         buffers = [
             array if record.is_even or holds is not Holds.EACH else [array, self._sizes(blocks)]
-            for holds, array, blocks in ends[record.one_buffer :]
+            for holds, array, blocks in ends[2 - record.buffers :]
         ]
         return buffers, {"root": self.root} if record.root else {}
 

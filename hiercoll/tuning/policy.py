@@ -203,9 +203,9 @@ class Policy:
             return False
         if collective.sizes is Sizes.OWN:
             return True
-        if wanted.size == 0 or self.share == inf:
-            return wanted.size > 0
-        return not self._is_in_table(wanted)
+        if wanted.size == 0 and collective.buffers:
+            return False
+        return self.share == inf or not self._is_in_table(wanted)
 
     def _is_in_table(self, wanted: Wanted) -> bool:
         return self.table.decides(wanted.collective.family, self._library, wanted.memory, self._topology)

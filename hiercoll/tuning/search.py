@@ -407,7 +407,7 @@ def choices(results: Sequence[SizeResult], *, held: bool = False) -> tuple[Choic
     for result in results:
         winner = (result.plans if held else result.calls).winner
         if not found or winner.key != found[-1].variant.key:
-            start = round(sqrt(before * result.size)) if before else 1
-            found.append(Choice(max(start, before + 1), winner))
+            start = max(round(sqrt(before * result.size)), before + 1) if found else min(result.size, 1)
+            found.append(Choice(start, winner))
         before = result.size
     return tuple(found)
