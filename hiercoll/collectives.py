@@ -540,3 +540,13 @@ REDUCE_SCATTERV = Collective(
     size_of="mean bytes per rank's result",
     section="6.10.2",
 )
+BARRIER = Collective(  # an allgather of blocks without bytes: what ends with those of all ranks comes after all of them
+    "barrier",
+    _allgather,
+    send=Holds.NOTHING,
+    recv=Holds.NOTHING,
+    native="Barrier",
+    tuned="0",
+    size_of="no bytes",
+    section="6.3",
+)

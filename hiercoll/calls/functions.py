@@ -34,6 +34,7 @@ from hiercoll.collectives import (
     ALLTOALL,
     ALLTOALLV,
     ALLTOALLW,
+    BARRIER,
     BCAST,
     GATHER,
     GATHERV,
@@ -80,6 +81,8 @@ __all__ = [
     "alltoallv_init",
     "alltoallw",
     "alltoallw_init",
+    "barrier",
+    "barrier_init",
     "bcast",
     "bcast_init",
     "config",
@@ -95,6 +98,7 @@ __all__ = [
     "ialltoall",
     "ialltoallv",
     "ialltoallw",
+    "ibarrier",
     "ibcast",
     "igather",
     "igatherv",
@@ -292,6 +296,17 @@ def bcast(
     if stream is None and call_known(BCAST, comm, None, buf, root, algorithm, transport, **params):
         return _result(buf)
     return _call(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
+
+
+@_quick(BARRIER)
+def barrier(comm: MPI.Intracomm, *, algorithm: str = "auto", **params: Any) -> None:
+    """Return when all ranks have called it.
+
+    ``algorithm`` and ``params``: as for `alltoall`. Raises CommunicatorError, UnknownAlgorithmError, ParameterError,
+    ConstraintError. Collective (MPI 4.1, 6.3).
+    """
+    if not call_known(BARRIER, comm, None, None, 0, algorithm, AUTO, **params):
+        _call(comm, BARRIER, Arguments(None, None, 0, algorithm, params))
 
 
 @_quick(ALLREDUCE)
@@ -596,6 +611,11 @@ def bcast_init(
     return _init(comm, BCAST, Arguments(None, buf, root, algorithm, params, transport, stream))
 
 
+def barrier_init(comm: MPI.Intracomm, *, algorithm: str = "auto", **params: Any) -> Plan:
+    """A plan for `barrier`; see `alltoall_init`."""
+    return _init(comm, BARRIER, Arguments(None, None, 0, algorithm, params))
+
+
 def allreduce_init(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -783,6 +803,11 @@ def iallgatherv(
 def ibcast(comm: MPI.Intracomm, buf: Any, *, root: int = 0, algorithm: str = "auto", **params: Any) -> BackgroundCall:
     """`bcast` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.2)."""
     return _begin(comm, BCAST, Arguments(None, buf, root, algorithm, params))
+
+
+def ibarrier(comm: MPI.Intracomm, *, algorithm: str = "auto", **params: Any) -> BackgroundCall:
+    """`barrier` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.1)."""
+    return _begin(comm, BARRIER, Arguments(None, None, 0, algorithm, params))
 
 
 def iallreduce(

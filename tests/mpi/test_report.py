@@ -215,7 +215,7 @@ def test_native_takes_turns_however_ranks_call(turns: None, ready: hiercoll.Intr
             ours.Alltoall(send, recv)
         np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + salt)
         if salt % 7 == 0:
-            ours.Barrier()
+            ours.plain.Barrier()
             ours.Ialltoall(send, recv).Wait()
             np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + salt)
     learner = get_session(ours).policy.learner(Wanted(ALLTOALL, 8, False))

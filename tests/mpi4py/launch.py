@@ -24,9 +24,9 @@ from launch import mpiexec, vendor
 KINDS = "buf vec nb_buf nb_vec pr_buf pr_vec ngh_buf obj obj_inter buf_inter vec_inter"
 MODULES = (*(f"test_cco_{kind}" for kind in KINDS.split()), "test_util_pkl5")
 SERVED = ("alltoall", "allgather", "allgatherv", "alltoallv", "bcast", "allreduce", "reduce_scatter", "reduce")
-SERVED += ("gather", "scatter", "alltoallw")
+SERVED += ("gather", "scatter", "alltoallw", "barrier")
 REQUESTS = ("ialltoall", "iallgather", "iallgatherv", "alltoall_init", "allgather_init", "allgatherv_init")
-REQUESTS += ("ibcast", "bcast_init", "ialltoallw", "alltoallw_init")
+REQUESTS += ("ibcast", "bcast_init", "ialltoallw", "alltoallw_init", "ibarrier", "barrier_init")
 
 
 def sources() -> Path:
@@ -52,6 +52,7 @@ def run_rank(tests: Path) -> None:
     from hiercoll.calls import dropin
 
     settings.forced["alltoallw"] = "pairwise", {"exchange": "rotation"}  # what is learned would serve few of its calls
+    settings.forced["barrier"] = "dissemination", {"radix": 3}  # likewise: of its requests there are few
     os.environ["HIERCOLL_LEARN"] = "online"  # so that alltoallv, which no table decides, is served, too
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     MPI.COMM_SELF = dropin.drop_in(MPI.COMM_SELF)  # type: ignore[misc]

@@ -155,7 +155,7 @@ def test_verify_all_variants(run: Run) -> None:
     assert f"{2 * len(choices)} proved" in said and said.count(": 2 proved") == len(choices)
 
 
-@pytest.mark.parametrize("collective", ["alltoall", "allgather", "bcast", "allreduce"])
+@pytest.mark.parametrize("collective", ["alltoall", "allgather", "barrier", "bcast", "allreduce"])
 def test_verify_a_collective(run: Run, collective: str) -> None:
     """All of its algorithms; those that refuse say what they need."""
     said = ok(run("verify", collective, "-l", "1x3", "-l", "1+2", "-j", "1"))

@@ -83,6 +83,17 @@ def test_explain(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert model.exit_code == 0 and "by the cost model" in model.output
 
 
+def test_explain_without_a_size(tmp_path: Path) -> None:
+    """Of what takes no buffers there is one size; others need one."""
+    entry = Entry("barrier", MPI, "host", (4, 4), "block", (Choice(0, Variant("hierarchical")),))
+    (tmp_path / "table.json").write_text(dump(Table((entry,))))
+    asked = ("-l", "2x4", "--table", tmp_path / "table.json")
+    for size in ([], ["-s", "4K"]):
+        assert hiercoll("explain", "barrier", *asked, *size).output.startswith("barrier on 2x4: hierarchical\n")
+    missing = hiercoll("explain", "alltoall", *asked)
+    assert missing.exit_code == 2 and "Missing option '--size'" in missing.output
+
+
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Keeps lessons, as jobs do, in the user's folder; there is no table."""

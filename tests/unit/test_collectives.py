@@ -36,6 +36,7 @@ def due(contract: Contract, rank: int) -> list[list[int]]:
     [  # of ranks 0, 1, 2 with root 1 and vectors of 4 blocks
         ("alltoall", (3, 3, 3), (3, 3, 3)),
         ("allgather", (1, 1, 1), (3, 3, 3)),
+        ("barrier", (1, 1, 1), (3, 3, 3)),
         ("gather", (1, 1, 1), (0, 3, 0)),
         ("scatter", (0, 3, 0), (1, 1, 1)),
         ("bcast", (0, 4, 0), (4, 4, 4)),
@@ -74,8 +75,8 @@ def test_contents_after(contract: Contract) -> None:
         after = due(c, rank)
         if c.collective == "alltoall":
             assert after == [held(c, source, rank) for source in everyone]
-        elif c.collective in ("allgather", "gather"):
-            wanted = c.collective == "allgather" or rank == c.root
+        elif c.collective in ("allgather", "barrier", "gather"):
+            wanted = c.collective != "gather" or rank == c.root
             assert after == ([held(c, source, 0) for source in everyone] if wanted else [])
         elif c.collective == "scatter":
             assert after == [held(c, c.root, rank)]

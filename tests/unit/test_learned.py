@@ -651,6 +651,13 @@ def test_table_begins_with_the_smallest_block() -> None:
     assert entry.choices == (Choice(1, BRUCK), Choice(2, PAIRWISE), Choice(5, NATIVE_VARIANT))
 
 
+def test_table_of_what_has_no_sizes() -> None:
+    best = variant("dissemination", "barrier")
+    (entry,) = as_table(replace(LESSON, collective="barrier", size=0, variant=best)).entries
+    assert entry.choices == (Choice(0, best),)
+    assert [figure.size for figure in entry.measured(0)] == [0, 0] and entry.native_seconds(0) == 2e-5
+
+
 def test_table_prefers_what_was_learned_out_of_place() -> None:
     inside, outside = replace(LESSON, in_place=True, variant=variant("inplace")), replace(LESSON, date="2020-01-01")
     assert as_table(inside).entries[0].choice(64) == variant("inplace")

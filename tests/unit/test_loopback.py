@@ -53,7 +53,7 @@ def outcome(collective: str, sends: list[Array], root: int = 0) -> list[Array]:
     p = len(sends)
     if collective in ("alltoall", "alltoallv"):
         return list(np.stack(sends).swapaxes(0, 1))
-    if collective == "allgather":
+    if collective in ("allgather", "barrier"):
         return [np.concatenate(sends)] * p
     if collective == "allreduce":
         return [np.sum(sends, axis=0)] * p

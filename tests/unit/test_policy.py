@@ -11,7 +11,7 @@ import pytest
 
 from hiercoll import tuner
 from hiercoll.algorithms import REGISTRY
-from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, called
+from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BARRIER, BCAST, Collective, called
 from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
@@ -247,7 +247,7 @@ def test_learning_is_by_class_of_size_place_and_memory() -> None:
     assert learner is not None and chosen.learner(wanted()) is learner and chosen.learner(wanted(size=79)) is learner
     others = [wanted(size=80), wanted(in_place=True), wanted(memory="cuda"), wanted(ALLGATHER)]
     assert len({id(chosen.learner(other)) for other in others} | {id(learner)}) == 5
-    assert chosen.learner(wanted(size=0)) is None
+    assert chosen.learner(wanted(size=0)) is None and chosen.learner(wanted(BARRIER, 0)) is not None
     best = "bruck"
     for held in (False, True):
         assert chosen.select(wanted(held=held), "auto", {}) == NATIVE_VARIANT  # as without

@@ -104,6 +104,17 @@ def crossing(size: int, variant: Variant, timing: str) -> float:
     return base + extra
 
 
+def test_what_has_no_sizes() -> None:
+    """One choice, from 0 on."""
+
+    def cost(size: int, variant: Variant, timing: str) -> float:
+        return {"hierarchical": 1e-3}.get(variant.algorithm, 2e-3)
+
+    results = search(Machine(cost), 2.0, "barrier").run([0])
+    (choice,) = choices(results)
+    assert choice.start == 0 and choice.variant.algorithm == "hierarchical"
+
+
 def test_finds_the_fastest_and_the_crossover() -> None:
     machine = Machine(crossing)
     results = search(machine, 600.0).run([8, 64, 512, 4096, 32768])
