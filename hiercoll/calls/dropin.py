@@ -58,7 +58,7 @@ class Observer(Protocol):
     """Somebody who watches the calls of this process."""
 
     def begin(self, comm: Any, collective: Collective, mode: Mode, buffers: tuple[Any, ...]) -> object:
-        """A call is about to be served; what this returns comes back with `end`."""
+        """A call is about to be served; what this returns comes back with `end`. Of objects there are no buffers."""
 
     def end(self, begun: object, ran: str) -> None:
         """It has been, or it has been started; ``ran``: by what, "native" where it was left to the MPI library."""
@@ -96,6 +96,8 @@ def call_name(collective: Collective, mode: Mode) -> str:
     """Of a call, as functions are called."""
     if mode is Mode.BLOCKING:
         return collective.name
+    if mode is Mode.OBJECTS:
+        return f"{collective.name} of objects"
     return f"i{collective.name}" if mode is Mode.BACKGROUND else f"{collective.name}_init"
 
 

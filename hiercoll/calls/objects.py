@@ -4,7 +4,8 @@ An object is pickled once, by `MPI.pickle`, which a program may have configured.
 together, so that a small one takes one collective where mpi4py makes two; the rest of larger ones follows. All go by
 the drop-in communicator's methods for buffers, and so by what "auto" has found for them. Results and errors are
 mpi4py's. mpi4py serves the call where hiercoll is not set up, or leaves a communicator alone, and within one node:
-there a second collective takes less time than this does in Python.
+there a second collective takes less time than this does in Python. So it does where objects go to or from one rank:
+that rank alone waits, and what mpi4py sends second arrives with the first.
 
 Communicators of `mpi4py.util.pkl5` keep large buffers out of pickles (PEP 574). What is left of an object, and the
 sizes of its buffers, then travel as above, and the buffers after it.
@@ -12,7 +13,8 @@ sizes of its buffers, then travel as above, and the buffers after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -21,7 +23,11 @@ import numpy.typing as npt
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
+from hiercoll.collectives import GATHER, SCATTER, Collective
+from hiercoll.runtime.compiled import observers
 from hiercoll.runtime.lifetime import by_handle
+from hiercoll.runtime.request import Mode
+from hiercoll.tables import NATIVE
 
 Bytes = npt.NDArray[np.uint8]
 FIRST = 256  # bytes of a first message: 8 of the size, and the object's first ones
@@ -60,6 +66,14 @@ class ObjectMessages:
             self.Allgatherv(data[FIRST - 8 :], [rests, lengths])
         parts = np.split(rests, np.cumsum(lengths)[:-1])
         return [MPI.pickle.loads(_joined(*each)) for each in zip(firsts, parts, sizes.tolist(), strict=True)]
+
+    def gather(self: Any, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """mpi4py's."""
+        return _left(self, GATHER, partial(super().gather, sendobj, root))  # type: ignore[misc, no-any-return]
+
+    def scatter(self: Any, sendobj: Any, root: int = 0) -> Any:
+        """mpi4py's."""
+        return _left(self, SCATTER, partial(super().scatter, sendobj, root))  # type: ignore[misc]
 
     def alltoall(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
@@ -114,6 +128,15 @@ class BuffersOutOfBand(ObjectMessages):
         found = np.empty(sum(lengths), np.uint8)
         self.Alltoallv([np.concatenate(packed), [each.size for each in packed]], [found, lengths])
         return _unpacked(found, heads)
+
+
+def _left(comm: Any, collective: Collective, native: Callable[[], Any]) -> Any:
+    """A call that is left to mpi4py; observers see it."""
+    begun = [observer.begin(comm, collective, Mode.OBJECTS, ()) for observer in observers]
+    found = native()
+    for observer, each in zip(observers, begun, strict=True):
+        observer.end(each, NATIVE)
+    return found
 
 
 def _items(comm: Any, objects: Any) -> list[Any]:

@@ -69,11 +69,13 @@ NUMBERS = "biufc"  # kinds of NumPy's types of numbers
 
 
 class Mode(Enum):
-    """Who starts what serves a call: the call itself, whoever looks after what is under way, or the program."""
+    """Who starts what serves a call: the call itself, whoever looks after what is under way, the program, or mpi4py, to
+    which messages of objects are left."""
 
     BLOCKING = ""
     BACKGROUND = "i"
     HELD = "persistent "
+    OBJECTS = "objects "
 
 
 class Arguments(NamedTuple):

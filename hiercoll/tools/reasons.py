@@ -18,6 +18,7 @@ class Reason(Enum):
     REFUSED = "arguments that the MPI library alone takes"
     DISABLED = "HIERCOLL_DISABLE is set"
     ONE_RANK = "one rank"
+    OBJECTS = "objects to or from one rank: nothing is faster"
     TOO_SHORT = "not set up: blocking calls have not taken long enough to pay for it"
     THREADS = "nothing runs in the background: MPI has been begun without MPI_THREAD_MULTIPLE"
     FORCED = "asked for"
@@ -41,6 +42,8 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
         return Reason.DISABLED
     if size == 1:
         return Reason.ONE_RANK
+    if mode is Mode.OBJECTS:
+        return Reason.OBJECTS
     if session is None:
         return Reason.TOO_SHORT
     if mode is not Mode.BLOCKING and session.threadless:

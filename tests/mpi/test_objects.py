@@ -73,6 +73,16 @@ def test_no_objects(ours: hiercoll.Intracomm) -> None:
     assert found == [None, *[RANK] * (SIZE - 1)]
 
 
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+def test_to_and_from_one_rank(ours: hiercoll.Intracomm, calls: dropin.Calls, make: Callable[[int], Any]) -> None:
+    """By mpi4py, and observers see it."""
+    for root in range(SIZE):
+        expected = [make(rank) for rank in range(SIZE)] if root == RANK else None
+        np.testing.assert_equal(ours.gather(make(RANK), root), expected)
+        np.testing.assert_equal(ours.scatter(expected, root=root), make(RANK))
+    assert calls == {"gather of objects, native": SIZE, "scatter of objects, native": SIZE}
+
+
 @several
 def test_small_objects_take_one_collective(ours: hiercoll.Intracomm, calls: dropin.Calls) -> None:
     """Larger ones a second one, even if that is on one rank only; within a node mpi4py serves them."""
@@ -127,6 +137,9 @@ def test_buffers_out_of_band(pkl5s: pkl5.Intracomm, make: Callable[[int], Any]) 
     for root in (0, SIZE - 1):
         one = make(root)
         np.testing.assert_equal(pkl5s.bcast(one if root == RANK else None, root), one)
+        everyones = [make(rank) for rank in range(SIZE)] if root == RANK else None
+        np.testing.assert_equal(pkl5s.gather(make(RANK), root), everyones)
+        np.testing.assert_equal(pkl5s.scatter(everyones, root), make(RANK))
     every = pkl5s.allgather(make(RANK))
     np.testing.assert_equal(every, [make(rank) for rank in range(SIZE)])
     for each in every:
@@ -179,4 +192,8 @@ def test_errors_are_mpi4pys(ours: hiercoll.Intracomm) -> None:
     ours.Set_errhandler(MPI.ERRORS_RETURN)
     with pytest.raises(MPI.Exception):
         ours.bcast(1, root=SIZE)
+    with pytest.raises(MPI.Exception):
+        ours.gather(1, SIZE)
+    with pytest.raises(MPI.Exception):
+        ours.scatter([1] * SIZE, SIZE)
     assert ours.allgather(RANK) == list(range(SIZE))

@@ -344,6 +344,8 @@ LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Int
     "not learning": (Reason.NOT_LEARNING, lambda comm: get_session(comm).policy.learn(0.0), call_alltoall),
     "background": (Reason.BLOCKING_ONLY, learns, wait_alltoall),
     "root": (Reason.ROOT_SIZES, learns, call_gatherv),
+    "gather of objects": (Reason.OBJECTS, learns, lambda comm: comm.gather(RANK)),
+    "scatter of objects": (Reason.OBJECTS, learns, lambda comm: comm.scatter([1] * SIZE)),
     "operation": (Reason.ORDER, learns, call_own_operation),
     "sum": (Reason.ORDER, learns, call_sum),
     "sum by a table": (Reason.ORDER, lambda comm: table_says(comm, "allreduce", Variant("ring")), call_sum),
