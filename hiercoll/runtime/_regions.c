@@ -14,11 +14,27 @@ typedef struct {
     int outward;
 } Copying;
 
-/* Runs of a length that the compiler knows, so that each is moved by a few instructions. */
-#define RUNS(length)                                                             \
-    for (int64_t i = 0; i < count; i++, to += to_step, from += from_step)        \
-        memcpy(to, from, length);                                                \
-    break
+/* Runs of a length that the compiler knows, so that each is moved by a few instructions. Four are read before the first
+ * is written: the compiler cannot know that they lie apart. */
+#define RUNS(length)                                                                                                 \
+    {                                                                                                                \
+        struct { char bytes[length]; } a, b, c, d;                                                                   \
+        for (; count >= 4; count -= 4, to += 4 * to_step, from += 4 * from_step) {                                   \
+            memcpy(&a, from, length), memcpy(&b, from + from_step, length);                                          \
+            memcpy(&c, from + 2 * from_step, length), memcpy(&d, from + 3 * from_step, length);                      \
+            memcpy(to, &a, length), memcpy(to + to_step, &b, length);                                                \
+            memcpy(to + 2 * to_step, &c, length), memcpy(to + 3 * to_step, &d, length);                              \
+        }                                                                                                            \
+        for (; count; count--, to += to_step, from += from_step)                                                     \
+            memcpy(to, from, length);                                                                                \
+        return;                                                                                                      \
+    }
+
+enum { PART = 1024 }; /* bytes of a run that are copied at once: of more, memcpy may take instructions that are slow
+                       * where both ends lie alike within a page, as those of large arrays mostly do */
+
+/* The C library's, whatever the compiler knows of lengths: for some it has slower instructions of its own. */
+static void *(*volatile library_memcpy)(void *, const void *, size_t) = memcpy;
 
 static void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t count, int64_t length)
 {
@@ -33,7 +49,13 @@ static void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_
     case 32: RUNS(32);
     case 48: RUNS(48);
     case 64: RUNS(64);
-    default: RUNS((size_t)length);
+    }
+    void *(*copy)(void *, const void *, size_t) = library_memcpy;
+    for (; count; count--, to += to_step, from += from_step) {
+        int64_t done = 0;
+        for (; length - done > PART; done += PART)
+            copy(to + done, from + done, PART);
+        copy(to + done, from + done, (size_t)(length - done));
     }
 }
 

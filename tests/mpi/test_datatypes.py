@@ -75,7 +75,7 @@ def test_pairs_with_gaps(engine: str, datatype: MPI.Datatype) -> None:
     strided.Free()
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 100])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 100, 1024, 1025, 5000])
 def test_runs_of_every_length(engine: str, length: int) -> None:
     datatype = MPI.BYTE.Create_vector(7, length, length + 3).Commit()
     check(datatype, 3, length)
