@@ -9,7 +9,7 @@ from hiercoll.collectives import Sizes
 from hiercoll.runtime.request import Mode
 from hiercoll.runtime.session import Session
 from hiercoll.tuning.learning import Learner
-from hiercoll.tuning.policy import Wanted
+from hiercoll.tuning.policy import Policy, Wanted
 
 
 class Reason(Enum):
@@ -26,6 +26,7 @@ class Reason(Enum):
     EMPTY = "no data"
     TABLE = "the table says so"
     ORDER = "another order of contributions could change bits"
+    CANNOT_RUN = "what the table chooses cannot run here"
     NOT_LEARNING = "there is no table, and nothing is learned"
     BLOCKING_ONLY = "no blocking call like it has found anything faster"
     NOT_TRIED = "nothing tried yet: calls have not taken long enough to pay for it"
@@ -55,14 +56,22 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
         return Reason.ROOT_SIZES
     if wanted.size == 0 and collective.buffers and collective.sizes is not Sizes.OWN:
         return Reason.EMPTY
+    learner = policy.known_learner(wanted.key)
     if policy.table.find(collective.family, session.library, wanted.memory, session.topology) is not None:
-        unbound = wanted._replace(combining=wanted.combining._replace(changes=True))
-        return Reason.TABLE if policy.decide(unbound, explains=False).variant.is_native else Reason.ORDER
+        tries = learner is not None and collective.sizes is Sizes.OWN  # what the table says, too
+        return _of_learning(learner, mode) if tries else _of_table(policy, wanted)
     if not wanted.combining.changes:
         return Reason.ORDER
     if not policy.share:
         return Reason.NOT_LEARNING
-    return _of_learning(policy.known_learner(wanted.key), mode)
+    return _of_learning(learner, mode)
+
+
+def _of_table(policy: Policy, wanted: Wanted) -> Reason:
+    if not policy.decide(wanted, explains=False).variant.is_native:
+        return Reason.CANNOT_RUN
+    unbound = wanted._replace(combining=wanted.combining._replace(changes=True))
+    return Reason.TABLE if policy.decide(unbound, explains=False).variant.is_native else Reason.ORDER
 
 
 def _of_learning(learner: Learner | None, mode: Mode) -> Reason:

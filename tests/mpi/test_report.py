@@ -19,6 +19,7 @@ from hiercoll.calls import dropin
 from hiercoll.collectives import ALLTOALL, called, get_collective
 from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.lifetime import get_session, known_session
+from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.tools.reasons import Reason
 from hiercoll.tools.report import Recorder, received
@@ -284,6 +285,14 @@ def call_alltoall(comm: MPI.Intracomm) -> None:
     comm.Alltoall(np.arange(SIZE), np.empty(SIZE, int))
 
 
+def call_allgather(comm: MPI.Intracomm) -> None:
+    comm.Allgather(np.arange(8), np.empty((SIZE, 8), int))
+
+
+def wait_allgather(comm: MPI.Intracomm) -> None:
+    comm.Iallgather(np.arange(8), np.empty((SIZE, 8), int)).Wait()
+
+
 def wait_alltoall(comm: MPI.Intracomm) -> None:
     comm.Ialltoall(np.arange(SIZE), np.empty(SIZE, int)).Wait()
 
@@ -438,10 +447,39 @@ def test_calls_from_code_without_a_name(ours: hiercoll.Intracomm, recorders: Cal
     assert place == "<string>:1"
 
 
-def test_the_guide_says_what_to_do_about_each_reason() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reports.md"
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.read_text(encoding="utf-8").splitlines()]
-    assert {each.value for each in Reason} <= set(rows)
+@several
+@pytest.mark.parametrize("call", [call_allgather, wait_allgather])
+def test_what_a_table_chooses_cannot_run(
+    newcomer: None,
+    on_layout: Callable[[str], MPI.Intracomm],
+    recorders: Callable[..., Recorder],
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[MPI.Intracomm], None],
+) -> None:
+    """There is no room for buffers that a node shares; calls in the background share none."""
+    ours = hiercoll.Intracomm(on_layout(layouts()[0]))
+    table_says(ours, "allgather", Variant("shared"))
+    if call is call_allgather:
+        monkeypatch.setattr(Session, "node", property(_no_room))
+    recorder = recorders()
+    call(ours)
+    assert [dict(site.left) for site in recorder.sites.values()] == [{Reason.CANNOT_RUN.value: 1}]
+
+
+def _no_room(session: Session) -> MPI.Intracomm:
+    raise hiercoll.ConstraintError("shared", "places in /dev/shm", "none", session.rank)
+
+
+@several
+def test_a_table_and_uneven_blocks(
+    newcomer: None, ours: hiercoll.Intracomm, recorders: Callable[..., Recorder]
+) -> None:
+    """No rank can look into a table by sizes: what it says is tried."""
+    learns(ours)
+    table_says(ours, "alltoallv", Variant("pairwise"))
+    recorder = recorders()
+    ours.Alltoallv([np.arange(SIZE), [1] * SIZE], [np.empty(SIZE, int), [1] * SIZE])
+    assert [dict(site.left) for site in recorder.sites.values()] == [{Reason.NOT_TRIED.value: 1}]
 
 
 @several

@@ -42,3 +42,15 @@ def test_all_collectives_are_in_the_table() -> None:
     for collective in called():
         for name in (collective.name, f"i{collective.name}", f"{collective.name}_init", collective.native):
             assert f"`{name}`" in page, name
+
+
+def test_all_reasons_for_leaving_a_call_are_in_the_table() -> None:
+    """And no others; and calls of a test are left for each of them."""
+    source = (ROOT / "hiercoll" / "tools" / "reasons.py").read_text(encoding="utf-8")
+    reasons = dict(re.findall(r"^    ([A-Z_]+) = \"(.+)\"$", source, re.MULTILINE))
+    page = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| reason | what can be done |\n|---|---|\n")
+    rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
+    assert len(rows) == len(set(rows)) and set(rows) == set(reasons.values())
+    tested = (ROOT / "tests" / "mpi" / "test_report.py").read_text(encoding="utf-8")
+    assert set(reasons) <= set(re.findall(r"\bReason\.([A-Z_]+)\b", tested))
