@@ -3,9 +3,9 @@
     python scripts/figures_report.py FOLDER [--into docs/performance.md]
 
 Reads FOLDER (bench-*.jsonl, reductions-bench-*.jsonl and host-bench-*.jsonl with the tuning tables beside them,
-native-*, overhead-*, uneven-*.jsonl) and building.jsonl and memory.jsonl of the folder above. Prints Markdown, section
-by section; with --into puts each between its marks in that file. Exits with 1 where a record is missing that a section
-needs.
+native-*, overhead-*, uneven-*.jsonl) and building.jsonl, memory.jsonl and packing.jsonl of the folder above. Prints
+Markdown, section by section; with --into puts each between its marks in that file. Exits with 1 where a record is
+missing that a section needs.
 """
 
 from __future__ import annotations
@@ -448,8 +448,27 @@ def memory(folder: Path) -> Iterator[str]:
             yield row(record["name"], record["scratch"], f"{record['measured']:.1f}", record["shared"])
 
 
+def packing(folder: Path) -> Iterator[str]:
+    """Copies out of and into datatypes, and who takes longest."""
+    found = records(folder.parent, "packing.jsonl")
+    yield measured(found) + "\n"
+    libraries = list(dict.fromkeys(record["mpi"] for record in found))
+    yield from heading("us: hiercoll / MPI / NumPy", *libraries)
+    points: defaultdict[tuple[str, int, int], dict[str, Record]] = defaultdict(dict)
+    for record in found:
+        points[record["way"], record["run"], record["stride"]][record["mpi"]] = record["seconds"]
+    for (way, run, stride), by_library in points.items():
+        cells = (
+            " / ".join(us(by_library[library][who]["median"]) for who in ("hiercoll", "MPI", "NumPy"))
+            for library in libraries
+        )
+        yield row(f"{way} runs of {format_size(run)}, every {format_size(stride * run)}", *cells)
+    gains = [each["seconds"]["MPI"]["median"] / each["seconds"]["hiercoll"]["median"] for each in found]
+    yield f"\nMPI / hiercoll: {min(gains):.2f} to {max(gains):.2f}, geometric mean {mean(gains):.2f}."
+
+
 SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
-    each.__name__: each for each in (lab, native, overhead, uneven, reductions, building, memory, one_host)
+    each.__name__: each for each in (lab, native, overhead, uneven, reductions, building, memory, packing, one_host)
 }
 
 
