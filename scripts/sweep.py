@@ -47,6 +47,9 @@ def steps(mpich: Path, openmpi: Path, impi: Path) -> Iterator[Step]:
     yield Step(mpich, "python tests/mpi/launch.py --ranks 3,4,5,6,7,8 --timeout 3600")
     yield Step(mpich, "python tests/mpi/launch.py --ranks 2,13 --timeout 3600", {"HIERCOLL_TEST_LARGE": "1"})
     yield Step(mpich, "python tests/mpi/launch.py --ranks 1,2,4,8 --timeout 3600", {"HIERCOLL_ENGINE": "python"})
+    for environment in (mpich, openmpi):
+        tests = "python tests/mpi/launch.py --ranks 2,3 --timeout 3600 --no-programs -k test_what_the_library_gives"
+        yield Step(environment, tests, {"HIERCOLL_TEST_EXAMPLES": "2000"})
     yield Step(mpich, "python scripts/sanitize.py --ranks 1,2,3")
     yield Step(openmpi, "python tests/mpi/launch.py --ranks 1,3,4,5,6,7,8,13 --timeout 3600")
     yield Step(openmpi, "python tests/mpi/launch.py --ranks 2,5 --timeout 3600", {"HIERCOLL_ENGINE": "python"})

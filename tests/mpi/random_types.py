@@ -149,3 +149,12 @@ def place(random: Random, ends: list[tuple[int, int]]) -> tuple[list[int], int]:
 def data(random: Random, nbytes: int) -> Any:
     """Bytes of which no two neighbours are alike by chance."""
     return random.integers(0, 256, nbytes, np.uint8)
+
+
+def overlapping_type(random: Random, items: int) -> MPI.Datatype:
+    """A datatype of ``items`` ints of which several may have bytes in common, committed."""
+    if not items:
+        return random_type(random, 0)
+    inner, extent, number = _inner(random, items, 1)
+    places = random.integers(0, number * extent, number).tolist()
+    return _tidy(random, _freeing(inner, inner.Create_hindexed_block(1, places)))
