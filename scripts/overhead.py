@@ -1,10 +1,15 @@
 """What a call of hiercoll costs: plans and public calls beside native and a loop written by hand.
 
-    mpiexec -n 2 python scripts/overhead.py [--json FILE]
+    mpiexec -n 2 python scripts/overhead.py [--left] [--json FILE]
 
 8 bytes per pair, as programs call: one at a time after a barrier (single), in a row, and one at a time after
 other code and data (cold). Subjects take turns in random order; of each call, or row, the slowest rank's time
 counts. Reported is the median over turns with its quartiles.
+
+``--left``: in rows, what calls of drop-in communicators cost that are left to the MPI library, by collective, on one
+where hiercoll is not set up, and on one where it is; with HIERCOLL_LEARN=0 all of them are left.
+On a busy machine the least of all turns is what to compare; on one rank, which waits for nobody, the way through
+hiercoll is all that differs.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll import settings
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.statistics import quartiles
 from hiercoll.tables import COLD, ROW, SINGLE, Choice, Entry, Table, Variant
@@ -54,8 +61,8 @@ def hand_written(comm: MPI.Intracomm, send: Any, recv: Any) -> Call:
     return run
 
 
-def measure(comm: MPI.Intracomm, subjects: dict[str, Call], timing: str) -> dict[str, tuple[float, float, float]]:
-    """Quartiles, in seconds per call, of each subject."""
+def measure(comm: MPI.Intracomm, subjects: dict[str, Call], timing: str) -> dict[str, list[float]]:
+    """Seconds per call of each subject, by turns."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
     order, other = Random(0), OtherWork()
     for _ in range(TURNS):
@@ -63,7 +70,7 @@ def measure(comm: MPI.Intracomm, subjects: dict[str, Call], timing: str) -> dict
             mine = np.array(take(comm, subjects[name], timing, CALLS[timing], other))
             comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
             times[name].append(float(np.median(mine)))
-    return {name: quartiles(values) for name, values in times.items()}
+    return times
 
 
 def drop_ins(comm: MPI.Intracomm, send: Any, recv: Any) -> dict[str, Call]:
@@ -90,12 +97,59 @@ def drop_ins(comm: MPI.Intracomm, send: Any, recv: Any) -> dict[str, Call]:
     return subjects
 
 
+def left(comm: MPI.Intracomm) -> dict[str, Call]:
+    """Calls of mpi4py's communicator, twice, and of drop-in ones."""
+    size, is_root = comm.size, comm.rank == 0
+    send, recv, one = np.arange(size, dtype="i8"), np.zeros(size, "i8"), np.zeros(1, "i8")
+    column = MPI.INT.Create_vector(2, 1, 2).Commit()
+    spread = np.zeros(4 * size, "i4")
+    typed = [spread, ([1] * size, [16 * peer for peer in range(size)]), [column] * size]
+    into = [spread.copy(), *typed[1:]]
+    ones = [1] * size
+    arguments: dict[str, tuple[Any, ...]] = {
+        "Alltoall": (send, recv),
+        "Alltoallv": ([send, ones], [recv, ones]),
+        "Alltoallw": (typed, into),
+        "Allgather": (one, recv),
+        "Allreduce": (send, recv),
+        "Bcast": (send,),
+        "Gather": (one, recv if is_root else None),
+        "Scatter": (send if is_root else None, one),
+    }
+    subjects: dict[str, Call] = {}
+    new, ready = hiercoll.Intracomm(comm.Dup()), hiercoll.Intracomm(comm.Dup())
+    get_session(ready)
+    for who, each in (("comm", comm), ("comm again", comm), ("drop-in", new), ("drop-in, set up", ready)):
+        subjects |= {f"{name}, {who}": partial(getattr(each, name), *given) for name, given in arguments.items()}
+    return subjects
+
+
+def report(times: dict[str, list[float]], timing: str, about: dict[str, Any], file: Path | None) -> None:
+    """Print and record."""
+    seconds = {}
+    for name, values in times.items():
+        (low, middle, high), least = quartiles(values), min(values)
+        seconds[name] = {"q1": low, "median": middle, "q3": high, "least": least}
+        words = f"({format_time(low)} .. {format_time(high)}), least {format_time(least)}"
+        print(f"{timing:6}  {name:50} {format_time(middle):>10}  {words}")
+    if file:
+        with file.open("a") as opened:
+            opened.write(json.dumps({"timing": timing, "seconds": seconds, **about}) + "\n")
+
+
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append the records to this file (JSON Lines)")
+    parser.add_argument("--left", action="store_true", help="calls that are left to the MPI library")
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
+    about = {"benchmark": "overhead", "bytes": 8, **provenance(comm, hiercoll.get_topology(comm))}
+    if arguments.left:
+        result = measure(comm, left(comm), ROW)
+        if not comm.rank:
+            report(result, ROW, about | {"left": True, "learns": settings.learns()}, arguments.json)
+        return
     hiercoll.configure(comm, table=Table())  # not one that this user has
     send, recv = np.arange(comm.size, dtype="i8"), np.zeros(comm.size, dtype="i8")
     plan = hiercoll.alltoall_init(comm, send, recv, algorithm=NAME)
@@ -115,17 +169,10 @@ def main() -> None:
         "alltoall, native": partial(alltoall, comm, send, recv, algorithm="native"),
         **drop_ins(comm, send, recv),
     }
-    about = {"benchmark": "overhead", "bytes": send.itemsize, **provenance(comm, hiercoll.get_topology(comm))}
     for timing in (SINGLE, ROW, COLD):
         result = measure(comm, subjects, timing)
-        if comm.rank:
-            continue
-        for name, (low, middle, high) in result.items():
-            print(f"{timing:6}  {name:50} {format_time(middle):>10}  ({format_time(low)} .. {format_time(high)})")
-        if arguments.json:
-            seconds = {name: {"q1": q[0], "median": q[1], "q3": q[2]} for name, q in result.items()}
-            with arguments.json.open("a") as file:
-                file.write(json.dumps({"timing": timing, "seconds": seconds, **about}) + "\n")
+        if not comm.rank:
+            report(result, timing, about, arguments.json)
     plan.free()
     native_plan.free()
 
