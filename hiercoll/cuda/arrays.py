@@ -49,7 +49,7 @@ class Producers(NamedTuple):
             return list(self.handles)
         asked = (*self.arrays, *self.made) if self.given is None else self.made
         given = [] if self.given is None else [stream_handle(self.given)]
-        return [*given, *(device_array(array, "array", -1, writable=False).stream for array in asked)]
+        return [*given, *(_stream(*_interface(array, "array", -1)) for array in asked)]
 
 
 NO_PRODUCERS = Producers()
@@ -92,12 +92,7 @@ def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> Devic
     """
     if writable and _library(obj) in READ_ONLY:
         raise BufferTypeError(argument, "a writable array", f"an array of {_library(obj)}, which never changes", rank)
-    try:
-        if not hasattr(obj, "__cuda_array_interface__"):
-            obj = _cupy().from_dlpack(obj)
-        interface = obj.__cuda_array_interface__
-    except RuntimeError as error:
-        raise BufferTypeError(argument, "a device array", f"{type(obj).__name__} ({error})", rank) from None
+    obj, interface = _interface(obj, argument, rank)
     shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
     if interface.get("mask") is not None:
         raise BufferTypeError(argument, "an array without a mask", "one with a mask", rank)
@@ -111,6 +106,17 @@ def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> Devic
         raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
     in_c_order = strides is None or _lie_together(shape, tuple(strides), dtype.itemsize, c_order=True)
     return DeviceArray(address, shape, dtype, _stream(obj, interface), in_c_order)
+
+
+def _interface(obj: Any, argument: str, rank: int) -> tuple[Any, dict[str, Any]]:
+    """An array, or what CuPy makes of its DLPack capsule, with what its CUDA array interface says. Raises
+    BufferTypeError."""
+    try:
+        if not hasattr(obj, "__cuda_array_interface__"):
+            obj = _cupy().from_dlpack(obj)
+        return obj, obj.__cuda_array_interface__
+    except RuntimeError as error:
+        raise BufferTypeError(argument, "a device array", f"{type(obj).__name__} ({error})", rank) from None
 
 
 def _lie_together(shape: tuple[int, ...], strides: tuple[int, ...], item: int, *, c_order: bool) -> bool:
