@@ -2,8 +2,8 @@
 
     python examples/gallery/run.py --environment .venv/gallery-mpich [--lab 4x4] [--ranks 4] [NAME ...]
 
-The environment has mpi4py-fft, shenfun and pylops-mpi, or HeAT (see the Makefile, ``make gallery``). Each program runs three
-times: plain, through hiercoll with nothing known, and again with what the first time has learned. Outputs are
+The environment has mpi4py-fft, shenfun and pylops-mpi, or HeAT (see the Makefile, ``make gallery``). Each program runs
+three times: plain, through hiercoll with nothing known, and again with what the first time has learned. Outputs are
 compared, but for their order (ranks print when they come to it) and for times. Prints a table in Markdown: seconds
 from start to end (the median of ``--repeat``) and, by reports in two runs more, the seconds in collectives (the slowest
 rank's, site by site) of the MPI library and of the learned run, what served the calls, and why any were left.

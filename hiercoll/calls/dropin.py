@@ -487,11 +487,16 @@ def _method(collective: Collective, serve: Serve) -> Method:
     }[collective.more]  # fmt: skip
 
 
+def _most_arguments(collective: Collective) -> int:
+    """Of mpi4py's blocking and nonblocking methods; persistent ones take an ``info``, too."""
+    return collective.buffers + len(collective.more)
+
+
 def _blocking(collective: Collective) -> Method:
     """mpi4py's blocking method, served by hiercoll."""
     native = getattr(MPI.Comm, collective.native)
     serve_call = (_equal_blocks if collective.is_even else _uneven_blocks)(collective, native)
-    number = len(collective.more) + collective.buffers
+    number = _most_arguments(collective)
     is_compiled = _is_compiled(collective)
 
     def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -520,8 +525,12 @@ def _is_compiled(collective: Collective) -> bool:
 def _returning(collective: Collective, name: str, mode: Mode) -> Method:
     """mpi4py's method that returns a request, served by hiercoll."""
     native, make = getattr(MPI.Comm, name), _persistent if mode is Mode.HELD else _nonblocking
+    last = ("info",) if mode is Mode.HELD else ()
+    most = _most_arguments(collective) + len(last)
 
     def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> MPI.Request:
+        if len(given) > most or not options.keys() <= set(last):
+            native(self, *given, **options)  # raises what is wrong
         begun = [observer.begin(self, collective, mode, given) for observer in observers]
         request: Any = make(self, collective, arguments)
         ran = NATIVE if request is None else request.stand_in.name

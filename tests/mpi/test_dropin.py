@@ -14,6 +14,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import settings
 from hiercoll.calls import dropin
+from hiercoll.collectives import Collective, called
 
 RANK, SIZE = WORLD.rank, WORLD.size
 ITEMS = 6
@@ -218,6 +219,21 @@ class Ran(list[str]):
 
 
 @pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
+@pytest.mark.parametrize("collective", called(), ids=str)
+def test_arguments_that_are_too_many(comm: MPI.Intracomm, collective: Collective) -> None:
+    """mpi4py refuses them, in all forms; persistent ones take an ``info``."""
+    ours, buffers = hiercoll.Intracomm(comm), [np.zeros(SIZE)] * (collective.buffers + len(collective.more))
+    persistent = [*buffers, MPI.INFO_NULL]
+    for name, most in (
+        (collective.native, buffers),
+        (collective.nonblocking, buffers),
+        (collective.persistent, persistent),
+    ):
+        for more, options in (((0,), {}), ((), {"other": 0})):
+            with pytest.raises(TypeError):
+                getattr(ours, name)(*most, *more, **options)
+
+
 def test_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``--algorithm`` says is what runs."""
     ours, ran = hiercoll.Intracomm(WORLD.Dup()), Ran()
