@@ -325,7 +325,7 @@ def test_accumulated_bits_of_every_algorithm(comm: MPI.Intracomm, way: Any) -> N
     for kind in half_types():
         for items in (1, 2 * SIZE + 1, 600):
             shape = (SIZE, items) if collective == "reduce_scatter" else (items,)
-            given = np.random.default_rng(RANK).normal(0, 10.0**RANK, shape).astype(kind)
+            given = np.random.default_rng(RANK).normal(0, 10.0 ** (RANK % 4), shape).astype(kind)  # within float16
             want = function(comm, given.astype("f4"), np.zeros(shape[-1], "f4"), **how)
             for turn in range(3):
                 result = np.full(shape[-1], np.nan, kind)
