@@ -35,13 +35,13 @@ FIRST = 48  # calls before ranks look at their time: an agreement may cost as mu
 GROWTH = 3  # times as many calls have been served at the next look, at most
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
-LEAST, MEETINGS = 2.5e-3, 25  # a set-up takes about so many seconds, and as long as so many agreements besides
+LEAST, MEETINGS = 2.5e-3, 8  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
 
-IS_SPECIAL, IS_QUIET, HAS_TABLE, HAS_LEARNED = 1, 2, 4, 8  # what a rank may wish
-SIZES = 59  # of communicators, that wishes tell apart
+IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_LEARNED = 1, 2, 4, 8, 16  # what a rank may wish
+SIZES = 58  # of communicators, that wishes tell apart
 
 
 def _learned_on(size: int) -> int:
@@ -57,8 +57,10 @@ class Beginning:
 
     def __init__(self, comm: MPI.Intracomm, wishes: int) -> None:
         self.is_special = bool(wishes & IS_SPECIAL)
-        # Whether it is known what is faster: then a set-up is worth as much time as calls have taken before.
+        # Whether it is known what is faster: then a set-up is worth as much time as calls have taken before, and the
+        # first one of a rank is made at once.
         self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(comm.size)))
+        self.is_eager = self.is_special or (self.is_informed and bool(wishes & IS_FIRST))
         calls = FOR_GOOD if comm.size == 1 or (wishes & IS_QUIET and not self.is_informed) else FIRST
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.rank, self.size = comm.rank, comm.size
@@ -108,10 +110,10 @@ class Beginning:
         return True
 
 
-def begin(comm: MPI.Intracomm, watch: Watch | None) -> Beginning:
-    """A communicator that hiercoll has not met. ``watch`` keeps this rank's deadline, if it has one. Raises
-    CollectiveTimeout and CollectiveFailed. Collective."""
-    wishes = np.array(_wishes(comm), np.int64)
+def begin(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> Beginning:
+    """A communicator that hiercoll has not met. ``watch`` keeps this rank's deadline, if it has one; ``is_first``:
+    hiercoll has not been set up on this rank yet. Raises CollectiveTimeout and CollectiveFailed. Collective."""
+    wishes = np.array(_wishes(comm) | IS_FIRST * is_first, np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)

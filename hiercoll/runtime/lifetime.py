@@ -136,12 +136,12 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
             return None
         _check_thread()
         try:
-            found = begin(comm, first_watch(comm, settings.timeout()))
+            found = begin(comm, first_watch(comm, settings.timeout()), is_first=not set_ups.count)
         except (CollectiveTimeout, CollectiveFailed):
             _held().set(comm, Unmade(comm.rank))
             raise
         _held().set(comm, found)
-        if found.is_special or found.is_informed:
+        if found.is_eager:
             get_session(comm)
             return None
         _beginnings[handle] = found

@@ -149,7 +149,7 @@ class Learner:
         self._times: list[float] = []
         self._meetings: list[float] = []
         self._typical = inf  # seconds of a call without a question
-        self._offered: Sequence[Variant] = (NATIVE_VARIANT,)  # the candidates that were last asked for
+        self._offered: Sequence[Variant] | None = None  # the candidates that were last asked for
         self._course = self._learn() if self.given is None else _follow()
         if self.known is not None:
             self.finding = self.known
@@ -282,6 +282,8 @@ class Learner:
         """Whether what an earlier job has found is not slower than native here, and now."""
         assert self.finding is not None
         found = self.finding
+        if found.variant.is_native and self.asking() > 0.0:
+            return True  # for candidates it asks when conditions have changed
         self._offered = yield from self._ask()
         if found.variant.is_native:
             return True
@@ -319,7 +321,7 @@ class Learner:
         while True:
             calls = 2 * calls if self.rarely else min(2 * calls, LONGEST)
             (seconds,) = yield Serve(calls)
-            if _keys(self._offers()) != _keys(self._offered):
+            if self._offered is not None and _keys(self._offers()) != _keys(self._offered):
                 return
             if before and not _alike(seconds, before):
                 yield from self._afford(PROBES * self.budget.meeting)

@@ -431,6 +431,7 @@ def test_families_agree_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
 def test_families_where_something_is_known(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first communicator is set up at once; those that are made from it once calls have taken as long as that."""
     monkeypatch.setattr(beginning, "gaining_ranks", lambda library: frozenset([SIZE]))
+    monkeypatch.setattr(lifetime, "set_ups", lifetime.SetUps())
     ours = hiercoll.Intracomm(comm)
     exchange(ours)
     assert is_set_up(comm)
@@ -630,11 +631,21 @@ def test_what_is_kept(comm: MPI.Intracomm, at_once: None, newcomer: Path) -> Non
 
 
 @several
-def test_a_lesson_is_followed(comm: MPI.Intracomm, newcomer: Path, calls: dropin.Calls) -> None:
-    """By calls of the size and those near it, until it proves wrong; others are native."""
+def test_a_lesson_is_followed(
+    comm: MPI.Intracomm, newcomer: Path, calls: dropin.Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By calls of the size and those near it, until it proves wrong; others are native. On the first communicator from
+    the first call on; on others once calls have taken as long as a set-up."""
     other = WORLD.Dup()
     get_session(other)._keep(Wanted(ALLTOALL, 40, False), _finding()) if RANK == 0 else get_session(other)
     WORLD.Barrier()
+    later = hiercoll.Intracomm(WORLD.Dup())
+    exchange(later)
+    assert not is_set_up(later)
+    later.Free()
+    calls.clear()
+    if RANK == SIZE - 1:  # one rank is enough
+        monkeypatch.setattr(lifetime, "set_ups", lifetime.SetUps())
     ours = hiercoll.Intracomm(comm)
     for salt in range(10):
         for items in (5, 50):
