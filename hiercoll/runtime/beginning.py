@@ -65,7 +65,8 @@ class Beginning:
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.rank, self.size = comm.rank, comm.size
         self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
-        self._calls, self._served, self.seconds = calls, 0, 0.0
+        self._calls, self._served = calls, 0
+        self.seconds, self.cost = 0.0, 0.0  # of calls, and of agreements so far
         self.wishes = wishes  # of all ranks
         self.meeting = 0.0  # seconds that it took to agree
         self.sound: set[object] = set()  # see Session
@@ -100,8 +101,10 @@ class Beginning:
         least, meeting, known = _largest(self.comm, [-self.tally[1] * 1e-9, -self.meeting, known])
         self.meeting = min(self.meeting, perf_counter() - since)
         self.seconds -= least
+        self.cost -= meeting if self._served else 2 * meeting  # the one in the first call, too
         self._served += self._calls
-        lacking = (known or LEAST - MEETINGS * meeting) / (1.0 if self.is_informed else SHARE) - self.seconds
+        needed = self.cost + (known or LEAST - MEETINGS * meeting)
+        lacking = needed / (1.0 if self.is_informed else SHARE) - self.seconds
         if lacking <= 0.0:
             return False
         each = self.seconds / self._served

@@ -193,7 +193,8 @@ def get_session(comm: MPI.Intracomm) -> Session:
                 comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
             )
             session.before = before
-            session.policy.pay(before.seconds if before is not None else 0.0, session.set_up_seconds)
+            spent = (0.0, 0.0) if before is None else (before.seconds, before.cost)
+            session.policy.pay(*spent, session.set_up_seconds)
         except (CollectiveTimeout, CollectiveFailed):
             _held().set(comm, Unmade(comm.rank))
             raise

@@ -68,15 +68,15 @@ class Policy:
         self.table = Table()
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
-        self._paid = 0.0, 0.0  # seconds of calls before the set-up, and of that
+        self._paid = 0.0, 0.0, 0.0  # seconds of calls before the set-up, of agreements on that, and of it
         self.compares = False  # whether native serves every other blocking call by "auto"
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
         self.forget()
 
     def forget(self) -> None:
         """Let "auto" decide anew for every size."""
-        calls, set_up = self._paid
-        cost = set_up if calls else 0.0
+        calls, agreements, set_up = self._paid
+        cost = agreements + set_up if calls else 0.0
         # What calls that teach something took, and what learning cost.
         self.budget = Budget(self.share, calls, cost, cost, plan=max(set_up, PLAN_SECONDS))
         self._learners: dict[Key, Learner | None] = {}
@@ -90,9 +90,10 @@ class Policy:
         self.share = share
         self.forget()
 
-    def pay(self, calls: float, seconds: float) -> None:
-        """Calls have taken so long, and a set-up so many ``seconds``: a plan may take as long. Equal on all ranks."""
-        self._paid = calls, seconds
+    def pay(self, calls: float, agreements: float, set_up: float) -> None:
+        """Seconds that calls have taken, agreements on a set-up, and that one: a plan may take as long, and so may
+        asking the model. Equal on all ranks."""
+        self._paid = calls, agreements, set_up
         self.forget()
 
     def hurry(self) -> None:
@@ -231,7 +232,11 @@ class Policy:
             return 0.0
         name, lanes = wanted.collective.family, max(self._topology.node_sizes)
         is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
-        return ASKING + LOOKING * self._topology.size * lanes * len(automatic(name)) if is_new else ASKING / 5
+        return (
+            max(ASKING, self._paid[-1]) + LOOKING * self._topology.size * lanes * len(automatic(name))
+            if is_new
+            else ASKING / 5
+        )
 
     def _offered(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and the few that may be faster, by a table, or by the model on rank 0. Collective at first."""
