@@ -161,6 +161,7 @@ def test_trials_are_counted_apart(
 ) -> None:
     """So is the call that sets hiercoll up; what was learned is told."""
     monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
+    monkeypatch.setattr("hiercoll.runtime.beginning.SHARE", 1e9)
     monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, BRUCK))
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     before, recorder = lifetime.set_ups.count, recorders()
