@@ -218,7 +218,6 @@ class Ran(list[str]):
         self.append(ran)
 
 
-@pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
 @pytest.mark.parametrize("collective", called(), ids=str)
 def test_arguments_that_are_too_many(comm: MPI.Intracomm, collective: Collective) -> None:
     """mpi4py refuses them, in all forms; persistent ones take an ``info``."""
@@ -234,6 +233,7 @@ def test_arguments_that_are_too_many(comm: MPI.Intracomm, collective: Collective
                 getattr(ours, name)(*most, *more, **options)
 
 
+@pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
 def test_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``--algorithm`` says is what runs."""
     ours, ran = hiercoll.Intracomm(WORLD.Dup()), Ran()
