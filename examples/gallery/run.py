@@ -90,7 +90,7 @@ def fetch(environment: Path, packages: Path, sources: Path) -> None:
     for package, folder in (("mpi4py-fft==2.0.6", FFT), ("mpi4py==4.1.2", MPI4PY), ("shenfun==4.3.0", SHENFUN)):
         if not (sources / folder).exists():
             pip = [str(environment / "bin" / "python"), "-m", "pip", "download", "-qq", "--no-deps"]
-            own = ["--no-binary", ":all:", "--no-build-isolation", "-d", str(sources)]
+            own = ["--no-binary", "mpi4py-fft,mpi4py,shenfun", "--no-build-isolation", "-d", str(sources)]
             subprocess.run([*pip, *own, package], check=True)
     for packed in sources.glob("*.tar.gz"):
         shutil.unpack_archive(packed, sources)

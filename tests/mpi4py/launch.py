@@ -35,7 +35,7 @@ def sources() -> Path:
     folder = Path(__file__).resolve().parents[2] / ".venv" / "mpi4py-sources"
     tests = folder / f"mpi4py-{number}" / "test"
     if not tests.exists():
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "mpi4py", "-d", str(folder)]
         subprocess.run([*fetch, f"mpi4py=={number}"], check=True)
         shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder)
     return tests
