@@ -15,8 +15,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from hiercoll import settings
 from hiercoll.errors import ArgumentError, LayoutError
 
@@ -169,6 +167,7 @@ def discover(comm: MPI.Intracomm) -> tuple[Topology, MPI.Intracomm | None]:
     malformed, has another number of ranks than MPI_COMM_WORLD, differs between
     ranks, or lets a virtual node span hosts.
     """
+    import numpy as np  # here: scripts/lab reads layouts without it
     from mpi4py import MPI
 
     host = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
