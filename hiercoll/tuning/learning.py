@@ -42,6 +42,7 @@ LEVEL = 0.05  # how probable it is at most that chance alone makes any of severa
 PROMISING = 1.05  # by how much the median of pairs that do not decide is faster, from which on there are more of them
 MOST_SEGMENTS = 64
 CHANGED = 1.5  # times longer or shorter from which on conditions have changed
+FAR = 8.0  # times longer or shorter from which on an earlier job's "native" says nothing of these calls
 SLOWER = 1.05  # times native's time from which on what an earlier job has found is not believed
 PROBES = 5  # calls that are timed to find out whether they have
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
@@ -283,7 +284,9 @@ class Learner:
         assert self.finding is not None
         found = self.finding
         if found.variant.is_native and self.asking() > 0.0:
-            return True  # for candidates it asks when conditions have changed
+            # Candidates are asked for when conditions have changed; where it was on other ones, that is now.
+            knows = found.native < inf and not self.rarely  # whether both are times of a whole call
+            return not knows or bool(found.native / FAR < self._typical < found.native * FAR)
         self._offered = yield from self._ask()
         if found.variant.is_native:
             return True

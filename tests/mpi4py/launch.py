@@ -54,6 +54,7 @@ def run_rank(tests: Path) -> None:
     settings.forced["alltoallw"] = "pairwise", {"exchange": "rotation"}  # what is learned would serve few of its calls
     settings.forced["barrier"] = "dissemination", {"radix": 3}  # likewise: of its requests there are few
     os.environ["HIERCOLL_LEARN"] = "online"  # so that alltoallv, which no table decides, is served, too
+    os.environ["HIERCOLL_LEARNED"] = "/proc/learned"  # nothing from earlier jobs
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     MPI.COMM_SELF = dropin.drop_in(MPI.COMM_SELF)  # type: ignore[misc]
     pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]

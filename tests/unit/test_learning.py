@@ -44,6 +44,7 @@ class Job:
     late: Callable[[int, int], float] = lambda rank, call: 0.0  # seconds by which a rank comes late to a call
     known: Finding | None = None
     rarely: bool = False
+    asking: float = 0.0
     slack: float = 1.0  # how much longer a call takes the slowest rank than the one that waits the least
     tried: list[Variant] = field(default_factory=list)
     seconds: float = 0.0  # of all calls, trials and agreements included, without what ranks wait for late ones
@@ -59,6 +60,7 @@ class Job:
             Learner(
                 lambda own: self.candidates, partial(self._agree, rank), Budget(self.share),
                 self.findings.append if rank == 0 else lambda finding: None, self.known, self.rarely,
+                lambda: self.asking,
             )
             for rank in range(self.ranks)
         ]  # fmt: skip
@@ -266,6 +268,16 @@ def test_what_an_earlier_job_has_found(faster: bool, kept: bool) -> None:
     job.run(500)
     assert (job.learners[0].current == BRUCK) == kept
     assert job.findings == [] if kept else job.findings[0].variant == NATIVE_VARIANT
+
+
+@pytest.mark.parametrize(("seconds", "anew"), [(4e-3, False), (2e-2, False), (1e-3, True), (1e-1, True)])
+def test_what_an_earlier_job_has_found_elsewhere(seconds: float, anew: bool) -> None:
+    """That native serves best on links of another rate does not keep candidates from being tried."""
+    job = Job(
+        steady(native=seconds, bruck=seconds / 2), [NATIVE_VARIANT, BRUCK],
+        known=Finding(NATIVE_VARIANT, 1e-2, 1e-2, 300, "2026-11-22"), asking=1e-9,
+    ).run(200)  # fmt: skip
+    assert (BRUCK in job.tried) == anew
 
 
 def test_what_cannot_run_is_not_taken() -> None:
