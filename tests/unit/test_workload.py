@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -132,8 +131,5 @@ def test_busiest_link_of_blocks_that_differ(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["64x16", "1024x1"])
 def test_busiest_link_of_many_ranks(layout: str) -> None:
-    """In seconds."""
     topology = parse_layout(layout)
-    begin = perf_counter()
     assert workload("alltoall", 8, 1024).busiest(topology) == closed_form("alltoall", topology, 8)
-    assert perf_counter() - begin < 20
