@@ -35,6 +35,14 @@ OUTER = Parameter(
 )
 SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1)
 
+LEADERS = Parameter("leaders", 0, (0, 1), "lanes of a node that exchange; 0: as many as the smallest node has")
+
+
+def _shares(topology: Topology, leaders: int) -> int:
+    """Of how many lanes each has a share of the vector."""
+    lanes = min(topology.node_sizes)
+    return min(leaders, lanes) or lanes
+
 
 def _order_on_nodes(topology: Topology, params: Params) -> Order:
     """What comes of the fixed tree in each node, and one over the nodes."""
@@ -62,30 +70,35 @@ def _leaves(tree: Tree) -> Iterator[int]:
 @register(
     ALLREDUCE,
     OUTER,
+    LEADERS,
     SEGMENTS,
     in_place=True,
-    together=tuple(grid(outer=("rabenseifner", "all_pairs"), segments=(3,))),
+    together=({"outer": "rabenseifner", "segments": 3}, {"outer": "all_pairs", "leaders": 2, "segments": 3}),
     order=_order_on_nodes,
-    auto=tuple(grid(outer=OUTER.choices, segments=(1, 4))),
-    search=lambda topology: grid(outer=("rabenseifner", "all_pairs"), segments=(2, 4, 16)),
+    auto=tuple(grid(outer=OUTER.choices, segments=(1, 4))) + tuple(grid(leaders=(1, 2))),
+    search=lambda topology: [
+        *grid(outer=("rabenseifner", "all_pairs"), segments=(2, 4, 16)),
+        *grid(outer=OUTER.choices, leaders=(1, 2, 4)),
+        *grid(outer=("rabenseifner", "all_pairs"), leaders=(2, 4), segments=(2, 4, 16)),
+    ],
 )
-def hierarchical_allreduce(topology: Topology, rank: int, *, outer: str, segments: int) -> Schedule:
+def hierarchical_allreduce(topology: Topology, rank: int, *, outer: str, leaders: int, segments: int) -> Schedule:
     """Each lane combines its share of its node's vectors, in shared memory, and exchanges it between nodes.
 
     Contract: allreduce; by the fixed tree in each node, and (but for a ring) over the nodes;
-    as many shares as the smallest node has lanes, each of as many blocks as ``outer`` needs.
+    as many shares as there are leaders, each of as many blocks as ``outer`` needs.
 
         node 0: 0 1 2   | all write their vectors, raise a flag; lane 0, 1, 2 combine thirds;
                 | | |   | 0 <-> 3, 1 <-> 4, 2 <-> 5; the thirds go to the shared buffer,
         node 1: 3 4 5   | a flag, all copy those of the others
 
     Lanes beyond the shares only write and copy. Segments do not wait for each other.
-    Counts (N = 2**k equal nodes of m, outer=recursive_doubling): messages = log2(N)*segments;
+    Counts (N = 2**k equal nodes of m, leaders=0, outer=recursive_doubling): messages = log2(N)*segments;
         network_messages = log2(N)*segments; network_blocks = log2(N); shared = m*(m+1) if m > 1 else 0
     Constraints: none.
-    Reference: Jain et al. 2018 (shared memory); Bienz, Olson, Gropp 2019 (lanes).
+    Reference: Jain et al. 2018 (shared memory); Bayatpour et al. 2017 (leaders); Bienz, Olson, Gropp 2019 (lanes).
     """
-    nodes, shares = len(topology.nodes), min(topology.node_sizes)
+    nodes, shares = len(topology.nodes), _shares(topology, leaders)
     each = {"ring": nodes, "all_pairs": nodes, "rabenseifner": 1 << nodes.bit_length() - 1}.get(outer, 1)
     b = Builder(rank, segments, blocks=shares * each)
     shared = _node_buffer(b, topology, (len(topology.node(rank)) + 1) * b.blocks)
@@ -152,17 +165,23 @@ def _between(
 @register(
     REDUCE,
     Parameter("outer", "binomial", ("binomial", "rabenseifner"), "between nodes"),
+    LEADERS,
     SEGMENTS,
     order=_order_on_nodes,
-    together=({"outer": "rabenseifner", "segments": 3},),
-    auto=tuple(grid(outer=("binomial", "rabenseifner"), segments=(1, 4))),
-    search=lambda topology: grid(outer=("binomial", "rabenseifner"), segments=(2, 4, 16)),
+    together=({"outer": "rabenseifner", "leaders": 2, "segments": 3},),
+    auto=tuple(grid(outer=("binomial", "rabenseifner"), segments=(1, 4))) + tuple(grid(leaders=(1, 2))),
+    search=lambda topology: [
+        *grid(outer=("binomial", "rabenseifner"), segments=(2, 4, 16)),
+        *grid(outer=("binomial", "rabenseifner"), leaders=(1, 2, 4)),
+    ],
 )
-def hierarchical_reduce(topology: Topology, rank: int, *, root: int, outer: str, segments: int) -> Schedule:
+def hierarchical_reduce(
+    topology: Topology, rank: int, *, root: int, outer: str, leaders: int, segments: int
+) -> Schedule:
     """Each lane combines its share of its node's vectors, in shared memory; lanes reduce them to the root's node.
 
-    Contract: reduce, by the fixed tree in each node and over the nodes; as many shares as the
-    smallest node has lanes, each of as many blocks as ``outer`` needs.
+    Contract: reduce, by the fixed tree in each node and over the nodes; as many shares as
+    there are leaders, each of as many blocks as ``outer`` needs.
 
         node 0: 0 1 2   | all write their vectors, raise a flag; lane 0, 1, 2 combine thirds;
                 ^ ^ ^   | 3 -> 0, 4 -> 1, 5 -> 2; the thirds go to the shared buffer of node 0,
@@ -171,9 +190,9 @@ def hierarchical_reduce(topology: Topology, rank: int, *, root: int, outer: str,
     Lanes beyond the shares only write. Segments do not wait for each other.
     Counts (root; N = 2**k equal nodes of m): messages = 0; network_messages = 0; shared = m*(m+1) if m > 1 else 0
     Constraints: none.
-    Reference: Jain et al. 2018 (shared memory); Bienz, Olson, Gropp 2019 (lanes).
+    Reference: Jain et al. 2018 (shared memory); Bayatpour et al. 2017 (leaders); Bienz, Olson, Gropp 2019 (lanes).
     """
-    nodes, shares, own = len(topology.nodes), min(topology.node_sizes), topology.node(rank)
+    nodes, shares, own = len(topology.nodes), _shares(topology, leaders), topology.node(rank)
     each = 1 << nodes.bit_length() - 1 if outer == "rabenseifner" else 1
     b = Builder(rank, segments, blocks=shares * each)
     shared = _node_buffer(b, topology, (len(own) + 1) * b.blocks)

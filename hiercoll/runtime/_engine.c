@@ -10,6 +10,7 @@
 
 #include "_engine.h"
 #include <dlfcn.h>
+#include <errno.h>
 #include <limits.h>
 #include <sched.h>
 #include <stddef.h>
@@ -17,12 +18,18 @@
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 enum {
     LOOKS = 8,          /* at what is waited for, before others are let run */
     PROGRESS_EVERY = 8, /* looks at flags, between calls that let the MPI library go on */
     CLOCK_EVERY = 64    /* looks between those at the clock */
 };
+static const struct timespec SLEEP = {0, 1000000}; /* at most, between calls that let the MPI library go on */
 static const double CLOCK_SECONDS = 0.05; /* between looks for Ctrl-C, and at the deadline */
 
 /* Words after the kind and the number of words of each step. */
@@ -174,16 +181,73 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* Flags, and ranks that sleep until one is raised: there a waiting rank lets others have its core. */
+
+#ifdef SYS_futex
+/* The half of a flag in which its number changes. */
+static int32_t *futex_of(const Program *self, int64_t flag)
+{
+    const int one = 1;
+    return (int32_t *)(self->flags + flag) + !*(const char *)&one;
+}
+
+/* Until the flag is raised that is waited for; for a while at most, since the library's messages may need this rank: 1
+ * after so long. */
+static int sleep_for_flag(const Program *self)
+{
+    const int64_t *words = self->code + self->at, flag = words[3 + self->seen];
+    int late = 0;
+    __atomic_fetch_add(self->sleepers, 1, __ATOMIC_SEQ_CST);
+    int64_t number = __atomic_load_n(self->flags + flag, __ATOMIC_SEQ_CST);
+    if (number < *self->window - words[2])
+        late = syscall(SYS_futex, futex_of(self, flag), FUTEX_WAIT, (int32_t)number, &SLEEP, NULL, 0) < 0 &&
+               errno == ETIMEDOUT;
+    __atomic_fetch_sub(self->sleepers, 1, __ATOMIC_SEQ_CST);
+    return late;
+}
+
+static void wake(const Program *self, int64_t flag)
+{
+    if (__atomic_load_n(self->sleepers, __ATOMIC_SEQ_CST) > 0)
+        syscall(SYS_futex, futex_of(self, flag), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static int sleep_for_flag(const Program *self) { return (void)self, sched_yield(), 1; }
+static void wake(const Program *self, int64_t flag) { (void)self, (void)flag; }
+#endif
+
+static void raise_flag(const Program *self, int64_t flag)
+{
+    if (!self->sleepers) {
+        __atomic_store_n(self->flags + flag, *self->window, __ATOMIC_RELEASE);
+        return;
+    }
+    __atomic_store_n(self->flags + flag, *self->window, __ATOMIC_SEQ_CST);
+    wake(self, flag);
+}
+
+static int has_messages(const Program *self)
+{
+    for (int index = 0; index < self->requests; index++)
+        if (get_handle(slot(self, index)) != get_handle((const char *)&mpi.null))
+            return 1;
+    return 0;
+}
+
 /* What takes longer, without the GIL: 1 when complete, -1 with an exception: of MPI, of the deadline, or by Ctrl-C. */
 static int await_long(Program *self, int (*complete)(Program *, Py_ssize_t, unsigned), Py_ssize_t count, unsigned look)
 {
     double looked = 0, time;
     int found = 0, late = 0, interrupted = 0;
+    int sleeps = complete == look_at_flags && self->sleepers && !has_messages(self);
     PyThreadState *thread = PyEval_SaveThread();
     for (; !found && !late && !interrupted; look++) {
-        sched_yield();
+        if (sleeps)
+            look = sleep_for_flag(self) ? PROGRESS_EVERY - 1 : 0;
+        else
+            sched_yield();
         found = complete(self, count, look);
-        if (found || look % CLOCK_EVERY || (time = now()) - looked < CLOCK_SECONDS)
+        if (found || (!sleeps && look % CLOCK_EVERY) || (time = now()) - looked < CLOCK_SECONDS)
             continue;
         looked = time;
         self->began = self->began ? self->began : time;
@@ -415,7 +479,7 @@ static int do_words(Program *self, const int64_t *words, int block)
         copy(self, words);
         return 1;
     case RAISE:
-        __atomic_store_n(self->flags + words[2], *self->window, __ATOMIC_RELEASE);
+        raise_flag(self, words[2]);
         return 1;
     case FLAGS:
         done = await(self, look_at_flags, words[1] - 3, block);
@@ -570,21 +634,22 @@ static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *f
 static int Program_init(Program *self, PyObject *args, PyObject *named)
 {
     Py_buffer code, flow, tables;
-    unsigned long long flags, window;
+    unsigned long long flags, window, sleepers;
     long long number, comm, bases[GIVEN_BASES];
     int lane, lanes;
     (void)named;
     if (self->memory)
         PyErr_SetString(PyExc_RuntimeError, "a program is made once");
-    if (self->memory || !PyArg_ParseTuple(args, "y*y*LiLii(LLLL)y*iiKKO", &code, &flow, &number, &self->requests, &comm,
+    if (self->memory || !PyArg_ParseTuple(args, "y*y*LiLii(LLLL)y*iiKKKO", &code, &flow, &number, &self->requests, &comm,
                                           &self->tag, &self->rank, bases, bases + 1, bases + 2, bases + 3, &tables, &lane,
-                                          &lanes, &flags, &window, &self->owners))
+                                          &lanes, &flags, &window, &sleepers, &self->owners))
         return -1;
     Py_INCREF(self->owners);
     self->number = number;
     self->comm = comm;
     self->flags = (int64_t *)(uintptr_t)flags;
     self->window = (int64_t *)(uintptr_t)window;
+    self->sleepers = (int64_t *)(uintptr_t)sleepers;
     for (int base = 0; base < GIVEN_BASES; base++)
         self->bases[base] = bases[base];
     int outcome = -1;

@@ -41,6 +41,7 @@ typedef struct {
     int64_t ready_count[2];
     int *found;                   /* slots, by the MPI library */
     int64_t *flags, *window;      /* of the window: its flags; the number of starts, and when it was used last */
+    int64_t *sleepers;            /* of the node: ranks that sleep until a flag is raised; NULL: they do not */
     long long used;               /* when the program was, in calls */
     double limit, began;          /* seconds that a start may wait, 0: for ever; when it first waited for long */
     PyObject *name;               /* in words */

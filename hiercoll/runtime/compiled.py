@@ -326,13 +326,13 @@ class Compiled:
         data = tables or LaidOut(layout, self._datatypes)
         self._code = code = compile_steps(steps, data, window, lane_of, operation)
         bases = tuple(addresses.get(base, 0) for base in BASES[:-1])
-        flags, counts = (window.flags_address, window.counts.buffer_info()[0]) if window is not None else (0, 0)
+        of_window = (0, 0, 0) if window is None else window.addresses
         number = 0 if steps.in_sequence else len(steps.steps)
         areas = given.areas if given is not None else None
         lanes = (0, 1) if areas is None else (areas.lane, areas.lanes)
         self.program = module.Program(
             code.words, code.flow, number, len(code.messages), value_of(comm), tag, comm.rank, bases,
-            tables.rows if tables is not None else b"", *lanes, flags, counts, (window, comm, operation),
+            tables.rows if tables is not None else b"", *lanes, *of_window, (window, comm, operation),
         )  # fmt: skip
         self.run: Callable[[], None] = self.program.run
         self._by_block = given is not None

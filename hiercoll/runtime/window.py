@@ -28,8 +28,8 @@ _led: WeakSet[Window] = WeakSet()
 
 
 def header_bytes(lanes: int, flags: int) -> int:
-    """Of the flags of so many ranks, in whole cache lines for each."""
-    return lanes * -(-max(flags, 1) // LINE) * LINE * 8
+    """Of the flags of so many ranks, in whole cache lines for each, and of one that says how many sleep."""
+    return (lanes * -(-max(flags, 1) // LINE) + 1) * LINE * 8
 
 
 def untouched_bytes() -> int:
@@ -63,7 +63,11 @@ class Window:
         self.flags = memoryview(cast(Any, MPI.buffer.fromaddress(address, header))).cast("q")
         own = node.rank * self._width
         self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
-        self.address, self.flags_address = address + header, address
+        self.address = address + header
+        self._flags_address, self._sleepers_address = address, address + header - 8 * LINE
+        self._is_crowded = node.size > (os.cpu_count() or node.size)
+        if node.rank == 0:
+            self.flags[node.size * self._width] = 0  # nobody sleeps
         self.lane = node.rank
         self.counts = array("q", [0, 0])  # starts, and when it was used last; the compiled engine counts, too
         self.notices: dict[tuple[int, int, int], int] = {}  # slots by source, destination and tag (see `tell_by_flags`)
@@ -75,6 +79,12 @@ class Window:
         self.window.Sync()
         node.Barrier()
         self.window.Sync()
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of the flags, of ``counts``, and of how many ranks sleep until a flag is raised; 0 where there is a core for
+        each: it answers sooner while they look all the time."""
+        return self._flags_address, self.counts.buffer_info()[0], self._sleepers_address * self._is_crowded
 
     @property
     def epoch(self) -> int:

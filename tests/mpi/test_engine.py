@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import time
 import weakref
@@ -571,3 +572,23 @@ def test_wrong_blocks_of_known_calls(what: str, comm: MPI.Intracomm) -> None:
     hiercoll.alltoallv(comm, [send, counts], [recv, counts], algorithm="pairwise")
     want = np.concatenate([[2 * RANK, 2 * RANK + 1] + 100 * np.array([peer, peer]) for peer in range(SIZE)])
     np.testing.assert_array_equal(recv, want)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("cores", [1, 10**6])
+def test_more_ranks_than_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """Ranks that wait for others of their node sleep there; where each has a core, they do not."""
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    comm = WORLD.Dup()
+    send, recv = np.zeros(1000, np.int64), np.zeros(1000, np.int64)
+    plan = hiercoll.allreduce_init(comm, send, recv, algorithm="hierarchical")
+    for number in range(50):
+        if number % 10 == RANK:
+            time.sleep(2e-3)  # longer than others sleep
+        send[:] = np.arange(1000) + number * comm.rank
+        recv[:] = -1
+        plan.start()
+        plan.wait()
+        assert (recv == comm.size * np.arange(1000) + number * sum(range(comm.size))).all()
+    plan.free()
+    comm.Free()

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from array import array
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,11 +48,13 @@ needs_engine = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compil
 
 
 class FakeWindow(SimpleNamespace):
-    """Flags in memory of this process: two lanes of eight."""
+    """Flags in memory of this process: two lanes of eight, and how many ranks sleep, if they do."""
 
-    def __init__(self) -> None:
-        flags = array("q", [0] * 16)
-        super().__init__(lane=0, flags=flags, flags_address=flags.buffer_info()[0], counts=array("q", [0, 0]))
+    def __init__(self, *, sleeps: bool = False) -> None:
+        flags, counts = array("q", [0] * 17), array("q", [0, 0])
+        address = flags.buffer_info()[0]
+        addresses = address, counts.buffer_info()[0], (address + 16 * 8) * sleeps
+        super().__init__(lane=0, flags=flags, counts=counts, addresses=addresses)
 
     def slot(self, lane: int, flag: int) -> int:
         return lane * 8 + flag
@@ -212,6 +216,31 @@ def test_what_a_program_waits_for() -> None:
     window.flags[8] = 1
     assert made.progress(False) and made.pending() == [] and node[0] == 7 and window.counts[0] == 1
     made.free()
+
+
+@needs_engine
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks sleep on Linux only")
+def test_a_rank_sleeps_until_a_flag_is_raised() -> None:
+    """Where nodes have fewer cores than ranks. It is known that it does, and it goes on when another rank raises it."""
+    window, other = FakeWindow(sleeps=True), FakeWindow(sleeps=True)
+    other.lane, other.addresses = 1, (window.addresses[0], other.addresses[1], window.addresses[2])
+    waits, tells = Builder(0), Builder(1)
+    waits.copy(SENT[0], RECV[0], after=[waits.wait([1], 0, previous=False)])
+    tells.signal(0)
+    send, recv = np.full(1, 7), np.zeros(1, int)
+    waiting = engine(in_order(waits.build()), BlockLayout(8), window, send=send.ctypes.data, recv=recv.ctypes.data)
+    telling = engine(in_order(tells.build()), BlockLayout(8), other)
+    for number in (1, 2, 3):
+        recv[0] = 0
+        thread = threading.Thread(target=waiting.run, daemon=True)
+        thread.start()
+        end = monotonic() + 10
+        while window.flags[16] == 0 and monotonic() < end:
+            sleep(1e-5)
+        assert window.flags[16] == 1 and recv[0] == 0
+        telling.run()
+        thread.join(10)
+        assert not thread.is_alive() and recv[0] == 7 and window.flags[8] == number and window.flags[16] == 0
 
 
 @needs_engine
