@@ -53,7 +53,8 @@ class Binding:
     ranks of the node lie, for schedules that copy from them.
     ``operation``: what reductions do. ``once``: the plan runs only once.
     ``sizes``: of uneven blocks, for schedules that exchange them. ``traced``: operations are to be timed.
-    ``given``: blocks whose sizes come with each start.
+    ``given``: blocks whose sizes come with each start. ``sleeps``: where there are fewer cores than ranks, they sleep
+    while they wait for others of their node: it pays where all wait for all, not along the way from or to a root.
     """
 
     comm: MPI.Intracomm
@@ -69,13 +70,14 @@ class Binding:
     sizes: SizeTable | None = None
     traced: bool = False
     given: GivenSizes | None = None
+    sleeps: bool = False
 
 
 def bind_engine(steps: Steps, binding: Binding) -> InSequence | Dataflow | Compiled:
     """What runs ``steps``."""
     if not binding.traced and can_compile(steps, binding.memory.kind, binding.given is not None):
         where = (binding.comm, binding.tag, binding.addresses, binding.window, binding.lane_of)
-        return Compiled(steps, binding.layout, *where, binding.given, binding.operation)
+        return Compiled(steps, binding.layout, *where, binding.given, binding.operation, binding.sleeps)
     parts: dict[int, Part] = {}
     bind_steps(steps, steps.constant, binding, parts)
     if not steps.in_sequence:

@@ -318,6 +318,7 @@ class Compiled:
         lane_of: Sequence[int],
         given: GivenSizes | None = None,
         operation: Operation | None = None,
+        sleeps: bool = True,
     ) -> None:
         module: Any = load()[0]
         self._ops, self._window, self._lane_of = steps.schedule.ops, window, lane_of
@@ -326,7 +327,7 @@ class Compiled:
         data = tables or LaidOut(layout, self._datatypes)
         self._code = code = compile_steps(steps, data, window, lane_of, operation)
         bases = tuple(addresses.get(base, 0) for base in BASES[:-1])
-        of_window = (0, 0, 0) if window is None else window.addresses
+        of_window = (0, 0, 0) if window is None else window.addresses(sleeps)
         number = 0 if steps.in_sequence else len(steps.steps)
         areas = given.areas if given is not None else None
         lanes = (0, 1) if areas is None else (areas.lane, areas.lanes)

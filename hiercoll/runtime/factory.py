@@ -251,8 +251,10 @@ class PlanFactory:
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
         peers = self._addresses(schedule, memory, places) if request.transport.peer else None
-        how = request.operation
-        binding = Binding(*where, once=once, sizes=table, traced=traced, given=given, peers=peers, operation=how)
+        how, sleeps = request.operation, not request.collective.root
+        binding = Binding(
+            *where, once=once, sizes=table, traced=traced, given=given, peers=peers, operation=how, sleeps=sleeps
+        )
         return laid.steps, binding, places
 
     def _addresses(self, schedule: Schedule, memory: Memory, places: Places) -> Addresses:

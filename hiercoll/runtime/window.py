@@ -80,11 +80,11 @@ class Window:
         node.Barrier()
         self.window.Sync()
 
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Of the flags, of ``counts``, and of how many ranks sleep until a flag is raised; 0 where there is a core for
-        each: it answers sooner while they look all the time."""
-        return self._flags_address, self.counts.buffer_info()[0], self._sleepers_address * self._is_crowded
+    def addresses(self, sleeps: bool) -> tuple[int, int, int]:
+        """Of the flags, of ``counts``, and of how many ranks sleep until a flag is raised; 0 where they do not: it
+        answers sooner, where each has a core, while they look all the time."""
+        sleepers = self._sleepers_address if sleeps and self._is_crowded else 0
+        return self._flags_address, self.counts.buffer_info()[0], sleepers
 
     @property
     def epoch(self) -> int:

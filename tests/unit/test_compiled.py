@@ -53,8 +53,8 @@ class FakeWindow(SimpleNamespace):
     def __init__(self, *, sleeps: bool = False) -> None:
         flags, counts = array("q", [0] * 17), array("q", [0, 0])
         address = flags.buffer_info()[0]
-        addresses = address, counts.buffer_info()[0], (address + 16 * 8) * sleeps
-        super().__init__(lane=0, flags=flags, counts=counts, addresses=addresses)
+        where = address, counts.buffer_info()[0], (address + 16 * 8) * sleeps
+        super().__init__(lane=0, flags=flags, counts=counts, addresses=lambda sleeps: where)
 
     def slot(self, lane: int, flag: int) -> int:
         return lane * 8 + flag
@@ -223,7 +223,10 @@ def test_what_a_program_waits_for() -> None:
 def test_a_rank_sleeps_until_a_flag_is_raised() -> None:
     """Where nodes have fewer cores than ranks. It is known that it does, and it goes on when another rank raises it."""
     window, other = FakeWindow(sleeps=True), FakeWindow(sleeps=True)
-    other.lane, other.addresses = 1, (window.addresses[0], other.addresses[1], window.addresses[2])
+    flags, _, sleepers = window.addresses(True)
+    counts = other.addresses(True)[1]
+    other.addresses = lambda sleeps: (flags, counts, sleepers)
+    other.lane = 1
     waits, tells = Builder(0), Builder(1)
     waits.copy(SENT[0], RECV[0], after=[waits.wait([1], 0, previous=False)])
     tells.signal(0)
