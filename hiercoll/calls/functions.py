@@ -225,6 +225,7 @@ def alltoallv(
     return _uneven_call(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, limit))
 
 
+@_quick(ALLTOALLW)
 def alltoallw(
     comm: MPI.Intracomm,
     sendbuf: Any,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -21,6 +21,7 @@ from hiercoll.collectives import Collective, Holds, Sizes
 from hiercoll.cuda import is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS
 from hiercoll.errors import ConstraintError
+from hiercoll.memory import Now
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.checking import Description
@@ -30,7 +31,7 @@ from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
-from hiercoll.runtime.specifications import is_in_place
+from hiercoll.runtime.specifications import EngineCopy, is_in_place
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT
 from hiercoll.tuning.learning import Learner, count
@@ -360,6 +361,10 @@ class Copied:
     request: Request
     plan: Plan
     used: int = 0  # see `Cache`
+    holder: list[Copied] = field(default_factory=list)  # this, as long as it is kept: others know it by that
+
+    def __post_init__(self) -> None:
+        self.holder.append(self)
 
     @property
     def nbytes(self) -> int:
@@ -369,6 +374,7 @@ class Copied:
 
     def free(self) -> None:
         """The memory goes with it."""
+        self.holder.clear()
 
     def run(self, session: Session) -> None:
         """Serve the call again."""
@@ -380,18 +386,64 @@ class Copied:
         for copy in self.request.after:
             copy.start()
 
+    def moves(self) -> list[tuple[Any, int, int, int]] | None:
+        """The copies before and after a start, for the compiled engine; None where it cannot make them."""
+        found, request = [], self.request
+        for data, copies in ((request.sent, request.before), (request.received, request.after)):
+            if data is None or len(copies) > 1:
+                return None
+            action = copies[0].action if copies and isinstance(copies[0], Now) else None
+            if copies and not isinstance(action, EngineCopy):
+                return None
+            found.append(action.move if isinstance(action, EngineCopy) else (b"", data.address, data.address, 0))
+        return found
 
-def _run_copied(session: Session, collective: Collective, named: Arguments) -> str:
-    """Serve a call again whose blocks have datatypes of their own, if it is known. Returns what ran, or ""."""
+
+def _remember_typed(
+    session: Session | Beginning,
+    collective: Collective,
+    given: Arguments,
+    counter: array[int] | None,
+    known: Copied | None = None,
+) -> None:
+    """Let the compiled engine find what serves calls whose blocks have datatypes of their own, as long as the very
+    objects that are passed are as they are: mpi4py's method, or a ``known`` call's program."""
+    specs = [None if spec is MPI.IN_PLACE else spec for spec in (given.send, given.recv)]
+    if any(type(spec) not in (list, tuple) for spec in specs if spec is not None) or given.stream is not None:
+        return
+    parts = tuple(None if spec is None else tuple(map(_as_it_is, spec[1:])) for spec in specs)
+    target, program = getattr(type(session.user), collective.native), tuple[Any, ...]((None,) * 4)
+    if known is not None:
+        moves, request = known.moves(), known.request
+        if moves is None or known.plan.program is None or request.sent is None or given.limit != LIMIT:
+            return
+        target, ends = known.plan.program, (request.sent, request.received)
+        rows = np.concatenate([*(end.sizes for end in ends), *(end.at for end in ends)]).astype(np.int64)
+        program = known.holder, *moves, rows.tobytes()
+    choice = (given.root, given.algorithm, given.transport, None, None)
+    session.routes.remember(
+        target, counter, collective, given.send, given.recv, *choice, (parts, *program), **given.params
+    )
+
+
+def _as_it_is(part: Any) -> Any:
+    """What came with an array, for comparison: numbers of an array as bytes, lists and tuples as tuples."""
+    if type(part) is np.ndarray:
+        return part.tobytes()
+    return tuple(map(_as_it_is, part)) if type(part) in (list, tuple) else part
+
+
+def _run_copied(session: Session, collective: Collective, named: Arguments) -> Copied | None:
+    """Serve a call again whose blocks have datatypes of their own, if it is known. Returns what it is."""
     known: Copied | None = session.copied.get(uneven_alias(collective, named))
     if known is None or known.plan.is_freed:
-        return ""
+        return None
     try:
         known.run(session)
     except BaseException:
         _keep_if_broken(session, (named, known.request))
         raise
-    return known.plan.name
+    return known
 
 
 def _serve_learning(
@@ -434,9 +486,14 @@ def _serve_learning(
 
 def _is_known(session: Session, collective: Collective, named: Arguments) -> bool:
     """Serve a call that names its algorithm, if it is known and nobody looks on; whether it has been."""
-    if collective.typed:
-        return session.unwatched and bool(_run_copied(session, collective, named))
-    return session.unwatched and known_by_name(session.user, collective, named)
+    if not session.unwatched:
+        return False
+    if known_by_name(session.user, collective, named):
+        return True
+    if not collective.typed or (known := _run_copied(session, collective, named)) is None:
+        return False
+    _remember_typed(session, collective, named, None, known)
+    return True
 
 
 def remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
@@ -512,6 +569,8 @@ def _remember_native(
     if (collective.is_private or is_for_any) and session.unwatched:
         session.routes.remember_all(method, tally, collective)
     if collective.typed:
+        if session.unwatched:
+            _remember_typed(session, collective, given, tally)
         return
     if collective.is_even:
         left_out = None if collective.is_rooted else MPI.IN_PLACE
@@ -537,7 +596,7 @@ def _remember_call(
     choice = (given.root, given.algorithm, given.transport, *_how(collective, given))
     if not _has_known_operation(collective, given):
         return
-    session.routes.remember(target, counter, collective, send, given.recv, *choice, **given.named)
+    session.routes.remember(target, counter, collective, send, given.recv, *choice, None, **given.named)
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
@@ -596,23 +655,27 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
     """Serve a call with blocks of any sizes whose arguments were seen before; the call is counted. Returns what ran."""
     if not session.unwatched:
         return None
-    learner = learner_of_unknown(session, collective, given)
+    learner, named = learner_of_unknown(session, collective, given), given
     if learner is not None:
         if not learner.is_fixed:
             return None
-        given = given._replace(algorithm=learner.current.algorithm, params=learner.current.params)
+        named = given._replace(algorithm=learner.current.algorithm, params=learner.current.params)
+    tally = None if learner is None else learner.tally
     if collective.typed:
         begin = perf_counter()
-        ran = _run_copied(session, collective, given)
-        if ran and learner is not None:
-            count(learner.tally, perf_counter() - begin)
-        return ran or None
-    if learner is None and known_by_name(comm, collective, given):
-        return spelled(collective, given.algorithm, given.params)
-    plan, _ = session.recent.get(uneven_alias(collective, given), (None, None))
+        known = _run_copied(session, collective, named)
+        if known is None:
+            return None
+        if tally is not None:
+            count(tally, perf_counter() - begin)
+        _remember_typed(session, collective, given, tally, known)
+        return known.plan.name
+    if learner is None and known_by_name(comm, collective, named):
+        return spelled(collective, named.algorithm, named.params)
+    plan, _ = session.recent.get(uneven_alias(collective, named), (None, None))
     if plan is None or plan.is_freed:
         return None
-    _run_kept(session, plan, None if learner is None else learner.tally, given)
+    _run_kept(session, plan, tally, named)
     return plan.name
 
 

@@ -47,14 +47,14 @@ class Transfer(ABC):
 
 
 class Now(Transfer):
-    """Work on the host that is done when it is started."""
+    """Work on the host, on the memory of ``owners``, that is done when it is started."""
 
-    def __init__(self, action: Action) -> None:
-        self._action = action
+    def __init__(self, action: Action, *owners: object) -> None:
+        self.action, self._owners = action, owners
 
     def start(self) -> None:
         """All of it."""
-        self._action()
+        self.action()
 
     def done(self) -> bool:
         """Always."""

@@ -8,6 +8,7 @@
  * arrays, not through their buffer protocol; at the addresses of texts, not at their letters. */
 
 #include "_engine.h"
+#include <string.h>
 #include <time.h>
 
 enum {
@@ -34,9 +35,20 @@ typedef struct {
     int length;
 } Key;
 
+/* Of a call whose blocks have datatypes of their own: what was passed, which must be as it was, and, for a program,
+ * where its blocks lie together, and their sizes and places there. */
+typedef struct {
+    PyObject *given;    /* as Python gave it; what is below lies in there. NULL: of other calls */
+    PyObject *parts[2]; /* what came with each array: see `is_as_it_was`; NULL in place */
+    PyObject *owner;    /* a list with what owns the memory; empty once that is gone. NULL without a program */
+    Move moves[2];
+    const int64_t *rows;
+} Typed;
+
 /* A call, and what serves it: a program, or mpi4py's method of communicators. */
 typedef struct {
     Key key;
+    Typed typed;
     PyObject *target;
     PyObject *counter;          /* calls that the target still serves, and nanoseconds they took, in an array; or None */
     int64_t *left;              /* in there; NULL: it serves all */
@@ -64,6 +76,8 @@ static struct {
     PyTypeObject *comm, *array, *datatype;
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
+    Py_ssize_t type_offset;           /* in a datatype */
+    int64_t no_type;                  /* MPI.DATATYPE_NULL */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
     PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
@@ -108,6 +122,7 @@ typedef struct {
     PyObject *options[OPTIONS];
     int is_even;  /* whether blocks have one size */
     int by_total; /* whether "auto" goes by the sum of sizes, which differ */
+    int is_typed; /* whether each block has a datatype of its own */
     int rank;     /* once it is served */
     PyObject **server; /* where to say what served it: the name of a plan, or "native"; NULL: nowhere */
     Key key;
@@ -240,6 +255,38 @@ static int64_t elements(const Array *array)
     return count;
 }
 
+static Py_ssize_t length_of(PyObject *list) /* or of a tuple; -1 for anything else */
+{
+    return PyList_CheckExact(list) ? PyList_Size(list) : PyTuple_CheckExact(list) ? PyTuple_Size(list) : -1;
+}
+
+static PyObject *item_of(PyObject *list, Py_ssize_t index)
+{
+    return PyList_CheckExact(list) ? PyList_GetItem(list, index) : PyTuple_GetItem(list, index);
+}
+
+/* An array with datatypes, perhaps after counts and displacements: by where it lies, and by the very objects that came
+ * with it, whose contents are compared later. */
+static int add_typed(Call *call, int end)
+{
+    PyObject *given = call->given[end];
+    Py_ssize_t count = length_of(given);
+    if (count < 2 || count > 4 || Py_TYPE(item_of(given, 0)) != calls.array)
+        return -1;
+    const Array *array = (const Array *)item_of(given, 0);
+    if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
+        return -1;
+    call->arrays[end] = array;
+    call->data[end] = array->data;
+    if (add_number(&call->key, -9) < 0 || add_number(&call->key, (int64_t)(uintptr_t)array->data) < 0 ||
+        add_number(&call->key, elements(array)) < 0 || add_object(&call->key, array->type) < 0)
+        return -1;
+    for (Py_ssize_t each = 1; each < count; each++)
+        if (add_object(&call->key, item_of(given, each)) < 0)
+            return -1;
+    return 0;
+}
+
 /* Of blocks of any sizes the key says only that they are: sizes come with each start. None: there are fewer than two
  * buffers, or only the root has two. */
 static int add_buffer(Call *call, int end)
@@ -248,6 +295,8 @@ static int add_buffer(Call *call, int end)
         return add_number(&call->key, -3);
     if (end == 0 && call->given[end] == calls.in_place)
         return add_number(&call->key, -4);
+    if (call->is_typed)
+        return add_typed(call, end);
     PyObject *buffer = call->is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
     if (!buffer || Py_TYPE(buffer) != calls.array)
         return buffer && call->is_even ? add_view(call, end, buffer) : -1;
@@ -307,7 +356,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
-    call->is_even = call->by_total = 0;
+    call->is_even = call->by_total = call->is_typed = 0;
     call->server = NULL;
     call->key.objects = 0;
     call->key.length = 0;
@@ -433,6 +482,7 @@ static void forget(Known *known)
     if (known) {
         Py_DECREF(known->target);
         Py_DECREF(known->counter);
+        Py_XDECREF(known->typed.given);
     }
     PyMem_Free(known);
 }
@@ -465,17 +515,59 @@ static int is_so(PyObject *collective, const char *name)
     return outcome;
 }
 
-/* Of a record: whether blocks have one size, and whether those that differ are known to all ranks. */
-static int read_sizes(PyObject *collective, int *is_even, int *by_total)
+/* Of a record: whether blocks have one size, whether those that differ are known to all ranks, and whether each block
+ * has a datatype of its own. */
+static int read_sizes(PyObject *collective, int *is_even, int *by_total, int *is_typed)
 {
     int is_private = is_so(collective, "is_private");
     *is_even = is_so(collective, "is_even");
-    *by_total = !*is_even && !is_private;
-    return is_private < 0 || *is_even < 0 ? -1 : 0;
+    *is_typed = is_so(collective, "typed");
+    *by_total = !*is_even && !is_private && !*is_typed;
+    return is_private < 0 || *is_even < 0 || *is_typed < 0 ? -1 : 0;
 }
 
-/* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. */
-static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter)
+/* What Python gives of a copy: (words, address, packed, nbytes); None where nothing is copied. */
+static int read_move(PyObject *given, Move *move)
+{
+    Py_buffer words;
+    unsigned long long apart, packed;
+    if (given == Py_None)
+        return 0;
+    if (!PyArg_ParseTuple(given, "y*KKn", &words, &apart, &packed, &move->nbytes))
+        return -1;
+    move->words = words.buf; /* it lies there as long as what was given */
+    move->end = move->words + words.len / (Py_ssize_t)sizeof *move->words;
+    move->apart = (char *)(uintptr_t)apart;
+    move->packed = (char *)(uintptr_t)packed;
+    PyBuffer_Release(&words);
+    return 0;
+}
+
+/* (what came with each array, owner, copies before and after a start, bytes of sizes and places); the last four are
+ * None without a program. */
+static int read_typed(PyObject *given, Typed *typed)
+{
+    PyObject *owner, *before, *after, *rows;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(given, "(OO)OOOO", &typed->parts[0], &typed->parts[1], &owner, &before, &after, &rows) ||
+        read_move(before, &typed->moves[0]) < 0 || read_move(after, &typed->moves[1]) < 0)
+        return -1;
+    if (rows != Py_None) {
+        if (PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE) < 0)
+            return -1;
+        typed->rows = view.buf;
+        PyBuffer_Release(&view);
+    }
+    typed->owner = owner == Py_None ? NULL : owner;
+    typed->given = given;
+    Py_INCREF(given);
+    return 0;
+}
+
+/* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. ``typed``: see
+ * `read_typed`; None for other calls. */
+static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter,
+                PyObject *typed)
 {
     Py_buffer view = {.buf = NULL};
     Known *known = PyMem_Calloc(1, sizeof(Known));
@@ -489,6 +581,7 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
     for (int each = 0; each < call->key.length; each++)
         Py_XINCREF(object_in(&call->key, each));
     int good = counter == Py_None || PyObject_GetBuffer(counter, &view, PyBUF_WRITABLE) == 0;
+    good = good && (typed == Py_None || read_typed(typed, &known->typed) == 0);
     known->left = view.buf; /* it lies there as long as it lives */
     if (view.buf)
         PyBuffer_Release(&view);
@@ -624,17 +717,82 @@ static int have_blocks(const Routes *routes, const Known *known, const Program *
     return !sizes[0] || sizes[0][call->blocks[0] ? routes->rank : 0] == sizes[1][routes->rank];
 }
 
+/* Whether what came with an array is as it was: the same objects in lists, the same bytes in an array of numbers; no
+ * datatype among them has been freed. */
+static int is_as_it_was(PyObject *part, PyObject *was)
+{
+    if (PyBytes_CheckExact(was)) {
+        const Array *array = (const Array *)part;
+        return Py_TYPE(part) == calls.array && array->dimensions == 1 && array->flags & C_ORDER &&
+               array->shape[0] * array->strides[0] == PyBytes_Size(was) &&
+               memcmp(array->data, PyBytes_AsString(was), (size_t)PyBytes_Size(was)) == 0;
+    }
+    if (!PyTuple_CheckExact(was))
+        return part == was &&
+               (Py_TYPE(part) != calls.datatype || get_handle((char *)part + calls.type_offset) != calls.no_type);
+    int same = length_of(part) == PyTuple_Size(was);
+    for (Py_ssize_t each = 0; same && each < PyTuple_Size(was); each++)
+        same = is_as_it_was(item_of(part, each), PyTuple_GetItem(was, each));
+    return same;
+}
+
+static int are_as_they_were(const Typed *typed, const Call *call)
+{
+    int same = !typed->owner || PyList_Size(typed->owner) > 0;
+    for (int end = 0; same && end < 2; end++)
+        for (Py_ssize_t each = 0; same && typed->parts[end] != Py_None && each < PyTuple_Size(typed->parts[end]); each++)
+            same = is_as_it_was(item_of(call->given[end], each + 1), PyTuple_GetItem(typed->parts[end], each));
+    return same;
+}
+
+/* Blocks with datatypes of their own: together to where the program works on them, and from there. */
+static int run_typed(Routes *routes, Program *program, const Call *call, const Typed *known)
+{
+    Typed typed = *known; /* Python may forget the call while it runs */
+    PyObject *owner = PyList_GetItem(typed.owner, 0);
+    Call moved = *call;
+    Py_INCREF(typed.given);
+    Py_INCREF(owner);
+    const int64_t *row = typed.rows;
+    for (int part = 0; part < 4; part++) { /* sizes of both, places of both */
+        Table *table = &program->tables[part & 1];
+        size_t count = (size_t)program->blocks[part & 1];
+        memcpy(part < 2 ? table->sizes : table->places, row, count * sizeof *row);
+        row += count;
+    }
+    for (int end = 0; end < 2; end++)
+        moved.data[end] = typed.moves[end].packed;
+    move_blocks(&typed.moves[0], 1);
+    int outcome = run(routes, program, &moved);
+    if (outcome > 0)
+        move_blocks(&typed.moves[1], 0);
+    Py_DECREF(owner);
+    Py_DECREF(typed.given);
+    return outcome;
+}
+
+static int run_known(Routes *routes, const Known *known, const Call *call)
+{
+    if (Py_TYPE(known->target) != program_type)
+        return run_native(known->target, call, known->buffers);
+    Program *program = (Program *)known->target;
+    return known->typed.given ? run_typed(routes, program, call, &known->typed) : run(routes, program, call);
+}
+
 static int serve(Routes *routes, const Call *call)
 {
     const Known *known = *place_of(routes, &call->key);
     Program *program = known && Py_TYPE(known->target) == program_type ? (Program *)known->target : NULL;
-    int by_block = call->blocks[1] != NULL;
+    int by_block = call->blocks[1] != NULL || call->is_typed;
     if (!known || (known->left && *known->left <= 0) ||
         (program && (program->is_freed || program->active || by_block != (program->blocks[1] > 0))))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
     const char *from = call->data[0], *to = call->data[1];
-    if (by_block) {
+    if (call->is_typed) {
+        if (known->typed.given && !are_as_they_were(&known->typed, call))
+            return 0;
+    } else if (by_block) {
         if (!have_blocks(routes, known, program, call))
             return 0;
     } else if (from && to && from < to + known->bytes[1] && to < from + known->bytes[0])
@@ -646,12 +804,12 @@ static int serve(Routes *routes, const Call *call)
         Py_INCREF(*call->server);
     }
     if (!known->left)
-        return program ? run(routes, program, call) : run_native(known->target, call, known->buffers);
+        return run_known(routes, known, call);
     PyObject *counter = known->counter; /* Python may forget the call while it runs */
     int64_t *left = known->left, began = nanoseconds();
     Py_INCREF(counter);
     --left[0];
-    int outcome = program ? run(routes, program, call) : run_native(known->target, call, known->buffers);
+    int outcome = run_known(routes, known, call);
     left[1] += nanoseconds() - began;
     left[0] += outcome < 0; /* no call, for this rank: it may be made anew */
     Py_DECREF(counter);
@@ -697,7 +855,7 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     Call call;
     begin_named(&call, args[1], args + 2, count == 9);
-    int outcome = read_sizes(args[0], &call.is_even, &call.by_total) < 0
+    int outcome = read_sizes(args[0], &call.is_even, &call.by_total, &call.is_typed) < 0
                       ? -1
                       : serve_known(&call, args[0], 0, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
@@ -715,7 +873,7 @@ static PyObject *engine_watched(PyObject *module, PyObject *args)
     call.options[ROOT] = root;
     call.options[OP] = op;
     call.server = &server;
-    if (read_sizes(collective, &call.is_even, &call.by_total) < 0)
+    if (read_sizes(collective, &call.is_even, &call.by_total, &call.is_typed) < 0)
         return NULL;
     int outcome = serve_known(&call, collective, !call.is_even, 0, NULL, NULL);
     if (outcome > 0)
@@ -731,20 +889,20 @@ static PyObject *Routes_remember_all(Routes *self, PyObject *args)
         return NULL;
     Call call;
     begin_call(&call, NULL, Py_None, Py_None);
-    if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter) < 0)
+    if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter, Py_None) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (!has_arguments(count, 10))
+    if (!has_arguments(count, 11))
         return NULL;
     Call call;
     begin_named(&call, NULL, args + 3, 1);
-    int good = read_sizes(args[2], &call.is_even, &call.by_total);
+    int good = read_sizes(args[2], &call.is_even, &call.by_total, &call.is_typed);
     good = good < 0 ? -1 : describe(&call, args[2], 0, args + count, names);
-    good = good == 0 && keep(self, &call, args[2], args[0], args[1]) > 0;
+    good = good == 0 && keep(self, &call, args[2], args[0], args[1], args[10]) > 0;
     end_call(&call);
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
@@ -755,7 +913,7 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 static struct entry {
     int buffers, only_root;    /* how many it takes; whether only the root has a result */
     int any;                   /* of methods, whether it may be known of all calls alike what serves them */
-    int is_even, by_total;     /* of methods; see `Call` */
+    int is_even, by_total, is_typed; /* of methods; see `Call` */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
@@ -801,6 +959,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
             call.options[entry->place[each]] = args[first + buffers + each];
         call.is_even = entry->is_even;
         call.by_total = entry->by_total;
+        call.is_typed = entry->is_typed;
         int outcome = serve_known(&call, entry->collective, entry->any, entry->options, args + count, names);
         int has_result = !self && outcome > 0 && call.arrays[1];
         if (has_result && entry->only_root)
@@ -848,7 +1007,7 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
         return NULL;
     entry->only_root = PyUnicode_CompareWithASCIIString(everywhere, "send") == 0;
     Py_DECREF(everywhere);
-    if (read_sizes(entry->collective, &entry->is_even, &entry->by_total) < 0)
+    if (read_sizes(entry->collective, &entry->is_even, &entry->by_total, &entry->is_typed) < 0)
         return NULL;
     entry->any = !entry->is_even && type != Py_None;
     entry->is_even &= type != Py_None; /* of functions, whose result is an array */
@@ -945,8 +1104,10 @@ static PyMethodDef routes_methods[] = {
     {"clear", (PyCFunction)Routes_clear, METH_NOARGS, "Forget all calls."},
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
-     "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, **params): let a program, or a "
-     "method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; whether it will."},
+     "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, typed, **params): let a "
+     "program, or a method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; "
+     "whether it will. typed, of blocks with datatypes of their own: (what came with each array, in tuples, and bytes of "
+     "arrays), a list with the owner of the memory, the copies before and after, sizes and places."},
     {"remember_all", (PyCFunction)Routes_remember_all, METH_VARARGS,
      "remember_all(method, counter, collective): let mpi4py's method serve all calls of a drop-in communicator on memory "
      "of the host, so many as the counter says, unless something else serves them."},
@@ -973,12 +1134,15 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
 {
     Array *example;
     unsigned long long data;
+    long long no_type;
     int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OnOOOOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.datatype, &calls.background,
+    if (!PyArg_ParseTuple(args, "OnOO(nL)OOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.datatype,
+                          &calls.type_offset, &no_type, &calls.background,
                           &calls.observers, &calls.automatic, &calls.sum, &calls.in_place, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
+    calls.no_type = no_type;
     if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
         example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)
         return PyErr_Format(PyExc_OSError, "arrays of this NumPy are laid out in a way that is not known");
@@ -1007,7 +1171,7 @@ static PyObject *engine_register(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
-     "setup_calls(comm, offset, array, datatype, background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
+     "setup_calls(comm, offset, array, datatype, (offset, null), background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
     {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},

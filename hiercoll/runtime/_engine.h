@@ -50,9 +50,17 @@ typedef struct {
 extern PyTypeObject *program_type;
 extern void *mpi_create_keyval; /* of the MPI library */
 
+/* Words of a copy (_regions.c), the bytes that lie apart, and where they lie together. */
+typedef struct {
+    const int64_t *words, *end;
+    char *apart, *packed;
+    Py_ssize_t nbytes;
+} Move;
+
 int64_t get_handle(const char *at);
 int begin_program(Program *self);              /* 0, or -1 with an exception */
 int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
+void move_blocks(const Move *move, int outward);
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
 int add_regions(PyObject *module);             /* 0, or -1 with an exception */
 int add_attributes(PyObject *module);          /* 0, or -1 with an exception */

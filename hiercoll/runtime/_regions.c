@@ -89,6 +89,19 @@ static void copy_blocks(Copying *c)
     }
 }
 
+/* Blocks to where they lie together, or (not ``outward``) back. */
+void move_blocks(const Move *move, int outward)
+{
+    Copying c = {move->words, move->end, move->apart, move->packed, outward};
+    if (move->nbytes < UNLOCKED) {
+        copy_blocks(&c);
+    } else {
+        Py_BEGIN_ALLOW_THREADS;
+        copy_blocks(&c);
+        Py_END_ALLOW_THREADS;
+    }
+}
+
 static PyObject *engine_copy_blocks(PyObject *module, PyObject *args)
 {
     Py_buffer words;
@@ -99,15 +112,9 @@ static PyObject *engine_copy_blocks(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*KKnp", &words, &apart, &packed, &nbytes, &outward))
         return NULL;
     const int64_t *first = words.buf;
-    Copying c = {first, first + words.len / (Py_ssize_t)sizeof *first, (char *)(uintptr_t)apart,
-                 (char *)(uintptr_t)packed, outward};
-    if (nbytes < UNLOCKED) {
-        copy_blocks(&c);
-    } else {
-        Py_BEGIN_ALLOW_THREADS;
-        copy_blocks(&c);
-        Py_END_ALLOW_THREADS;
-    }
+    Move move = {first, first + words.len / (Py_ssize_t)sizeof *first, (char *)(uintptr_t)apart,
+                 (char *)(uintptr_t)packed, nbytes};
+    move_blocks(&move, outward);
     PyBuffer_Release(&words);
     return Py_BuildValue("");
 }

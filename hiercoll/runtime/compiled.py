@@ -67,12 +67,13 @@ def _set_up(module: Any) -> None:
     """Raises OSError where a function of the MPI library is not found, or NumPy's arrays are not as they were."""
     handles = (MPI._sizeof(MPI.REQUEST_NULL), value_of(MPI.REQUEST_NULL), value_of(MPI.BYTE))
     module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception)
-    offset = MPI._addressof(MPI.COMM_SELF) - id(MPI.COMM_SELF)  # of the handle in a communicator object
+    # Of the handle in an object: of communicators, and of datatypes.
+    offset, of_type = (MPI._addressof(each) - id(each) for each in (MPI.COMM_SELF, MPI.DOUBLE))
     known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
     example = (known, known.ctypes.data, known.flags.num)
     module.setup_calls(
-        *(MPI.Comm, offset, np.ndarray, MPI.Datatype, progress.active, observers, AUTO, MPI.SUM, MPI.IN_PLACE),
-        *(example, counts),
+        *(MPI.Comm, offset, np.ndarray, MPI.Datatype, (of_type, value_of(MPI.DATATYPE_NULL)), progress.active),
+        *(observers, AUTO, MPI.SUM, MPI.IN_PLACE, example, counts),
     )
 
 

@@ -43,7 +43,7 @@ from hiercoll.runtime.specifications import (
     apart,
     basic_type,
     block_message,
-    copy_blocks,
+    copying,
     each_block,
     is_in_place,
     lasting,
@@ -949,12 +949,12 @@ def _copied(
     data = np.empty(int(sizes.sum()), np.uint8)
     lying = lasting(lying, data)
 
-    def copying(outward: bool) -> Transfer:
-        return Now(partial(copy_blocks, lying, data, outward=outward))
+    def start(outward: bool) -> Transfer:
+        return Now(copying(lying, data, outward=outward), data)
 
     at = np.cumsum(sizes) - sizes
     kind = None if isinstance(message, TypedMessage) else message.datatype
-    copied = Data(MPI.Get_address(data), blocks, block or 0, kind, message.buffer, copying=copying)
+    copied = Data(MPI.Get_address(data), blocks, block or 0, kind, message.buffer, copying=start)
     return copied if block is not None else copied._replace(sizes=sizes, at=at)
 
 

@@ -8,8 +8,8 @@ means what it means to mpi4py.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from operator import index
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -316,16 +316,28 @@ def _free(datatypes: Sequence[MPI.Datatype]) -> None:
             datatype.Free()
 
 
-def copy_blocks(blocks: Apart, data: npt.NDArray[np.uint8], *, outward: bool) -> None:
-    """Copy blocks, one after the other, to ``data``, or (not ``outward``) from there; by the compiled engine, if there
-    is one."""
-    known, (engine, _) = packing(blocks.blocks), compiled.load()
+class EngineCopy:
+    """A copy of blocks by the compiled engine: (words, where the blocks are, where they lie together, bytes)."""
+
+    def __init__(self, move: tuple[Any, int, int, int], outward: bool) -> None:
+        self.move, self._outward = move, outward
+
+    def __call__(self) -> None:
+        """Do it."""
+        module: Any = compiled.load()[0]
+        module.copy_blocks(*self.move, self._outward)
+
+
+def copying(blocks: Apart, data: npt.NDArray[np.uint8], *, outward: bool) -> Callable[[], None]:
+    """What copies blocks, one after the other, to ``data``, or (not ``outward``) from there, whenever it is called; by
+    the compiled engine, if there is one. It need not keep ``data`` alive."""
+    known = packing(blocks.blocks)
     if known is None:
-        _copy_by_messages(blocks, data, outward)
-    elif engine is None:
-        known.copy(blocks.address, MPI.Get_address(data), outward=outward)
-    else:
-        engine.copy_blocks(known.words, blocks.address, MPI.Get_address(data), known.nbytes, outward)
+        return partial(_copy_by_messages, blocks, data, outward)
+    where = MPI.Get_address(data)
+    if compiled.load()[0] is None:
+        return partial(known.copy, blocks.address, where, outward=outward)
+    return EngineCopy((known.words, blocks.address, where, known.nbytes), outward)
 
 
 @cache

@@ -15,8 +15,9 @@ from random_types import bounds, data, place, random_type
 
 import hiercoll
 from hiercoll import settings
-from hiercoll.calls import dropin
+from hiercoll.calls import dropin, functions
 from hiercoll.errors import BufferSizeError, BufferTypeError
+from hiercoll.runtime import compiled
 from hiercoll.runtime.lifetime import get_session
 
 WORLD = MPI.COMM_WORLD
@@ -118,6 +119,67 @@ def test_drop_in(comm: MPI.Intracomm, calls: dropin.Calls, monkeypatch: pytest.M
     assert sum(calls.values()) == 40 * 6
     if learns == "online" and SIZE > 1:
         assert calls["alltoallw"]
+
+
+@pytest.fixture
+def by_python(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Calls of functions that the compiled engine has left to Python."""
+    if compiled.load()[0] is None:
+        pytest.skip(f"no compiled engine: {compiled.load()[1]}")
+    seen: list[object] = []
+    original = functions._uneven_call
+
+    def call(*given: Any) -> Any:
+        seen.append(given)
+        return original(*given)
+
+    monkeypatch.setattr(functions, "_uneven_call", call)
+    return seen
+
+
+@several
+@pytest.mark.parametrize("algorithm", ["auto", "pairwise", "aggregate"])
+def test_known_by_what_is_passed(comm: MPI.Intracomm, by_python: list[object], algorithm: str) -> None:
+    """The compiled engine serves calls with the very objects of earlier ones, as long as these are as they were."""
+    call = partial(hiercoll.alltoallw, comm, algorithm=algorithm)
+
+    def is_left(send: list[Any], recv: list[Any]) -> bool:
+        """Whether a call is left to Python; its data are right."""
+        by_python.clear()
+        Ends(send, recv, due).check(call)
+        return bool(by_python)
+
+    with transpose(SIZE + 1) as ends:
+        due = ends.due.copy()
+        for _ in range(4):
+            ends.check(call)
+        assert not is_left(ends.send, ends.recv) and not is_left(list(ends.send), list(ends.recv))
+        ends.send[0][:] += 1
+        due += 1
+        assert not is_left(ends.send, ends.recv)
+        moved = np.zeros_like(ends.recv[0])
+        assert is_left(ends.send, [moved, *ends.recv[1:]])
+        types, own = ends.send[2], ends.send[2][RANK]
+        types[RANK] = own.Dup()
+        assert is_left(ends.send, ends.recv)
+        types[RANK].Free()
+        types[RANK] = own
+        assert not is_left(ends.send, ends.recv)
+        ends.send[1][0][RANK] = 0  # the same list is of what is received: nothing goes to oneself
+        due[ends_of(RANK)] = POISON
+        assert is_left(ends.send, ends.recv)
+        ends.send[1][0][RANK] = 1
+        types[RANK] = own.Dup()
+        types[RANK].Free()
+        with pytest.raises(BufferTypeError):
+            call(ends.send, ends.recv)
+        types[RANK] = own
+
+
+def ends_of(rank: int) -> slice:
+    """The part of a rank of an axis of SIZE + 1 indices; see `transpose`."""
+    cuts = [(SIZE + 1) * each // SIZE for each in range(SIZE + 1)]
+    return slice(cuts[rank], cuts[rank + 1])
 
 
 def test_drop_in_served(comm: MPI.Intracomm, calls: dropin.Calls, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from random_types import INT, bounds, data, random_type
 from hiercoll.memory.regions import MOST_PIECES, Block, Piece, packing
 from hiercoll.runtime import compiled
 from hiercoll.runtime.datatypes import element_of
-from hiercoll.runtime.specifications import Apart, copy_blocks
+from hiercoll.runtime.specifications import Apart, copying
 
 RANK = MPI.COMM_WORLD.rank
 ENGINES = ["c", "python"]
@@ -49,12 +49,12 @@ def check(datatype: MPI.Datatype, count: int, seed: int) -> None:
     assert block.element.pieces is not None
     assert block.bounds == ((low + at, high + at) if nbytes else (0, 0))
     where = Apart(MPI.Get_address(memory), memory.nbytes, (block,), [datatype])
-    copy_blocks(where, packed, outward=True)
+    copying(where, packed, outward=True)()
     np.testing.assert_array_equal(packed, expected)
     new = data(random, nbytes)
     due = memory.copy()
     by_mpi(due, at, datatype, count, new, False)
-    copy_blocks(where, new, outward=False)
+    copying(where, new, outward=False)()
     np.testing.assert_array_equal(memory, due)  # what lies between is as it was
 
 
@@ -123,10 +123,10 @@ def test_types_that_only_mpi_takes_apart(engine: str) -> None:
         expected, back = packed.copy(), np.zeros_like(memory)
         by_mpi(memory, 0, datatype, 1, expected, True)
         blocks = Block(0, 1, element), Block(0, 0, element)
-        copy_blocks(Apart(MPI.Get_address(memory), high, blocks, [datatype] * 2), packed, outward=True)
+        copying(Apart(MPI.Get_address(memory), high, blocks, [datatype] * 2), packed, outward=True)()
         np.testing.assert_array_equal(packed, expected)
         where = Apart(MPI.Get_address(back), high, blocks, [datatype] * 2)
-        copy_blocks(where, packed, outward=False)
+        copying(where, packed, outward=False)()
         by_mpi(memory, 0, datatype, 1, packed, False)
         by_mpi(back, 0, datatype, 1, expected, True)
         np.testing.assert_array_equal(packed, expected)
