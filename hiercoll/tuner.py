@@ -172,8 +172,8 @@ def _decide(
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if COLLECTIVES[collective].sizes is Sizes.OWN and (entry is None or not entry.is_for(topology)):
-        trial = tried(collective)
-        then = f"; a program's own calls try {trial[0]} where blocks are small" if trial else ""
+        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective)))
+        then = f"; a program's own calls try {names} where blocks are small" if names else ""
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)
     if entry is None:
@@ -257,9 +257,8 @@ def uneven_choices(
     if entry is not None and entry.is_for(topology) and spread.most <= EVEN * mean:
         choice = entry.choice(mean, held=held)
         return (native,) if choice.is_native else (native, choice)
-    trial = tried(collective)
-    promising = trial is not None and not held and (packs or 10 * spread.small > 9 * spread.filled)
-    return (native, Variant(*trial)) if trial and promising else (native,)
+    promising = not held and (packs or 10 * spread.small > 9 * spread.filled)
+    return (native, *(Variant(*each) for each in tried(collective))) if promising else (native,)
 
 
 _NO_TABLE = Table()

@@ -29,7 +29,7 @@ register(ALLTOALLV, Parameter("exchange", "rotation", ("rotation",), "partner of
     window_parameter(4, "large blocks outstanding per rank, each way", 1, 4, 16),
     auto=({"form": "share"}, {"form": "lane"}, {"form": "leader"}),
     search=lambda topology: grid(form=("lane", "share", "leader"), window=(1, 4, 16)),
-    trial={"form": "share", "window": 4},
+    trials=({"form": "leader", "window": 4}, {"form": "share", "window": 4}),
 )
 def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Schedule:
     """Small blocks together through the node's shared buffer, large ones straight.

@@ -62,7 +62,7 @@ class Algorithm:
 
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; ``search``: what ``hiercoll tune`` measures besides those and `variants`;
-    ``trial``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
+    ``trials``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
     ``order``: in which reductions combine contributions, on a topology;
     ``own_sizes``: whether ranks need no other sizes of blocks than those of their own.
     """
@@ -76,7 +76,7 @@ class Algorithm:
     together: tuple[Params, ...] = ()
     auto: tuple[Params, ...] = ()
     search: Callable[[Topology], Choices] = lambda topology: ()
-    trial: Params | None = None
+    trials: tuple[Params, ...] = ()
     order: OrderOn = lambda topology, params: Order.ANY
     own_sizes: bool = False
 
@@ -198,7 +198,7 @@ def register(
     together: tuple[Params, ...] = (),
     auto: tuple[Params, ...] = (),
     search: Callable[[Topology], Choices] | None = None,
-    trial: Params | None = None,
+    trials: tuple[Params, ...] = (),
     order: Order | OrderOn = Order.ANY,
     own_sizes: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
@@ -214,7 +214,7 @@ def register(
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
         able = in_place or collective.one_buffer
         entry = Algorithm(
-            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trial, kind,
+            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trials, kind,
             own_sizes,
         )  # fmt: skip
         REGISTRY.setdefault(collective.name, {})[name] = entry
@@ -243,12 +243,10 @@ def searched(collective: str, topology: Topology) -> list[tuple[str, Params]]:
     return [(name, params) for name, params in found if REGISTRY[collective][name].refusal(topology, params) is None]
 
 
-def tried(collective: str) -> tuple[str, Params] | None:
-    """What calls try where nobody knows all sizes, if there is anything: its name, and all parameters."""
-    for entry in REGISTRY.get(collective, {}).values():
-        if entry.trial is not None:
-            return entry.name, entry.resolve(entry.trial)
-    return None
+def tried(collective: str) -> list[tuple[str, Params]]:
+    """What calls try where nobody knows all sizes: names, and all parameters."""
+    entries = REGISTRY.get(collective, {}).values()
+    return [(entry.name, entry.resolve(each)) for entry in entries for each in entry.trials]
 
 
 def get_algorithm(collective: str, name: str) -> Algorithm:
