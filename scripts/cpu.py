@@ -4,7 +4,8 @@
 
 Prints for native, the program's own call, and for public calls of each ALGORITHM (name:parameter=value,..), all
 in a row, the time of a call, the share of it in which the host's processors were busy, and, per rank and call, the
-time on a processor and how often it was given up, by itself (yielding, waiting) and by force.
+time on a processor, the part of it in the system (messages, and interrupts that are counted there), and how often it
+was given up, by itself (yielding, waiting) and by force.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def main() -> None:
     comm, processors = MPI.COMM_WORLD, os.cpu_count() or 1
     if comm.rank == 0:
         print(
-            "| size | algorithm | us | busy | us on a processor | given up | by force |\n|---|---|---|---|---|---|---|"
+            "| size | algorithm | us | busy | us on a processor | in the system | given up | by force |\n"
+            "|---|---|---|---|---|---|---|---|"
         )
     for size in SizesType().convert(args.sizes, None, None):
         for text in ("native", *args.algorithms):
@@ -56,15 +58,16 @@ def main() -> None:
             share = (busy() - before) / took / processors
             mine = [
                 (after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime) * 1e6,
+                (after.ru_stime - usage.ru_stime) * 1e6,
                 after.ru_nvcsw - usage.ru_nvcsw,
                 after.ru_nivcsw - usage.ru_nivcsw,
             ]
             total = comm.reduce(np.array(mine))
             if comm.rank == 0:
-                used, given, forced = total / comm.size / runs
+                used, inside, given, forced = total / comm.size / runs
                 print(
                     f"| {format_size(size)} | {text} | {took / runs * 1e6:.0f} | {share:.0%} | {used:.0f} "
-                    f"| {given:.1f} | {forced:.1f} |",
+                    f"| {inside / used:.0%} | {given:.1f} | {forced:.1f} |",
                     flush=True,
                 )
 
