@@ -511,7 +511,6 @@ GATHERV = Collective(
     root=True,
     sizes=Sizes.ROOT,
     native="Gatherv",
-    family="gather",
     size_of="mean bytes per rank",
     section="6.5",
 )
@@ -524,7 +523,6 @@ SCATTERV = Collective(
     root=True,
     sizes=Sizes.ROOT,
     native="Scatterv",
-    family="scatter",
     size_of="mean bytes per rank",
     section="6.6",
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
 from hiercoll.algorithms.bcast import above, branches, subtree
+from hiercoll.algorithms.grouping import ARRIVED, DONE, WRITTEN, ranks_before
 from hiercoll.algorithms.registry import Parameter, grid, register
-from hiercoll.collectives import GATHER, SCATTER
-from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
+from hiercoll.collectives import GATHER, GATHERV, SCATTER, SCATTERV
+from hiercoll.schedule import RECV, SEND, SIZES, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
 RADIX = Parameter("radix", 2, (2, 3, 4), "of the tree (k-nomial): rounds are fewer where it is larger", 2)
@@ -76,7 +80,8 @@ def binomial_scatter(topology: Topology, rank: int, *, root: int, radix: int) ->
 WINDOW = Parameter("window", 32, (32, 1, 4), "messages that the root has under way at a time", 1)
 
 
-@register(GATHER, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)), own_sizes=True)
+@register(GATHER, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
+@register(GATHERV, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
 def linear_gather(topology: Topology, rank: int, *, root: int, window: int) -> Schedule:
     """Every rank sends its block to the root.
 
@@ -89,17 +94,24 @@ def linear_gather(topology: Topology, rank: int, *, root: int, window: int) -> S
     Constraints: none.
     Reference: MPI 4.1, section 6.5 (its definition).
     """
-    b, came = Builder(rank), list[int]()
-    if rank == root:
-        for peer in (other for other in range(topology.size) if other != root):
-            came.append(b.recv(peer, RECV[peer], after=came[-window : len(came) - window + 1]))
-        b.copy(SEND[0], RECV[root])
-    else:
-        b.send(root, SEND[0])
+    b = Builder(rank)
+    _straight_gather(b, topology, root, window)
     return in_order(b.build())
 
 
-@register(SCATTER, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)), own_sizes=True)
+def _straight_gather(b: Builder, topology: Topology, root: int, window: int) -> None:
+    """To the root from every rank, ``window`` messages at a time."""
+    if b.rank != root:
+        b.send(root, SEND[0], after=[])
+        return
+    came = list[int]()
+    for peer in (other for other in range(topology.size) if other != root):
+        came.append(b.recv(peer, RECV[peer], after=came[-window : len(came) - window + 1]))
+    b.copy(SEND[0], RECV[root], after=[])
+
+
+@register(SCATTER, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
+@register(SCATTERV, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
 def linear_scatter(topology: Topology, rank: int, *, root: int, window: int) -> Schedule:
     """The root sends its block to every rank.
 
@@ -112,19 +124,30 @@ def linear_scatter(topology: Topology, rank: int, *, root: int, window: int) -> 
     Constraints: none.
     Reference: MPI 4.1, section 6.6 (its definition).
     """
-    b, sent = Builder(rank), list[int]()
-    if rank == root:
-        for peer in (other for other in range(topology.size) if other != root):
-            sent.append(b.send(peer, SEND[peer], after=sent[-window : len(sent) - window + 1]))
-        b.copy(SEND[root], RECV[0])
-    else:
-        b.recv(root, RECV[0])
+    b = Builder(rank)
+    _straight_scatter(b, topology, root, window)
     return in_order(b.build())
+
+
+def _straight_scatter(b: Builder, topology: Topology, root: int, window: int) -> None:
+    """From the root to every rank, ``window`` messages at a time."""
+    if b.rank != root:
+        b.recv(root, RECV[0], after=[])
+        return
+    sent = list[int]()
+    for peer in (other for other in range(topology.size) if other != root):
+        sent.append(b.send(peer, SEND[peer], after=sent[-window : len(sent) - window + 1]))
+    b.copy(SEND[root], RECV[0], after=[])
 
 
 def _leader(topology: Topology, node: int, root: int) -> int:
     """The root leads its node, lane 0 every other."""
     return root if topology.node_of[root] == node else topology.nodes[node][0]
+
+
+def _other_nodes(topology: Topology, root: int) -> list[tuple[int, Sequence[int]]]:
+    """Leaders and ranks of nodes but the root's."""
+    return [(ranks[0], ranks) for ranks in topology.nodes if root not in ranks]
 
 
 @register(GATHER, auto=({},))
@@ -151,9 +174,8 @@ def hierarchical_gather(topology: Topology, rank: int, *, root: int) -> Schedule
         ]
         b.send(root, piece[0 : len(own)], after=here)
     else:
-        for node, ranks in enumerate(topology.nodes):
-            if node != topology.node_of[root]:
-                b.recv(_leader(topology, node, root), RECV[ranks])
+        for peer, ranks in _other_nodes(topology, root):
+            b.recv(peer, RECV[ranks])
         for peer in own:
             if peer != root:
                 b.recv(peer, RECV[peer])
@@ -186,11 +208,109 @@ def hierarchical_scatter(topology: Topology, rank: int, *, root: int) -> Schedul
                 b.send(peer, piece[lane], after=here)
         b.copy(piece[own.index(rank)], RECV[0], after=here)
     else:
-        for node, ranks in enumerate(topology.nodes):
-            if node != topology.node_of[root]:
-                b.send(_leader(topology, node, root), SEND[ranks])
+        for peer, ranks in _other_nodes(topology, root):
+            b.send(peer, SEND[ranks])
         for peer in own:
             if peer != root:
                 b.send(peer, SEND[peer])
         b.copy(SEND[root], RECV[0])
+    return in_order(b.build())
+
+
+NODE, TOLD = 1, 2  # tags of the small blocks of a node, and of their sizes; what goes straight has 0
+
+
+@register(GATHERV, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
+def aggregate_gather(topology: Topology, rank: int, *, root: int, window: int) -> Schedule:
+    """Small blocks through a buffer that their node shares, and on to the root together; large ones straight.
+
+    Contract: gatherv. A block has two segments, one of which is empty: its rank and the root know
+    its size, so both know which. A leader learns the sizes of its node's, to send them.
+
+        node 0: [0] 1 2   | small: 1, 2 write, 0 reads;  4, 5 write, 3 -> 0 three blocks  (to root 0)
+        node 1: [3] 4 5   | large: 1 -> 0, 2 -> 0, 3 -> 0, 4 -> 0, 5 -> 0
+
+    Who is neither root nor leader may leave when it has written, and its large block is sent.
+    Counts (root; any number of ranks): messages = 0; scratch = 0
+    Constraints: none.
+    Reference: hiercoll's own; for equal blocks Karonis et al. 2000 (multilevel collectives).
+    """
+    b, own, lane, others = Builder(rank, 2), topology.node(rank), topology.lane_of[rank], ranks_before(topology, rank)
+    leader, slots = _leader(topology, topology.node_of[rank], root), b.shared(len(own), [(peer, 0) for peer in own])
+    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
+    with b.segment(TOGETHER):
+        if rank == root:
+            for peer, ranks in _other_nodes(topology, root):
+                b.recv(peer, RECV[ranks], tag=NODE)
+            b.copy(SEND[0], RECV[root])
+        elif not others:
+            b.send(root, SEND[0], tag=NODE)
+    with b.segment(STRAIGHT):
+        _straight_gather(b, topology, root, window)
+    with b.segment(TOGETHER):
+        if rank != leader:
+            b.wait([leader], DONE, previous=True)
+            if leader != root:
+                b.publish_sizes(rank)
+            b.copy(SEND[0], slots[lane])
+            b.signal(WRITTEN)
+        elif others:
+            b.wait(others, WRITTEN)
+            if rank == root:
+                b.copy(slots[[topology.lane_of[peer] for peer in others]], RECV[others])
+                b.signal(DONE)
+            else:
+                b.copy(SEND[0], slots[lane])
+                b.learn_sizes(rank, others)
+                b.signal(DONE, after=[b.send(root, slots[0 : len(own)], tag=NODE)])
+    return in_order(b.build())
+
+
+@register(SCATTERV, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
+def aggregate_scatter(topology: Topology, rank: int, *, root: int, window: int) -> Schedule:
+    """Small blocks to a node together, and on through a buffer that it shares; large ones straight.
+
+    Contract: scatterv. Segments as in gatherv. The root tells leaders the sizes of their node's
+    blocks, so that nobody waits for other ranks than the root and the leader.
+
+        node 0: [0] 1 2   | small: 0 -> 3 three blocks, 0 writes, 1, 2 read;  4, 5 read  (from root 0)
+        node 1: [3] 4 5   | large: 0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4, 0 -> 5
+
+    Counts (root; N equal nodes of m): messages = 2*(N-1)+(N*m-1); scratch = 0
+    Constraints: none.
+    Reference: hiercoll's own; for equal blocks Karonis et al. 2000 (multilevel collectives).
+    """
+    b, own, lane, others = Builder(rank, 2), topology.node(rank), topology.lane_of[rank], ranks_before(topology, rank)
+    leader, slots = _leader(topology, topology.node_of[rank], root), b.shared(len(own), [(root, peer) for peer in own])
+    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
+    for peer, ranks in _other_nodes(topology, root) if rank == root else ():
+        if len(ranks) > 1:
+            b.send(peer, SIZES[ranks], tag=TOLD)
+        with b.segment(TOGETHER):
+            b.send(peer, SEND[ranks], tag=NODE)
+    if rank != root:
+        with b.segment(STRAIGHT):
+            _straight_scatter(b, topology, root, window)
+        if rank == leader and others:
+            b.gate([b.recv(root, SIZES[own], tag=TOLD)])
+    with b.segment(TOGETHER):
+        if rank == root:
+            b.copy(SEND[root], RECV[0])
+        elif not others:
+            b.recv(root, RECV[0], tag=NODE)
+        if rank != leader:
+            b.wait([leader], ARRIVED)
+            b.copy(slots[lane], RECV[0])
+            b.signal(DONE)
+        elif others:
+            b.wait(others, DONE, previous=True)
+            if rank == root:
+                b.copy(SEND[others], slots[[topology.lane_of[peer] for peer in others]])
+                b.signal(ARRIVED)
+            else:
+                b.signal(ARRIVED, after=[b.recv(root, slots[0 : len(own)], tag=NODE)])
+                b.copy(slots[lane], RECV[0])
+    if rank == root:
+        with b.segment(STRAIGHT):
+            _straight_scatter(b, topology, root, window)
     return in_order(b.build())

@@ -63,8 +63,7 @@ class Algorithm:
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; ``search``: what ``hiercoll tune`` measures besides those and `variants`;
     ``trials``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
-    ``order``: in which reductions combine contributions, on a topology;
-    ``own_sizes``: whether ranks need no other sizes of blocks than those of their own.
+    ``order``: in which reductions combine contributions, on a topology.
     """
 
     collective: str
@@ -78,7 +77,6 @@ class Algorithm:
     search: Callable[[Topology], Choices] = lambda topology: ()
     trials: tuple[Params, ...] = ()
     order: OrderOn = lambda topology, params: Order.ANY
-    own_sizes: bool = False
 
     @property
     def in_places(self) -> tuple[bool, ...]:
@@ -200,9 +198,9 @@ def register(
     search: Callable[[Topology], Choices] | None = None,
     trials: tuple[Params, ...] = (),
     order: Order | OrderOn = Order.ANY,
-    own_sizes: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Enter the decorated function into the registry under its own name; see `Algorithm`."""
+    """Enter the decorated function into the registry under its own name, less that of the collective (or, for gatherv,
+    of gather); see `Algorithm`."""
 
     def kind(topology: Topology, params: Params) -> Order:
         if topology.size == 1:
@@ -210,12 +208,11 @@ def register(
         return order(topology, params) if callable(order) else order
 
     def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        name = function.__name__.removesuffix(f"_{collective.name}")
+        name = function.__name__.removesuffix(f"_{collective.name.removesuffix('v')}")
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
         able = in_place or collective.one_buffer
         entry = Algorithm(
             collective.name, name, function, parameters, always, able, together, auto, search or nothing, trials, kind,
-            own_sizes,
         )  # fmt: skip
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function

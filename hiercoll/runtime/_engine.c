@@ -558,26 +558,29 @@ int begin_program(Program *self)
 
 /* ---- Programs in Python */
 
-/* The tables of blocks: each begins where the one before ends, or is ``like`` an earlier one. Sizes of blocks of send and
- * recv are the row of this rank's lane among those of a node, which are the base of sizes. Returns the words taken. */
+/* The tables of blocks: each begins where the one before ends, or is ``like`` an earlier one. Sizes of those ``in_row``
+ * are the row of this rank's lane among those of a node, which are the base of sizes. Returns the words taken. */
 typedef struct {
-    int64_t like, count, least, below;
+    int64_t like, count, least, below, in_row;
 } TableOf;
 
 static Py_ssize_t place_tables(Program *self, int64_t *memory, const TableOf *tables, Py_ssize_t count, int lane, int lanes)
 {
-    Py_ssize_t row = self->blocks[0] + self->blocks[1];
-    int64_t *next = memory + row * lanes;
+    int64_t row = 0;
+    for (Py_ssize_t index = 0; index < count; index++)
+        row += tables[index].in_row * tables[index].count;
+    int64_t *next = memory + row * lanes, *own = memory + row * lane;
     for (Py_ssize_t index = 0; index < count; index++) {
         const TableOf *given = &tables[index];
         Table *table = &self->tables[index];
         if (given->like < index)
             *table = self->tables[given->like];
         else {
-            int is_own = index < 2; /* of send or recv */
-            table->sizes = is_own ? memory + row * lane + (index ? self->blocks[0] : 0) : next;
-            table->places = is_own ? next : next + given->count;
-            next = table->places + given->count;
+            int64_t **from = given->in_row ? &own : &next;
+            table->sizes = *from;
+            *from += given->count;
+            table->places = next;
+            next += given->count;
         }
         table->least = given->least;
         table->below = given->below;
@@ -595,9 +598,9 @@ static int place_arrays(Program *self, const Py_buffer *code, const Py_buffer *f
     Py_ssize_t words = (code->len + flow->len) / 8 + 3 * (Py_ssize_t)self->number + 3 * slots;
     Py_ssize_t pieces = count ? code->len / 8 : 0;
     for (Py_ssize_t index = 0; index < count; index++) {
-        words += 2 * given[index].count;
-        if (index < 2)
-            words += lanes * (self->blocks[index] = given[index].count);
+        words += (2 + lanes * given[index].in_row) * given[index].count;
+        if (index < 2) /* of send and recv */
+            self->blocks[index] = given[index].count;
     }
     int64_t *next = self->memory = PyMem_Calloc((size_t)(words + 2 * pieces + 1), 8);
     self->statuses = PyMem_Calloc((size_t)slots, (size_t)mpi.status);

@@ -30,7 +30,7 @@ from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.messages import Datatypes, typed
 from hiercoll.runtime.operations import Operation
-from hiercoll.runtime.sizes import GivenSizes
+from hiercoll.runtime.sizes import GivenSizes, Places
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Region, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
@@ -116,16 +116,12 @@ class LaidOut:
     """Blocks that lie where a layout says. See `Data`."""
 
     def __init__(self, layout: Layout, datatypes: Datatypes) -> None:
-        self._layout, self._datatypes, self._byte = layout, datatypes, value_of(MPI.BYTE)
+        self._layout, self._datatypes = layout, datatypes
 
     def message(self, op: Send | Recv) -> tuple[int, ...] | None:
         """See `Data`."""
         runs = self._layout.runs(op.region)
-        if not runs:
-            return None
-        offset, number, datatype = typed(runs, self._datatypes)
-        handle = self._byte if datatype is MPI.BYTE else value_of(datatype)
-        return SEND if isinstance(op, Send) else RECEIVE, _base(op.region), offset, number, handle
+        return _message(op, runs, self._datatypes) if runs else None
 
     def copies(self, op: Copy) -> Iterator[tuple[int, ...]]:
         """See `Data`."""
@@ -151,6 +147,12 @@ class LaidOut:
         return ()
 
 
+def _message(op: Send | Recv, runs: Sequence[tuple[int, int]], datatypes: Datatypes) -> tuple[int, ...]:
+    """Words of a message of bytes that lie where ``runs`` say."""
+    offset, number, datatype = typed(runs, datatypes)
+    return SEND if isinstance(op, Send) else RECEIVE, _base(op.region), offset, number, value_of(datatype)
+
+
 def _base(region: Region) -> int:
     """What a region's places are relative to."""
     return BASES.index("scratch" if region.buffer == "narrow" else region.buffer)
@@ -159,16 +161,25 @@ def _base(region: Region) -> int:
 class Tabulated:
     """Blocks that lie where tables say, which each start fills. See `Data`."""
 
-    def __init__(self, given: GivenSizes) -> None:
-        self._areas, self._limit = given.areas, given.limit
+    def __init__(self, given: GivenSizes, datatypes: Datatypes) -> None:
+        self._areas, self._limit, self._datatypes = given.areas, given.limit, datatypes
         self._tables: dict[tuple[BufferName, int | None], int] = {}
-        self.rows = array("q")  # of all tables: an earlier one that it is like, or itself; blocks; least and most bytes
+        # Of all tables: an earlier one that it is like, or itself; blocks; least and most bytes; whether in rows.
+        self.rows = array("q")
         for buffer, blocks in zip(("send", "recv"), given.blocks, strict=True):
-            self._add((buffer, None), blocks)
+            self._add((buffer, None), blocks, in_row=self._areas is None or buffer in self._areas.ends)
 
-    def _add(self, key: Any, blocks: int, like: int | None = None, least: int = 0, below: int = ANY_SIZE) -> int:
+    def _add(
+        self,
+        key: Any,
+        blocks: int,
+        like: int | None = None,
+        least: int = 0,
+        below: int = ANY_SIZE,
+        in_row: bool = False,
+    ) -> int:
         number = self._tables[key] = len(self._tables)
-        self.rows.extend((number if like is None else like, blocks, least, below))
+        self.rows.extend((number if like is None else like, blocks, least, below, in_row))
         return number
 
     def _table(self, buffer: BufferName, part: int | None) -> int:
@@ -184,6 +195,8 @@ class Tabulated:
     def message(self, op: Send | Recv) -> tuple[int, ...]:
         """See `Data`."""
         region = op.region
+        if region.buffer == "sizes" and self._areas is not None:
+            return _message(op, BlockLayout(8 * self._areas.width).runs(region), self._datatypes)
         kind = SEND_BLOCKS if isinstance(op, Send) else RECEIVE_BLOCKS
         return kind, BASES.index(region.buffer), self._table(region.buffer, region.part), *region.blocks
 
@@ -192,7 +205,7 @@ class Tabulated:
         ends = op.source, op.target
         if op.source.buffer in SIZE_BUFFERS and self._areas is not None:
             bases = [BASES.index("shared" if each.buffer == "shared_sizes" else each.buffer) for each in ends]
-            row = BlockLayout(self._areas.row_bytes)
+            row = BlockLayout(8 * self._areas.width)
             for at, there, *rest in _evenly(common_pieces(row, *((0, each) for each in ends))):
                 yield COPY, bases[0], at, bases[1], there, *rest
             return
@@ -203,20 +216,17 @@ class Tabulated:
         """See `Data`: there are none of such blocks."""
         return ()
 
-    def own(self) -> Iterator[tuple[int, ...]]:
-        """Words that place the blocks that this rank writes into the node's buffer."""
-        if self._areas is not None:
-            yield self._place(self._areas.lane)
+    def at_first(self) -> Iterator[tuple[int, ...]]:
+        """Words that place the blocks of the node's buffer by what is known before others' sizes are learned."""
+        return self._placed([] if self._areas is None else self._areas.at_first())
 
     def learned(self) -> Iterator[tuple[int, ...]]:
         """See `Data`."""
-        if self._areas is not None:
-            yield from map(self._place, range(self._areas.lanes + 1))
+        return self._placed([] if self._areas is None else self._areas.learned())
 
-    def _place(self, number: int) -> tuple[int, ...]:
-        assert self._areas is not None
-        start, entries = self._areas.area(number)
-        return PLACE, self._table("shared", TOGETHER), BASES.index("sizes"), start, *entries
+    def _placed(self, places: Places) -> Iterator[tuple[int, ...]]:
+        for start, entries in places:
+            yield PLACE, self._table("shared", TOGETHER), BASES.index("sizes"), start, *entries
 
 
 def compile_steps(
@@ -255,7 +265,7 @@ def compile_steps(
             add(FLAGS, int(op.previous), *(window.slot(lane_of[peer], op.flag) for peer in op.peers))
 
     if isinstance(data, Tabulated):
-        for words in data.own():
+        for words in data.at_first():
             add(*words)
     for step in steps.steps:
         if step.sized and not is_learned:
@@ -324,7 +334,7 @@ class Compiled:
         module: Any = load()[0]
         self._ops, self._window, self._lane_of = steps.schedule.ops, window, lane_of
         self._datatypes: Datatypes = {}  # needed as long as the program is
-        tables = Tabulated(given) if given is not None else None
+        tables = Tabulated(given, self._datatypes) if given is not None else None
         data = tables or LaidOut(layout, self._datatypes)
         self._code = code = compile_steps(steps, data, window, lane_of, operation)
         bases = tuple(addresses.get(base, 0) for base in BASES[:-1])

@@ -31,7 +31,7 @@ from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_l
 from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
-from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, rows_at
+from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, Slots, areas_of, rows_at
 from hiercoll.runtime.window import Window, header_bytes, untouched_bytes
 from hiercoll.schedule import HOST, RECV, SEND, BufferName, Get, Schedule, most_tags
 from hiercoll.schedule.lowering import Steps, lower
@@ -66,7 +66,7 @@ class Laid(NamedTuple):
     steps: Steps
     scratch: int = 0
     host: int = 0
-    areas: Areas | None = None
+    areas: Areas | Slots | None = None
     limit: int = 0
 
 
@@ -84,11 +84,10 @@ class PlanFactory:
         self._session = session
         self._schedules: dict[object, Schedule] = {}
         self._lowered: dict[object, Lowered] = {}
-        self._areas: dict[object, Areas] = {}
+        self._areas: dict[object, Areas | Slots] = {}
         self._scratch: weakref.WeakValueDictionary[tuple[str, int], _Scratch] = weakref.WeakValueDictionary()
         self._moved: dict[tuple[int, int], Relocatable | None] = {}
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
-        self._most_together = MOST_SHARED // (2 * max(session.topology.node_sizes) * session.size)
 
     def make(self, request: Request, lifetime: Lifetime, *, traced: bool = False) -> Plan:
         """The plan for a request. Local for plans in the background, and but for the first of some size for blocking
@@ -163,11 +162,6 @@ class PlanFactory:
         )
         if key not in self._schedules:
             entry, topology = get_algorithm(family, variant.algorithm), self._session.topology
-            if request.collective.sizes is Sizes.ROOT and not entry.own_sizes:
-                got, rank = request.collective.name, self._session.rank
-                raise ConstraintError(
-                    f"algorithm {entry.name!r}", "blocks of which all ranks know the sizes", got, rank
-                )
             how: dict[str, Any] = {"inplace": request.in_place, "transport": request.transport, "root": request.root}
             how |= {"order": request.combining.order, "accumulate": request.accumulates}
             system = entry.system(topology, variant.params, **how)
@@ -248,6 +242,7 @@ class PlanFactory:
             layout: Any = laid.layout
             blocks = request.blocks(session.rank)
             table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
+            places.places["sizes"] = table.address
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
         peers = self._addresses(schedule, memory, places) if request.transport.peer else None
@@ -295,12 +290,13 @@ class PlanFactory:
         if request.collective.sizes is Sizes.KNOWN:
             known, nbytes = known_layout(schedule, blocks, request.item)
             return Laid(known, nbytes["shared"], lower(schedule), nbytes["scratch"], nbytes["host"])
-        limit = min(request.limit, self._most_together)
+        blocks_of_lane = 1 if request.collective.sizes is Sizes.ROOT else 2 * self._session.size
+        limit = min(request.limit, MOST_SHARED // (max(self._session.topology.node_sizes) * blocks_of_lane))
         key = (id(schedule), limit)  # schedules are kept as long as this is
         if key not in self._lowered:
             self._lowered[key] = Lowered.of(schedule)
             if schedule.shared:
-                self._areas[key] = Areas(schedule, self._session.topology, limit)
+                self._areas[key] = areas_of(schedule, self._session.topology, limit, request.collective)
         lowered, areas = self._lowered[key], self._areas.get(key)
         shared = areas.nbytes if areas is not None else 0
         if by_block:  # the layout comes with each start

@@ -317,7 +317,7 @@ class Going:
 
 def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
     """The plan that runs ``steps`` on the given addresses; whoever has allocated scratch keeps it alive. Local."""
-    direct = not steps.buffers_of_messages <= {"host", "shared"}
+    direct = not steps.buffers_of_messages <= {"host", "shared", "sizes"}
     plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct)
     if plan.program is None:
         plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))

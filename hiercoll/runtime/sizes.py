@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hiercoll.collectives import Collective
 from hiercoll.memory import Action, UnevenLayout
-from hiercoll.schedule import Copy, Schedule
+from hiercoll.schedule import BufferName, Copy, Schedule
 from hiercoll.topology import Topology
 
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
@@ -30,6 +31,9 @@ class Blocks(NamedTuple):
     received_at: Sizes
 
 
+Places: TypeAlias = "list[tuple[int, list[int]]]"  # where some blocks begin; of each, see `Areas.learned`, in turns
+
+
 class Areas:
     """Where the blocks of a node's shared buffer lie, whatever their sizes.
 
@@ -37,6 +41,8 @@ class Areas:
     so that it need not know the others' sizes, and one area is for what comes from other nodes.
     ``most``: bytes that a block may have there.
     """
+
+    ends: tuple[BufferName, ...] = ("send", "recv")  # whose blocks a row has the sizes of
 
     def __init__(self, schedule: Schedule, topology: Topology, most: int) -> None:
         node, lane_of = topology.node_of[schedule.rank], topology.lane_of
@@ -57,21 +63,37 @@ class Areas:
         self.blocks = len(where)
 
     @property
-    def row_bytes(self) -> int:
-        """Of a lane's sizes."""
-        return 16 * self.size
+    def rows(self) -> int:
+        """How many there are."""
+        return self.lanes
 
-    def area(self, number: int) -> tuple[int, list[int]]:
+    @property
+    def width(self) -> int:
+        """Numbers in a lane's row."""
+        return 2 * self.size
+
+    def fill(self, rows: Sizes, blocks: Blocks) -> None:
+        """With what a rank with such blocks knows at the beginning."""
+        rows[self.lane] = np.concatenate([blocks.sent, blocks.received])
+
+    def at_first(self) -> Places:
+        """What is known before others' sizes are learned: this lane's area."""
+        return [self._place(self.lane)]
+
+    def learned(self) -> Places:
         """Where a lane's area begins, or, after those, that for what comes from other nodes; and of its blocks, in
-        order, the entry in all lanes' rows that has the size, and the block, in turns."""
+        order, the entry in all lanes' rows that has the size, and the block."""
+        return [self._place(number) for number in range(self.lanes + 1)]
+
+    def _place(self, number: int) -> tuple[int, list[int]]:
         here = self._area == number
         return int(self._bases[number]), np.column_stack([self._entry[here], self._order[here]]).reshape(-1).tolist()
 
-    def own(self, sizes: Sizes, limit: int) -> tuple[Sizes, Sizes]:
+    def own(self, rows: Sizes, limit: int) -> tuple[Sizes, Sizes]:
         """Offsets and sizes of all blocks, of which those that this lane writes are right. Blocks of
         ``limit`` bytes or more do not come here."""
         at, length = np.zeros((2, self.blocks), np.int64)
-        taken = _below(sizes[self._own_peers], limit)
+        taken = _below(rows[self.lane, self._own_peers], limit)
         at[self._own] = self._bases[self.lane] + np.cumsum(taken) - taken
         length[self._own] = taken
         return at, length
@@ -87,12 +109,51 @@ class Areas:
         return at, length
 
 
+class Slots:
+    """The same of one block for each lane, which has a place of its own: that of its rank in the ``collective``. Rows
+    are the sizes of all ranks' blocks, which the root knows (`Schedule.knows`)."""
+
+    width = 1
+
+    def __init__(self, schedule: Schedule, topology: Topology, most: int, collective: Collective) -> None:
+        is_root, gathers = len(schedule.knows) == topology.size, collective.everywhere == "send"
+        self.ends: tuple[BufferName, ...] = ("recv",) if is_root is gathers else ("send",)
+        # To the root all rows are one.
+        self.lane, self.lanes = (0, 1) if is_root else (schedule.rank, topology.size)
+        self.blocks, self._knows = schedule.shared, list(schedule.knows)
+        self._ranks, self.rows = np.array(topology.node(schedule.rank)), topology.size
+        self._at = 8 * topology.size + np.arange(self.blocks, dtype=np.int64) * most
+        self.nbytes = 8 * topology.size + self.blocks * most
+
+    def fill(self, rows: Sizes, blocks: Blocks) -> None:
+        """See `Areas`."""
+        rows[self._knows, 0] = blocks.sent if self.ends == ("send",) else blocks.received
+
+    def at_first(self) -> Places:
+        """See `Areas`."""
+        places = zip(self._at.tolist(), self._ranks.tolist(), strict=True)
+        return [(at, [rank, lane]) for lane, (at, rank) in enumerate(places)]
+
+    learned = at_first
+
+    def all(self, rows: Sizes, limit: int) -> tuple[Sizes, Sizes]:
+        """See `Areas`."""
+        return self._at, _below(rows[self._ranks, 0], limit)
+
+    own = all
+
+
+def areas_of(schedule: Schedule, topology: Topology, most: int, collective: Collective) -> Areas | Slots:
+    """Where blocks of up to ``most`` bytes lie in the node's buffer."""
+    return Slots(schedule, topology, most, collective) if schedule.knows else Areas(schedule, topology, most)
+
+
 class GivenSizes(NamedTuple):
     """Of blocks whose sizes and places each start says: how many send and recv have; and, where those of less than
     ``limit`` bytes travel together, where these come to lie."""
 
     blocks: tuple[int, int]
-    areas: Areas | None = None
+    areas: Areas | Slots | None = None
     limit: int = 0
 
 
@@ -103,19 +164,22 @@ def _below(sizes: Sizes, limit: int) -> Sizes:
 
 class SizeTable:
     """Sizes of the blocks of a node's ranks: a row per lane, with the bytes that it sends to each rank
-    and receives from each. The buffers ``sizes``, and ``shared_sizes`` at ``address``, hold such rows.
+    and receives from each, or one per rank (`Slots`). The buffers ``sizes``, and ``shared_sizes`` at ``address``, hold
+    such rows.
 
     Places blocks of the ``shared`` buffer, of which ``part`` fits it, in the layout: at first this rank's own.
     """
 
     def __init__(
-        self, areas: Areas, shared: Sizes, blocks: Blocks, limit: int, layout: UnevenLayout, part: int | None
+        self, areas: Areas | Slots, shared: Sizes, blocks: Blocks, limit: int, layout: UnevenLayout, part: int | None
     ) -> None:
         self._areas, self._shared, self._limit, self._layout, self._part = areas, shared, limit, layout, part
-        self._rows = np.zeros((areas.lanes, 2 * areas.size), np.int64)
-        self._rows[areas.lane, : areas.size] = blocks.sent
-        self._rows[areas.lane, areas.size :] = blocks.received
-        layout.place("shared", part, *areas.own(blocks.sent, limit))
+        self._rows = np.zeros((areas.rows, areas.width), np.int64)
+        areas.fill(self._rows, blocks)
+        self.address = self._rows.ctypes.data
+        lengths = np.full(areas.rows, 8 * areas.width)
+        layout.place("sizes", None, np.cumsum(lengths) - lengths, lengths)
+        layout.place("shared", part, *areas.own(self._rows, limit))
 
     @property
     def rows(self) -> bytes:
@@ -140,8 +204,7 @@ def _copy_rows(target: Sizes, source: Sizes, which: Any) -> None:
     target[which] = source[which]
 
 
-def rows_at(view: Any, areas: Areas) -> Sizes:
+def rows_at(view: Any, areas: Areas | Slots) -> Sizes:
     """The rows at the beginning of a shared buffer."""
-    count = areas.lanes * 2 * areas.size
-    rows: Sizes = np.frombuffer(view, np.int64, count).reshape(areas.lanes, 2 * areas.size)
+    rows: Sizes = np.frombuffer(view, np.int64, areas.rows * areas.width).reshape(areas.rows, areas.width)
     return rows

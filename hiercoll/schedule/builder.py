@@ -42,6 +42,7 @@ class Builder:
         self._flags = 0
         self._holds: list[tuple[int, int]] = []
         self._sizes = 0
+        self._knows: tuple[int, ...] = ()
         self._part: int | None = None
 
     def scratch(self, blocks: int) -> Buffer:
@@ -59,9 +60,10 @@ class Builder:
         self._holds += holds
         return piece
 
-    def sizes(self, lanes: int) -> None:
-        """The ``lanes`` ranks of the node exchange the sizes of their blocks; every rank of it asks alike."""
-        self._sizes = lanes
+    def sizes(self, rows: int, *, knows: Iterable[int] = ()) -> None:
+        """The ranks of the node exchange the sizes of their blocks, a row for each of its lanes; or, where this rank
+        ``knows`` the rows of some ranks, for each rank (`Schedule`). Every rank of it asks alike."""
+        self._sizes, self._knows = rows, tuple(knows)
 
     @contextmanager
     def segment(self, part: int) -> Iterator[None]:
@@ -105,9 +107,10 @@ class Builder:
         """Let the ranks of the node read the sizes of this rank's blocks (`sizes`); ``lane`` is its own."""
         return self._add(Copy(SIZES[lane], SHARED_SIZES[lane], self._deps(after)))
 
-    def learn_sizes(self, lane: int, *, after: Iterable[int] | None = None) -> int:
-        """Read what the other ranks of the node have published; ``lane`` is this rank's own."""
-        others = [other for other in range(self._sizes) if other != lane]
+    def learn_sizes(self, lane: int, others: Iterable[int] | None = None, *, after: Iterable[int] | None = None) -> int:
+        """Read what the other ranks of the node have published; ``lane`` is this rank's own, ``others`` are their rows
+        if these are not all."""
+        others = [other for other in range(self._sizes) if other != lane] if others is None else sorted(others)
         return self._add(Copy(SHARED_SIZES[others], SIZES[others], self._deps(after)))
 
     def signal(self, flag: int, *, after: Iterable[int] | None = None) -> int:
@@ -150,5 +153,6 @@ class Builder:
         """The finished, immutable schedule."""
         sizes = (self._scratch, self._shared, self._flags, self.segments)
         return Schedule(
-            self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds), blocks=self.blocks, sizes=self._sizes
-        )
+            self.rank, tuple(self._ops), *sizes, holds=tuple(self._holds), blocks=self.blocks, sizes=self._sizes,
+            knows=self._knows,
+        )  # fmt: skip

@@ -193,7 +193,10 @@ def without(steps: Steps, idle: Iterable[int]) -> Steps:
 
 def is_sized(schedule: Schedule, op: Op) -> bool:
     """Whether what an operation moves lies where the sizes of other ranks' blocks say: where sizes are exchanged,
-    blocks of ``shared`` that are not all this rank's own. Those it places from its own sizes alone."""
+    blocks of ``shared`` that are not all this rank's own. Those it places from its own sizes alone. Where each rank has
+    one block, others' matter to messages only (`Schedule.knows`)."""
+    if schedule.knows:
+        return isinstance(op, (Send, Recv)) and op.region.buffer == "shared"
     return bool(schedule.sizes) and any(
         schedule.holds[block][0] != schedule.rank
         for region in (*reads(op), *writes(op))

@@ -281,6 +281,10 @@ class Schedule:
     sizes are exchanged. A rank's own row of ``sizes`` is there from the beginning; an operation on
     blocks of ``shared`` reads the rows that give their lengths, too (`sizes_read`).
 
+    ``knows``: where each rank has one block only, and the root of the collective all: there is a row for every rank,
+    which is the size of its block; these are the rows that this rank knows at the beginning. Then each lane has one
+    block of ``shared``, in a place of its own that is as long as such a block may be.
+
     ``accumulates``: the elements of the buffers `WIDE` are twice as long as all others, which copies convert (see
     `accumulated`); then ``narrow`` is the size of the buffer of that name, in blocks.
     """
@@ -295,6 +299,7 @@ class Schedule:
     holds: tuple[tuple[int, int], ...] = ()
     blocks: int = 1
     sizes: int = 0
+    knows: tuple[int, ...] = ()
     accumulates: bool = False
     narrow: int = 0
 
@@ -390,6 +395,8 @@ def size_rows(schedule: Schedule, topology: Topology) -> tuple[frozenset[int], .
     destinations of all before them. Empty where no sizes are exchanged."""
     if not schedule.sizes:
         return ()
+    if schedule.knows:
+        return tuple(frozenset([rank]) for rank in topology.node(schedule.rank))
     node_of, lane_of = topology.node_of, topology.lane_of
     own, rows, before = node_of[schedule.rank], list[frozenset[int]](), frozenset[int]()
     for source, target in schedule.holds:

@@ -116,7 +116,7 @@ def _encoded_schedule(schedule: Schedule) -> dict[str, Any]:
 def _decoded_schedule(values: dict[str, Any]) -> Schedule:
     ops = tuple(_decoded_op(op) for op in values["ops"])
     holds = tuple((int(source), int(block)) for source, block in values["holds"])
-    return Schedule(**{**values, "ops": ops, "holds": holds})
+    return Schedule(**{**values, "ops": ops, "holds": holds, "knows": tuple(values.get("knows", ()))})
 
 
 def _encoded_op(op: Op) -> dict[str, Any]:

@@ -43,7 +43,8 @@ from hiercoll.schedule import (
 from hiercoll.topology import Topology
 
 Moves: TypeAlias = "Callable[[Region], bool]"  # whether messages of a region are to pass through copies
-ON_HOST = ("host", "shared")  # buffers that lie on the host whatever the others do; with `peer`, shared does not
+# Buffers that lie on the host whatever the others do; with `peer`, shared does not.
+ON_HOST = ("host", "sizes", "shared")
 
 
 class Transport(NamedTuple):
@@ -67,7 +68,7 @@ class Transport(NamedTuple):
         if self.segments > 1:  # a rank alone on its node raises no flags where others do
             cut(emit(max(topology.nodes, key=len)[0]), self.segments)
         schedule = peer(emit, topology, rank) if self.peer else emit(rank)
-        on_host = ("host",) if self.peer else ON_HOST
+        on_host = ON_HOST[:2] if self.peer else ON_HOST
         if self.segments:
             near = places_on_node(emit, topology, rank) if self.shared and not self.peer else None
             schedule = staged(schedule, self.segments, on_host, near)

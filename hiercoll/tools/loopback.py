@@ -116,12 +116,12 @@ class _Memory:
                 ctypes.memset(buffer.address, FILL, buffer.nbytes)
 
     def map_sizes(self, rank: int, schedule: Schedule, topology: Topology) -> None:
-        """The buffer ``sizes`` of a rank, its own row filled."""
+        """The buffer ``sizes`` of a rank, the rows filled that it knows."""
         self.rows[rank] = size_rows(schedule, topology)
         self.mapped[rank, "sizes"] = address, _ = self.allocate(schedule.sizes, self.row)
-        if schedule.sizes:
+        for known in schedule.knows or [topology.lane_of[rank]][: schedule.sizes]:
             row = self.row_of_equal_blocks()
-            ctypes.memmove(address + topology.lane_of[rank] * self.row.block, row, self.row.block)
+            ctypes.memmove(address + known * self.row.block, row, self.row.block)
 
     def row_of_equal_blocks(self) -> bytes:
         """What is true of each rank: the same bytes to and from each."""

@@ -22,7 +22,7 @@ class Reason(Enum):
     TOO_SHORT = "not set up: blocking calls have not taken long enough to pay for it"
     THREADS = "nothing runs in the background: MPI has been begun without MPI_THREAD_MULTIPLE"
     FORCED = "asked for"
-    ROOT_SIZES = "sizes are the root's alone: there is nothing faster"
+    ROOT_SIZES = "sizes are the root's alone: nothing is tried"
     EMPTY = "no data"
     TABLE = "the table says so"
     ORDER = "another order of contributions could change bits"

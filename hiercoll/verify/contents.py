@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hiercoll.collectives import UNDEFINED, Contract, Order
-from hiercoll.schedule import OF_NODE, Copy, Get, Recv, Reduce, Region, reads, writes
+from hiercoll.schedule import OF_NODE, SIZE_BUFFERS, Copy, Get, Recv, Reduce, Region, reads, writes
 from hiercoll.verify.numbered import Numbered
 from hiercoll.verify.proof import Finding
 from hiercoll.verify.tokens import Sums
@@ -69,6 +69,11 @@ def contents(given: Numbered) -> Iterator[Finding]:
                 text += f", which is said to hold {given.contract.describe(stated[wrong_at])}"
                 yield given.finding("holds", gid, text, target)
                 return
+        if target.buffer in SIZE_BUFFERS and given.schedules[rank].knows:
+            stated = [token for row in target.blocks for token in given.contract.own_sizes(row).tolist()]
+            if result != stated:
+                yield given.finding("size", gid, f"writes sizes of other ranks to {target}", target)
+                return
         if (like := given.like(rank, target)) is not None:
             blocks = [sums.block_of(token) for token in result[:: given.segments if target.part is None else 1]]
             if blocks != list(like):
@@ -106,9 +111,9 @@ def _memory(given: Numbered) -> dict[tuple[int, str], _Memory]:
         memory[rank, "narrow"] = _Memory([UNDEFINED] * (schedule.narrow * given.segments))
         memory[rank, "host"] = _Memory([UNDEFINED] * (schedule.host * given.segments))
         memory[rank, "sizes"] = rows = _Memory([UNDEFINED] * (schedule.sizes * given.segments))
-        if schedule.sizes:
-            own = Region("sizes", range(given.topology.lane_of[rank], given.topology.lane_of[rank] + 1))
-            _put(rows.tokens, given.units(own), given.contract.own_sizes(rank).tolist())
+        known = {row: row for row in schedule.knows} or {given.topology.lane_of[rank]: rank}
+        for row, owner in known.items() if schedule.sizes else ():
+            _put(rows.tokens, given.units(Region("sizes", (row,))), given.contract.own_sizes(owner).tolist())
     for ranks in given.topology.nodes:
         first = given.schedules[ranks[0]]
         for name, blocks in zip(OF_NODE, (first.shared, first.sizes), strict=True):

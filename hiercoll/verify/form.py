@@ -11,9 +11,11 @@ from hiercoll.schedule import (
     Copy,
     Get,
     Op,
+    Recv,
     Reduce,
     Region,
     Schedule,
+    Send,
     Signal,
     Wait,
     reads,
@@ -53,6 +55,10 @@ def malformed(given: Numbered) -> Iterator[Finding]:
             text = f"says what {len(schedule.holds)} of {schedule.shared} shared blocks hold"
             yield Finding("malformed", text, rank)
             return
+        known = range(given.contract.size) if rank == given.contract.root else [rank]
+        if schedule.knows and schedule.knows != tuple(known):
+            yield Finding("malformed", f"says that it knows the sizes of ranks {schedule.knows}", rank)
+            return
         is_first = rank == given.topology.node(rank)[0]  # the others of its node ask alike
         if is_first and schedule.sizes and (text := _wrong_sizes(given, schedule)):
             yield Finding("malformed", text, rank)
@@ -70,6 +76,8 @@ def malformed(given: Numbered) -> Iterator[Finding]:
 def _wrong_sizes(given: Numbered, schedule: Schedule) -> str:
     """What is wrong with the rows of sizes that a schedule asks for; nothing is ""."""
     ranks = given.topology.node(schedule.rank)
+    if schedule.knows:
+        return _wrong_slots(given, schedule, list(ranks))
     if schedule.sizes != len(ranks):
         return f"exchanges the sizes of {schedule.sizes} lanes on a node of {len(ranks)}"
     if len(schedule.holds) != schedule.shared:
@@ -79,6 +87,15 @@ def _wrong_sizes(given: Numbered, schedule: Schedule) -> str:
         if not (0 <= min(ends) <= max(ends) < given.contract.size and ends.intersection(ranks)):
             return f"shares block {target} of rank {source}, which is of no rank of its node"
     return ""
+
+
+def _wrong_slots(given: Numbered, schedule: Schedule, ranks: list[int]) -> str:
+    """The same, where each rank has one block, and its size is a row."""
+    contract = given.contract
+    if schedule.sizes != contract.size:
+        return f"has the sizes of {schedule.sizes} blocks of {contract.size} ranks"
+    own = [source if contract.record.everywhere == "send" else target for source, target in schedule.holds]
+    return "" if own == ranks else f"shares the blocks of ranks {own} on a node of ranks {ranks}"
 
 
 def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
@@ -106,7 +123,7 @@ def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
             return f"{region} says of {len(region.like)} blocks how long they are"
         if region.part is not None and not 0 <= region.part < given.segments:
             return f"{region} names a segment of {given.segments}"
-        if region.buffer in SIZE_BUFFERS and not _moves_rows(op):
+        if region.buffer in SIZE_BUFFERS and not _moves_rows(op, bool(given.schedules[rank].knows)):
             return "moves rows of sizes otherwise than between sizes and shared_sizes, each to its own place"
     for region in writes(op):
         if region.buffer == "send" and region.blocks:
@@ -131,8 +148,11 @@ def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
     return None
 
 
-def _moves_rows(op: Op) -> bool:
-    """Whether an operation publishes or learns sizes: whole rows, each to its own place."""
+def _moves_rows(op: Op, by_rank: bool) -> bool:
+    """Whether an operation publishes or learns sizes: whole rows, each to its own place. There may be messages where
+    there is a row for each rank; what they put where, `contents` looks at."""
+    if isinstance(op, (Send, Recv)):
+        return by_rank and op.region.buffer == "sizes" and op.region.part is None
     if not isinstance(op, Copy) or {op.source.buffer, op.target.buffer} != set(SIZE_BUFFERS):
         return False
     return op.source[1:] == op.target[1:] and op.source.part is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import reduce
 from typing import Any
 
@@ -90,14 +91,16 @@ COUNTS = {  # elements per rank
     "growing": np.arange(SIZE) + 1,
     "some none": np.arange(SIZE) % 2 * 3,
     "one": np.arange(SIZE) * 0 + (np.arange(SIZE) == SIZE - 1) * 7,
+    "small and large": 511 + np.arange(SIZE) % 3,
     "nothing": np.zeros(SIZE, int),
 }
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-@pytest.mark.parametrize("name", ["auto", "native", "linear"])
+@pytest.mark.parametrize("name", ["auto", "native", "linear", "aggregate"])
 def test_blocks_of_any_sizes(comm: MPI.Intracomm, name: str, counts: Array) -> None:
-    """Gatherv and scatterv: with gaps between the root's blocks, in place or not, in all forms."""
+    """Gatherv and scatterv: with gaps between the root's blocks, in place or not, in all forms but that what needs
+    shared memory does not go on in the background."""
     places = np.cumsum(counts + 1) - counts  # after a gap each
     whole = np.full(int((counts + 1).sum()), -1)
     for rank in range(SIZE):
@@ -110,7 +113,8 @@ def test_blocks_of_any_sizes(comm: MPI.Intracomm, name: str, counts: Array) -> N
         scattered: Any = [many, (counts, places)] if root == RANK else None
         result = hiercoll.gatherv(comm, whole[own].copy(), gathered, **how)
         assert (result is into) if root == RANK else result is None
-        hiercoll.igatherv(comm, whole[own].copy(), gathered, **how).wait()
+        with refusal_in_background(name):
+            hiercoll.igatherv(comm, whole[own].copy(), gathered, **how).wait()
         with hiercoll.gatherv_init(comm, whole[own].copy(), gathered, **how) as plan:
             plan()
             into[:] = -1
@@ -124,8 +128,9 @@ def test_blocks_of_any_sizes(comm: MPI.Intracomm, name: str, counts: Array) -> N
         assert hiercoll.scatterv(comm, scattered, part, **how) is part
         np.testing.assert_array_equal(part, whole[own])
         part[:] = -1
-        hiercoll.iscatterv(comm, scattered, part, **how).wait()
-        np.testing.assert_array_equal(part, whole[own])
+        with refusal_in_background(name):
+            hiercoll.iscatterv(comm, scattered, part, **how).wait()
+            np.testing.assert_array_equal(part, whole[own])
         part[:] = -1
         with hiercoll.scatterv_init(comm, scattered, MPI.IN_PLACE if root == RANK else part, **how) as plan:
             plan()
@@ -133,11 +138,84 @@ def test_blocks_of_any_sizes(comm: MPI.Intracomm, name: str, counts: Array) -> N
         np.testing.assert_array_equal(many, whole)
 
 
+def refusal_in_background(name: str) -> Any:
+    """What is expected of a call in the background by that algorithm."""
+    needs_memory = name == "aggregate"
+    return pytest.raises(hiercoll.ConstraintError, match="private memory") if needs_memory else nullcontext()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_sizes_from_and_to_any_rank(comm: MPI.Intracomm, seed: int) -> None:
+    """Call after call by "aggregate", nobody waiting for others between them: blocks that are small, large, empty, and
+    lie in any order; of plain numbers, or of a type with gaps."""
+    same = np.random.default_rng(seed)  # on all ranks
+    pairs = MPI.DOUBLE.Create_vector(2, 1, 2).Create_resized(0, 32).Commit()
+    for turn in range(20):
+        root, window, in_place = int(same.integers(SIZE)), int(same.choice([1, 4, 32])), bool(same.random() < 0.3)
+        counts, order = same.choice([0, 1, 30, 255, 256, 257, 900], SIZE), same.permutation(SIZE)
+        places, count, at = np.zeros(SIZE, int), int(counts[RANK]), 0
+        for rank in order:
+            places[rank], at = at + 1, at + 1 + counts[rank]
+        whole = np.full((at + 1, 4), -1.0)  # of which a pair has the first and the third
+        for rank in range(SIZE):
+            whole[places[rank] : places[rank] + counts[rank], ::2] = 1e6 * rank + 1e3 * turn + seed
+        own, found = whole[places[RANK] : places[RANK] + count].copy(), np.full_like(whole, -1)
+        how: Any = {"root": root, "algorithm": "aggregate", "window": window}
+        many: Any = [found, (counts, places), pairs] if root == RANK else None
+        aside = in_place and root == RANK
+        if aside:
+            found[places[RANK] : places[RANK] + count] = own
+        hiercoll.gatherv(comm, MPI.IN_PLACE if aside else [own, count, pairs], many, **how)
+        if root == RANK:
+            np.testing.assert_array_equal(found, whole)
+        part = np.full(2 * count, -1.0)
+        hiercoll.scatterv(comm, many, MPI.IN_PLACE if aside else part, **how)
+        np.testing.assert_array_equal(part, -1 if aside else own[:, ::2].ravel())
+    pairs.Free()
+
+
+@several
+@pytest.mark.parametrize("root", [0, SIZE - 1])
+def test_who_has_written_leaves_a_gather(comm: MPI.Intracomm, root: int) -> None:
+    """Ranks that are neither root nor leader do not wait for the root: it comes when they tell it that they left."""
+    nodes = get_session(comm).topology.nodes
+    leaders = [root if root in ranks else ranks[0] for ranks in nodes]
+    recv: Any = [np.zeros(SIZE), np.ones(SIZE, int)] if root == RANK else None
+    how: Any = {"root": root, "algorithm": "aggregate"}
+    hiercoll.gatherv(comm, np.ones(1), recv, **how)  # windows are made by all
+    if root == RANK:
+        for rank in set(range(SIZE)).difference(leaders):
+            assert comm.recv(source=rank, tag=7) == "left"
+    hiercoll.gatherv(comm, np.full(1, float(RANK)), recv, **how)
+    if RANK not in leaders:
+        comm.send("left", root, tag=7)
+    assert root != RANK or (recv[0] == np.arange(SIZE)).all()
+
+
+@several
+@pytest.mark.parametrize("root", [0, SIZE - 1])
+def test_a_scatter_waits_for_root_and_leader_only(comm: MPI.Intracomm, root: int) -> None:
+    """Ranks come one by one, each when the one before has left: the root, leaders of other nodes, all others."""
+    nodes = get_session(comm).topology.nodes
+    first = [root, *(ranks[0] for ranks in nodes if root not in ranks)]
+    line = [*first, *(rank for rank in range(SIZE) if rank not in first)]
+    place, own = line.index(RANK), np.zeros(1)
+    send: Any = [np.arange(float(SIZE)), np.ones(SIZE, int)] if root == RANK else None
+    hiercoll.scatterv(comm, send, own, root=root, algorithm="aggregate")  # windows are made by all
+    own[:] = -1
+    if place:
+        comm.recv(source=line[place - 1], tag=7)
+    hiercoll.scatterv(comm, send, own, root=root, algorithm="aggregate")
+    assert own[0] == RANK
+    if place + 1 < SIZE:
+        comm.send("left", line[place + 1], tag=7)
+
+
 @several
 def test_algorithms_that_need_all_sizes(comm: MPI.Intracomm) -> None:
     """Are refused on all ranks, before any data move."""
     recv: Any = [np.zeros(SIZE), np.ones(SIZE, int)] if RANK == 0 else None
-    with pytest.raises(hiercoll.ConstraintError, match="blocks of which all ranks know the sizes, got gatherv"):
+    with pytest.raises(hiercoll.UnknownAlgorithmError, match="auto, native, linear, aggregate, got 'binomial'"):
         hiercoll.gatherv(comm, np.ones(1), recv, algorithm="binomial")
 
 

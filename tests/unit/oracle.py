@@ -149,10 +149,15 @@ class _Machine:
                 self._piece(ranks[0], name, blocks)
                 for rank in ranks:
                     self.pieces[rank, name] = self.pieces[ranks[0], name]
-        self.own_row = {  # where a rank's own sizes lie; nowhere if it exchanges none
-            rank: self._cells(rank, Region("sizes", (topology.lane_of[rank],))) if schedules[rank].sizes else []
-            for rank in self.ranks
+        self.known_rows = {  # of sizes: whose a rank knows, and where they lie; none if it exchanges none
+            rank: {owner: self._cells(rank, Region("sizes", (row,))) for owner, row in self._known(schedule, topology)}
+            for rank, schedule in zip(self.ranks, schedules, strict=True)
         }
+
+    def _known(self, schedule: Schedule, topology: Topology) -> list[tuple[int, int]]:
+        if schedule.knows:  # a row for each rank
+            return [(rank, rank) for rank in schedule.knows]
+        return [(schedule.rank, topology.lane_of[schedule.rank])] if schedule.sizes else []
 
     def _piece(self, rank: int, name: str, blocks: int) -> None:
         end = self.cells + blocks * self.contract.segments
@@ -199,11 +204,13 @@ class _Machine:
         regions = [region for region in (*reads(self.ops[i]), *writes(self.ops[i])) if region.buffer == "shared"]
         ends = [schedule.holds[block] for region in regions for block in region.blocks]
         owners = {source if source in here else target for source, target in ends}
+        if schedule.knows:  # each lane has a block
+            owners = {here[block] for region in regions for block in region.blocks}
         return [
             (cell, token + start * START)
             for owner in owners
             for cell, token in zip(
-                self._cells(rank, Region("sizes", (topology.lane_of[owner],))),
+                self._cells(rank, Region("sizes", (owner if schedule.knows else topology.lane_of[owner],))),
                 self.contract.own_sizes(owner).tolist(),
                 strict=True,
             )
@@ -450,8 +457,9 @@ class _Machine:
                 for cell, token in zip(self.pieces[rank, name], tokens.tolist(), strict=True):
                     if token >= 0:
                         memory[cell] = token + start * START
-            for cell, token in zip(self.own_row[rank], self.contract.own_sizes(rank).tolist(), strict=False):
-                memory[cell] = token + start * START
+            for owner, cells in self.known_rows[rank].items():
+                for cell, token in zip(cells, self.contract.own_sizes(owner).tolist(), strict=True):
+                    memory[cell] = token + start * START
 
     def _check_finished(self, run: _Run) -> None:
         for i in range(len(self.ops)):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from hiercoll.algorithms import get_algorithm
+from hiercoll.collectives import GATHERV, SCATTERV, Collective
 from hiercoll.memory import BlockLayout, UnevenLayout
 from hiercoll.runtime import compiled
 from hiercoll.runtime.compiled import (
@@ -38,7 +39,7 @@ from hiercoll.runtime.compiled import (
     Tabulated,
     compile_steps,
 )
-from hiercoll.runtime.sizes import Areas, GivenSizes
+from hiercoll.runtime.sizes import Areas, GivenSizes, Slots
 from hiercoll.schedule import RECV, Builder, Region, Schedule, in_order
 from hiercoll.schedule import SEND as SENT
 from hiercoll.schedule.lowering import lower
@@ -62,8 +63,8 @@ class FakeWindow(SimpleNamespace):
 
 def words(schedule: Schedule, layout: Any, window: Any = None) -> list[tuple[int, ...]]:
     """The words, step by step."""
-    data = Tabulated(layout) if isinstance(layout, GivenSizes) else LaidOut(layout, {})
-    found, rest = [], list(compile_steps(lower(schedule), data, window, (0, 1)).words)
+    data = Tabulated(layout, {}) if isinstance(layout, GivenSizes) else LaidOut(layout, {})
+    found, rest = [], list(compile_steps(lower(schedule), data, window, (0, 1, 0, 1)).words)
     while rest:
         found.append((rest[0], *rest[2 : rest[1]]))
         rest = rest[rest[1] :]
@@ -129,13 +130,36 @@ def test_words_of_sizes_that_are_learned() -> None:
     found = words(schedule, GivenSizes((4, 4), areas, 64), FakeWindow())
     kinds = [kind for kind, *_ in found]
     assert kinds[0] == PLACE and kinds.count(PLACE) == 1 + 3  # own; two lanes and what comes in
-    learned, row = kinds.index(PLACE, 1), areas.row_bytes
+    learned, row = kinds.index(PLACE, 1), 8 * areas.width
     assert found[learned - 1] == (COPY, 3, row, 4, row, row, 1, 0, 0)  # the other lane's row
     assert (COPY, 4, 0, 3, 0, row, 1, 0, 0) in found[:learned]  # this lane's row is published before
     first = kinds.index(SEND_BLOCKS, learned)
     assert (found[first][1], found[first][4]) == (2, 3)  # to rank 2, from the node's buffer
     assert kinds.count(SEND_BLOCKS) == kinds.count(RECEIVE_BLOCKS) == 3 + 1  # large ones to all others, and one message
     assert COPY_BLOCKS in kinds[:learned] and COPY_BLOCKS in kinds[learned:]
+
+
+@pytest.mark.parametrize("collective", [GATHERV, SCATTERV], ids=str)
+def test_words_of_one_block_of_each_rank(collective: Collective) -> None:
+    """Two nodes of two: blocks have places of their own, and are as long as the rows of their ranks say, which a leader
+    learns. The root has all rows as one."""
+    topology, gathers, byte = Topology([0, 0, 1, 1]), collective is GATHERV, compiled.value_of(MPI.BYTE)
+    system = get_algorithm(collective.name, "aggregate").system(topology, {"window": 4})
+    moved = {  # what moves rows
+        0: [] if gathers else [(SEND, 2, 2, 0, 4, 16, 16, byte)],
+        2: [(COPY, 3, 24, 4, 24, 8, 1, 0, 0)] if gathers else [(RECEIVE, 0, 2, 1, 4, 16, 16, byte)],
+        3: [(COPY, 4, 24, 3, 24, 8, 1, 0, 0)] if gathers else [],
+    }
+    for rank, schedule in enumerate(system.schedules()):
+        slots = Slots(schedule, topology, 64, collective)
+        found = words(schedule, GivenSizes((1, 4), slots, 64), FakeWindow())
+        places = [each[3:] for each in found if each[0] == PLACE]
+        own = topology.node(rank)
+        assert places == [(32, own[0], 0), (32 + 64, own[1], 1)] * (2 if rank == 2 else 1)
+        assert [each for each in found if each[0] in (COPY, SEND, RECEIVE)] == moved.get(rank, [])
+        assert (slots.ends, slots.lane, slots.lanes) == (
+            (("recv" if gathers else "send",), 0, 1) if rank == 0 else (("send" if gathers else "recv",), rank, 4)
+        )
 
 
 regions = st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True)

@@ -59,10 +59,10 @@ def outcome(collective: str, sends: list[Array], root: int = 0) -> list[Array]:
         return [np.sum(sends, axis=0)] * p
     if collective == "reduce_scatter":
         return list(np.sum(sends, axis=0)[:, None])
-    if collective in ("gather", "reduce"):
-        due = np.concatenate(sends) if collective == "gather" else np.sum(sends, axis=0)
+    if collective in ("gather", "gatherv", "reduce"):
+        due = np.sum(sends, axis=0) if collective == "reduce" else np.concatenate(sends)
         return [due if rank == root else due[:0] for rank in range(p)]
-    if collective == "scatter":
+    if collective in ("scatter", "scatterv"):
         return list(sends[root][:, None])
     assert collective == "bcast", f"no expected result for {collective}"
     return [sends[root]] * p

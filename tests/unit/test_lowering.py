@@ -6,7 +6,7 @@ import pytest
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.errors import ScheduleError
-from hiercoll.schedule import MESSAGES, RECV, SEND, Builder, Copy, Join, Schedule, in_order
+from hiercoll.schedule import MESSAGES, RECV, SEND, Builder, Copy, Join, Recv, Schedule, Send, in_order
 from hiercoll.schedule.lowering import Kind, Steps, is_sized, lower, without
 from hiercoll.topology import parse_layout
 
@@ -123,6 +123,17 @@ def test_learned_sizes() -> None:
         assert steps.in_sequence and sized and max(learning) < min(sized)
         own = [op for op in schedule.ops if isinstance(op, Copy) and op.target.buffer == "shared"]
         assert own and not any(is_sized(schedule, op) for op in own)
+
+
+def test_learned_sizes_of_slots() -> None:
+    """Messages of them wait for that, copies do not."""
+    topology = parse_layout("3+2")
+    for collective in ("gatherv", "scatterv"):
+        for schedule in REGISTRY[collective]["aggregate"].system(topology, {}).schedules():
+            begun = [step for step in lower(schedule).steps if step.sized and step.kind is not Kind.WAIT]
+            sized = [schedule.ops[op] for step in begun for op in step.ops]
+            message = Send if collective == "gatherv" else Recv
+            assert [type(op) for op in sized] == ([message] if schedule.rank == 3 else [])
 
 
 def test_learned_sizes_in_order_only() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, TypeAlias
 
 import pytest
@@ -31,8 +31,10 @@ from hiercoll.schedule import (
     Send,
     Wait,
     in_place,
+    reads,
     size_rows,
     sizes_read,
+    writes,
 )
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import Finding, Proof, describe, verify
@@ -1432,6 +1434,59 @@ def test_whose_sizes_say_where_a_block_lies() -> None:
     assert size_rows(replace(schedule, sizes=0), parse_layout("2+2")) == ()
     assert sizes_read(Copy(SHARED[0:2], RECV[0:2], ()), rows) == SIZES[sorted(rows[0] | rows[1])]
     assert sizes_read(Copy(SEND[0], RECV[0], ()), rows) is None
+
+
+@pytest.mark.parametrize("layout", ["2+3", "3x1", "1x4", "3+2:cyclic"])
+def test_sizes_of_one_block_of_each_rank(layout: str) -> None:
+    """The root knows all. Leaders of other nodes learn those of their node: from its ranks, or from the root."""
+    topology = parse_layout(layout)
+    for collective, root in product(("gatherv", "scatterv"), range(topology.size)):
+        system = get_algorithm(collective, "aggregate").system(topology, {}, root=root)
+        assert verify(system).require().ok
+        for rank, schedule in enumerate(system.schedules()):
+            own = topology.node(rank)
+            moved = [op for op in schedule.ops if any("sizes" in each.buffer for each in (*reads(op), *writes(op)))]
+            if rank == root:
+                told = [SIZES[ranks] for ranks in topology.nodes if root not in ranks and len(ranks) > 1]
+                assert [each for op in moved for each in reads(op)] == (told if collective == "scatterv" else [])
+            elif root in own or len(own) == 1:
+                assert not moved
+            elif collective == "gatherv":
+                learned = Copy(SHARED_SIZES[own[1:]], SIZES[own[1:]], ())
+                published = Copy(SIZES[rank], SHARED_SIZES[rank], ())
+                assert [op._replace(deps=()) for op in moved] == [learned if rank == own[0] else published]
+            else:
+                assert [writes(op) for op in moved] == ([(SIZES[own],)] if rank == own[0] else [])
+            for lane, peer in enumerate(own):
+                assert sizes_read(Copy(SHARED[lane], RECV[0], ()), size_rows(schedule, topology)) == SIZES[peer]
+
+
+@pytest.mark.parametrize("collective", ["gatherv", "scatterv"])
+def test_wrong_sizes_of_one_block_of_each_rank(collective: str) -> None:
+    """Blocks in the order of lanes, a row for each rank in its place, and none known before it is learned."""
+    topology = parse_layout("1+3")
+    system = get_algorithm(collective, "aggregate").system(topology, {})
+    right, contract = system.schedules(), system.contract
+
+    def refute(schedules: list[Schedule], kind: str, words: str) -> None:
+        refuted(schedules, contract, kind, words, topology=topology)
+
+    refute([replace(each, holds=each.holds[::-1]) for each in right], "malformed", "the blocks of ranks [3, 2, 1]")
+    refute([replace(each, sizes=3) for each in right], "malformed", "the sizes of 3 blocks of 4 ranks")
+    boastful = [replace(each, knows=tuple(range(4))) for each in right]
+    refute(boastful, "malformed", "says that it knows the sizes of ranks (0, 1, 2, 3)")
+    learning = next(i for i, op in enumerate(right[1].ops) for each in writes(op) if each.buffer == "sizes")
+    if collective == "gatherv":
+        wrong = with_op(right, 1, learning, Join(right[1].ops[learning].deps))
+        refute(wrong, "undefined", "needs the sizes of lane 2")
+    else:
+        telling = next(i for i, op in enumerate(right[0].ops) for each in reads(op) if each.buffer == "sizes")
+        op = right[0].ops[telling]
+        assert isinstance(op, Send)
+        wrong = with_op(right, 0, telling, op._replace(region=SIZES[0:3]))
+        refute(wrong, "size", "sizes of other ranks")
+        part = with_op(right, 0, telling, op._replace(region=op.region.segment(0)))
+        refute(part, "malformed", "moves rows of sizes otherwise")
 
 
 def test_sizes_in_words() -> None:
