@@ -50,26 +50,30 @@ class UnevenLayout:
 
     def __init__(self, segments: int = 1) -> None:
         self._places: dict[tuple[BufferName, int | None], tuple[list[int], list[int]]] = {}
-        self._slots: dict[BufferName, tuple[int, BufferName]] = {}
+        self._slots: dict[BufferName, tuple[int, BufferName, int]] = {}
         self.segments = segments
 
     def place(self, buffer: BufferName, part: int | None, at: Array, sizes: Array) -> None:
         """Say where every block's part (None: all of it) lies: offset and length in bytes."""
         self._places[buffer, part] = at.tolist(), sizes.tolist()
 
-    def slots(self, buffer: BufferName, block: int, like: BufferName) -> None:
+    def slots(self, buffer: BufferName, block: int, like: BufferName, part: int = 0) -> None:
         """Say that blocks of a buffer begin ``block`` bytes apart, each as long as the one of the buffer ``like`` that
-        regions name (`Region.like`)."""
-        self._slots[buffer] = block, like
+        regions name (`Region.like`). Their segments begin ``part`` bytes apart, whatever block they are of, so that
+        those of two blocks may be there at a time; or, if that is 0, where those of whole blocks do."""
+        self._slots[buffer] = block, like, part
 
     def _located(self, region: Region) -> Iterator[tuple[int, int]]:
         """Offset and length of each block."""
         if region.like is None or region.buffer not in self._slots:
             starts, lengths = self._places[region.buffer, region.part]
             return ((starts[block], lengths[block]) for block in region.blocks)
-        step, like = self._slots[region.buffer]
+        step, like, part = self._slots[region.buffer]
         (starts, lengths), (wholes, _) = self._places[like, region.part], self._places[like, None]
         both = zip(region.blocks, region.like, strict=True)
+        if part and region.part is not None:
+            ahead = region.part * part
+            return ((slot * step + ahead, lengths[block]) for slot, block in both)
         return ((slot * step + starts[block] - wholes[block], lengths[block]) for slot, block in both)
 
     def pairs(self, source: Region, target: Region) -> Iterator[tuple[int, int, int]]:

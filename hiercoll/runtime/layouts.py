@@ -43,7 +43,7 @@ def known_layout(schedule: Schedule, blocks: Blocks, item: int = 1) -> tuple[Une
         shared = schedule.shared * slot
     known: dict[BufferName, Sizes] = {"send": blocks.sent, "recv": blocks.received, "shared": held}
     nbytes: dict[BufferName, int] = {"scratch": schedule.scratch * slot, "host": 0, "shared": shared}
-    return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule))}
+    return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule), item)}
 
 
 def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLayout, bool, dict[BufferName, int]]:
@@ -75,10 +75,13 @@ def _place_passed(
     schedule: Schedule,
     known: dict[int | None, dict[BufferName, Sizes]],
     names: Sequence[BufferName] = PASSED,
+    item: int = 1,
+    step: int | None = None,
 ) -> dict[BufferName, int]:
     """Place the blocks that messages pass through, on the host or in scratch, by those that are copied there, or from
-    there; these are ``known`` by their part (None: whole ones, in whatever parts they are copied). Returns the bytes of
-    these buffers. Raises ConstraintError for blocks that are not copied."""
+    there; these are ``known`` by their part (None: whole ones, cut between items of ``item`` bytes). Each begins
+    where the one before ends; in scratch with slots (`UnevenLayout.slots`) ``step`` bytes apart, as these do. Returns
+    the bytes of these buffers. Raises ConstraintError for blocks that are not copied."""
     nbytes: dict[BufferName, int] = {}
     for name in names:
         blocks = schedule.host if name == "host" else schedule.scratch
@@ -88,9 +91,11 @@ def _place_passed(
             expected = "an algorithm without scratch, for blocks of unequal sizes"
             raise ConstraintError("algorithm", expected, "one that needs some", schedule.rank)
         at = np.cumsum(most) - most
+        if name == "scratch" and step is not None:
+            at = np.arange(blocks, dtype=np.int64) * step
         for part, sizes in by_part.items():
             if part is None:
-                _place(layout, name, at, sizes)
+                _place(layout, name, at, sizes, item)
             else:
                 layout.place(name, part, at, np.maximum(sizes, 0))
         nbytes[name] = int(most.sum())
@@ -98,9 +103,9 @@ def _place_passed(
 
 
 def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layout, int, int]:
-    """Where the blocks of a vector lie, the bytes of the largest, and those of the node's buffer. They are cut between
-    items of ``item`` bytes, all as long as the first but for the last ones, which may be shorter or empty. Raises
-    ConstraintError for schedules with scratch that is for no block (`Region.like`), nor just to pack messages."""
+    """Where the blocks of a vector lie, the bytes of a place for the largest, and those of the node's buffer. They are
+    cut between items of ``item`` bytes, all as long as the first but for the last ones, which may be shorter or empty.
+    Raises ConstraintError for schedules with scratch that is for no block (`Region.like`), nor just to pack messages."""
     count = schedule.blocks
     block = -(-nbytes // (count * item)) * item
     shared = schedule.shared * block
@@ -110,8 +115,11 @@ def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layou
     sizes, layout = np.diff(ends), UnevenLayout(schedule.segments)
     _place(layout, "recv", ends[:-1], sizes, item)
     _place(layout, "send", ends[:-1], sizes, item)
-    for buffer in ("scratch", "narrow", "shared"):
-        layout.slots(buffer, block, "recv")
+    part = -(-block // (item * schedule.segments)) * item if _hold_parts_of_several(schedule) else 0
+    slot = part * schedule.segments or block
+    layout.slots("scratch", slot, "recv", part)
+    layout.slots("narrow", slot, "recv", part)
+    layout.slots("shared", block, "recv")
     # What algorithms share is said by block; places of messages within the node (see `transports.staged`) are not.
     known: dict[BufferName, Sizes] = {"recv": sizes, "send": sizes}
     held = _sizes_of_copies(schedule, "shared", schedule.shared, known, None)
@@ -119,12 +127,27 @@ def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layou
     known["shared"] = np.maximum(held, 0)
     _place(layout, "shared", np.arange(schedule.shared, dtype=np.int64) * block, known["shared"], item)
     try:
-        _place_passed(layout, schedule, {None: known}, _passing(schedule))
+        _place_passed(layout, schedule, {None: known}, _passing(schedule), item, slot)
     except ConstraintError:
         raise ConstraintError(
             "buf", f"a multiple of {count * item} bytes, with this algorithm", nbytes, schedule.rank
         ) from None
-    return layout, block, shared
+    return layout, slot, shared
+
+
+def _hold_parts_of_several(schedule: Schedule) -> bool:
+    """Whether a place in scratch, of which all uses are of segments, is for different blocks: while one segment is of
+    one block, another one may be of the next."""
+    like: dict[tuple[BufferName, int], int] = {}
+    several = False
+    for op in schedule.ops:
+        for region in (*reads(op), *writes(op)):
+            if region.buffer in ("scratch", "narrow") and region.like is not None:
+                if region.part is None:
+                    return False
+                for block, alike in zip(region.blocks, region.like, strict=True):
+                    several = like.setdefault((region.buffer, block), alike) != alike or several
+    return several
 
 
 def _passing(schedule: Schedule) -> list[BufferName]:
@@ -137,13 +160,21 @@ def _passing(schedule: Schedule) -> list[BufferName]:
 def _sizes_of_copies(
     schedule: Schedule, name: BufferName, blocks: int, known: dict[BufferName, Sizes], part: int | None
 ) -> Sizes:
-    """Bytes of the blocks of a buffer, by those of the blocks that are copied there, or from there, in that part: each
-    is for one block of a message (see `transports.staged`). -1 for what is not copied."""
+    """Bytes of the blocks of a buffer: of those of which an operation says so (`Region.like`), and, by the blocks that
+    are copied there, or from there, in that part, of what messages pass through (see `transports.staged`): each is for
+    one block of a message. -1 for all others."""
     found = np.full(blocks, -1, np.int64)
     for op in schedule.ops:
+        for region in (*reads(op), *writes(op)):
+            if region.buffer == name and region.like is not None:
+                found[list(region.blocks)] = known["send"][list(region.like)]
         if isinstance(op, Copy) and part in (None, op.source.part):
             for here, there in ((op.source, op.target), (op.target, op.source)):
-                if here.buffer == name and there.buffer in known:
+                if here.buffer != name or here.like is not None:
+                    continue
+                if there.like is not None:
+                    found[list(here.blocks)] = known["send"][list(there.like)]
+                elif there.buffer in known:
                     found[list(here.blocks)] = known[there.buffer][list(there.blocks)]
     return found
 

@@ -100,7 +100,7 @@ def test_tools_reductions(
     topology = hiercoll.get_topology(comm)
     if REGISTRY["allreduce"][algorithm].refusal(topology, {}) is not None:
         return
-    for items, op, numpy_op in ((6 * SIZE, MPI.SUM, np.add), (6 * SIZE, MPI.MAX, np.maximum)):
+    for items, op, numpy_op in ((6 * SIZE, MPI.SUM, np.add), (6 * SIZE, MPI.MAX, np.maximum), (601, MPI.SUM, np.add)):
         values = [np.arange(items, dtype="i4") * (1 + rank) for rank in range(SIZE)]
         want = reduce(numpy_op, values)
         send, recv = machine.put(values[RANK]), machine.put(np.full(items, -1, "i4"))

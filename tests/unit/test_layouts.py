@@ -72,3 +72,20 @@ def test_scratch_like_blocks() -> None:
     assert layout.runs(piece[1].of(2).segment(1)) == [(24, 8)]
     assert layout.runs(piece[1].of(3).segment(0)) == [] and layout.runs(piece[1].of(3).segment(1)) == [(16, 8)]
     assert list(layout.pairs(RECV[3], piece[0].of(3))) == [(48, 0, 8)]
+
+
+def test_segments_of_several_blocks_in_one_place() -> None:
+    """While one segment of a place is of a block, another one may be of a shorter block."""
+    b = Builder(0, segments=2, blocks=4)
+    piece = b.scratch(2)
+    for block in (0, 3):
+        for part in (0, 1):
+            b.recv(1, piece[1].of(block).segment(part), tag=2 * block + part)
+    layout, slot, _ = vector_layout(b.build(), 9 * 8, 8)  # blocks of 3, 3, 3 and no items
+    assert slot == 32
+    longer, shorter = ([layout.runs(piece[1].of(block).segment(part)) for part in (0, 1)] for block in (0, 2))
+    assert longer == shorter == [[(32, 8)], [(48, 16)]]
+    layout, slot, _ = vector_layout(b.build(), 7 * 8, 8)  # of 2, 2, 2 and 1
+    assert slot == 16
+    assert [layout.runs(piece[1].of(3).segment(part)) for part in (0, 1)] == [[], [(24, 8)]]
+    assert layout.runs(piece[1].of(0).segment(0)) == [(16, 8)]
