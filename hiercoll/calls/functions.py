@@ -338,7 +338,8 @@ def allreduce(
     the same bits, any.
 
     ``accumulate="float32"``: elements of half precision (float16, or bfloat16 of ml_dtypes) are combined in single
-    precision, and rounded once. What may hold partial sums travels in single precision, all else as it is.
+    precision, and rounded once: arrays on the host or on a device. What may hold partial sums travels in single
+    precision, all else as it is.
 
     All else as for `alltoall`. Returns the receive array. Raises an ArgumentError before any data moves:
     BufferSizeError, BufferTypeError (``op`` cannot combine such elements, too), BufferOverlapError, CommunicatorError,

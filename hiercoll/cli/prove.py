@@ -243,7 +243,7 @@ def _counts_text(schedules: list[Schedule], topology: Topology, rank: int) -> st
         ("blocks of shared memory (per node)", "shared"),
     ]
     if any(schedule.accumulates for schedule in schedules):
-        click.echo("blocks of 4 bytes an element (scratch, shared) count as two of 2 bytes (send, recv, narrow)\n")
+        click.echo("blocks of 4 bytes an element (scratch, shared, wide_host) count as two of 2 bytes (all others)\n")
     lines = [f"{'':36}{f'rank {rank}':>10}{'most':>10}{'all ranks':>12}"]
     for title, field in rows:
         values = [getattr(count, field) for count in counts]

@@ -93,7 +93,7 @@ def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> Devic
     if writable and _library(obj) in READ_ONLY:
         raise BufferTypeError(argument, "a writable array", f"an array of {_library(obj)}, which never changes", rank)
     obj, interface = _interface(obj, argument, rank)
-    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
+    shape, dtype = tuple(interface["shape"]), _dtype(obj, interface["typestr"])
     if interface.get("mask") is not None:
         raise BufferTypeError(argument, "an array without a mask", "one with a mask", rank)
     strides = interface.get("strides")
@@ -106,6 +106,17 @@ def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> Devic
         raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
     in_c_order = strides is None or _lie_together(shape, tuple(strides), dtype.itemsize, c_order=True)
     return DeviceArray(address, shape, dtype, _stream(obj, interface), in_c_order)
+
+
+def _dtype(array: Any, typestr: str) -> np.dtype[Any]:
+    """The type of an array's elements. The interface has no name for bfloat16; PyTorch calls it float16 there."""
+    if str(getattr(array, "dtype", "")).rpartition(".")[2] != "bfloat16":
+        return np.dtype(typestr)
+    try:
+        found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
+        return found
+    except ImportError:
+        return np.dtype("V2")
 
 
 def _interface(obj: Any, argument: str, rank: int) -> tuple[Any, dict[str, Any]]:

@@ -12,8 +12,16 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Allocation, Pairs, Pieces, Rows, Shape, Task
-from hiercoll.cuda.kernel import PROCESSORS, SOURCE, SPAN, launch_shape, reduction_source, span_table
+from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape, Task
+from hiercoll.cuda.kernel import (
+    PROCESSORS,
+    SOURCE,
+    SPAN,
+    conversion_source,
+    launch_shape,
+    reduction_source,
+    span_table,
+)
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
 from hiercoll.memory import Reduction
 
@@ -185,6 +193,8 @@ class CupyDevice:
             return CupyRows(self, shape)
         if isinstance(shape, Pieces):
             return CupyTable(self, shape, self.copy_pieces)
+        if isinstance(shape, Conversion):
+            return CupyTable(self, shape, self.convert_pieces(shape.source, shape.target))
         return CupyTable(self, shape, self.reduce_pieces(shape.how))
 
     @cached_property
@@ -206,6 +216,10 @@ class CupyDevice:
     def reduce_pieces(self, how: Reduction) -> cupy.RawKernel:
         """The kernel for a type and an operation; CuPy compiles it once."""
         return cupy.RawKernel(reduction_source(how), "reduce_pieces")
+
+    def convert_pieces(self, source: np.dtype[Any], target: np.dtype[Any]) -> cupy.RawKernel:
+        """The kernel for two types; CuPy compiles it once."""
+        return cupy.RawKernel(conversion_source(source, target), "convert_pieces")
 
 
 @lru_cache(maxsize=1)
@@ -292,7 +306,7 @@ class CupyRows:
 class CupyTable:
     """One launch of a kernel over a table that lies on the device."""
 
-    def __init__(self, device: CupyDevice, shape: Pieces | Pairs, kernel: cupy.RawKernel) -> None:
+    def __init__(self, device: CupyDevice, shape: Pieces | Conversion | Pairs, kernel: cupy.RawKernel) -> None:
         self._device, self._kernel = device, kernel
         table = span_table(shape.table)
         self._grid, self._block = launch_shape(int(table[-1, -1]), device.processors)

@@ -1,4 +1,4 @@
-"""What hiercoll asks of a device, and the shapes of its copies and reductions.
+"""What hiercoll asks of a device, and the shapes of its copies, conversions and reductions.
 
 All of these are asynchronous: they run in the order of their stream, some time between
 their call and the completion of an event recorded after them.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hiercoll.memory import Layout, Reduction, common_pieces
+import numpy as np
+
+from hiercoll.memory import Layout, Reduction, WideLayout, common_pieces
 from hiercoll.schedule import Region
 
 NARROW = 1024  # bytes of a row; not measured yet: `scripts/gpu_bench.py` has both ways
@@ -45,6 +47,15 @@ class Pieces(NamedTuple):
     table: tuple[tuple[int, int, int], ...]
 
 
+class Conversion(NamedTuple):
+    """(source, target, length at the target) of pieces whose elements become those of another type: one launch over a
+    table."""
+
+    table: tuple[tuple[int, int, int], ...]
+    source: np.dtype[Any]
+    target: np.dtype[Any]
+
+
 class Pairs(NamedTuple):
     """(left, right, target, length) of pieces whose elements are combined: one launch over a table."""
 
@@ -52,7 +63,7 @@ class Pairs(NamedTuple):
     how: Reduction
 
 
-Shape: TypeAlias = "Rows | Pieces | Pairs"
+Shape: TypeAlias = "Rows | Pieces | Conversion | Pairs"
 
 
 class Allocation(NamedTuple):
@@ -133,8 +144,8 @@ class Device(Protocol):
         """Whether what is enqueued on a stream of the caller's is captured into a graph, instead of being run."""
 
     def prepare(self, shape: Shape) -> Task:
-        """A copy or reduction, to be enqueued as often as wanted. Raises DeviceError for a
-        reduction of a type that the device has not."""
+        """A copy, conversion or reduction, to be enqueued as often as wanted. Raises DeviceError for
+        types that the device has no kernel for."""
 
 
 class Devices(Protocol):
@@ -154,8 +165,14 @@ class Task(Protocol):
         """Let ``stream`` do it."""
 
 
-def copy_shape(layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Rows | Pieces | None:
-    """A copy between regions of the buffers at two addresses, in the fewest pieces; None if it moves nothing."""
+def copy_shape(
+    layout: Layout, source: tuple[int, Region], target: tuple[int, Region]
+) -> Rows | Pieces | Conversion | None:
+    """A copy between regions of the buffers at two addresses, in the fewest pieces; None if it moves nothing. Between
+    elements of two types it converts."""
+    if isinstance(layout, WideLayout) and (types := layout.types_of(source[1], target[1])) is not None:
+        found = layout.conversion(source, target)
+        return Conversion(tuple((s, t, n * types[1].itemsize) for s, t, n in found), *types) if found else None
     pieces = [(s, t, n) for s, t, n in common_pieces(layout, source, target)]
     if not pieces:
         return None

@@ -1,21 +1,22 @@
-"""The kernels: one copies scattered pieces in one launch, one combines them."""
+"""The kernels: one copies scattered pieces in one launch, one combines them, one converts their elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hiercoll.errors import DeviceError
-from hiercoll.memory import Reduction
+from hiercoll.memory import SINGLE, Reduction
 
 SPAN = 4096  # bytes that a warp copies in one go: pieces up to this size are one warp's, larger ones many warps'
 THREADS = 256  # of a block: 8 warps
 BLOCKS = 3  # for each multiprocessor of the device; the kernels have 80 registers for a thread then
 PROCESSORS = 80  # of a device that does not tell
 
-# What both kernels have in common: which spans a warp takes.
+# What the kernels have in common: which spans a warp takes.
 #
 # A row of the table is a piece: addresses, the last of them the target's, length, number of spans
 # before it. One more row has the number of all spans. Each warp of the grid takes as many spans as
@@ -157,6 +158,75 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) reduce_pieces(cons
     }
 }
 """
+# Numbers of half precision, as words of 2 bytes, to and from single precision, as words of 4: the same bits as on the
+# host (runtime/_engine.c: from_half, to_half, to_bfloat), where NumPy's and ml_dtypes' conversions are the model.
+WIDTHS = r"""
+__device__ unsigned from_half(unsigned short half)
+{
+    const unsigned sign = (half & 0x8000u) << 16, rest = (half & 0x7fffu) << 13;
+    if (rest >= 0x0f800000u) // infinite, or NaN
+        return sign | (rest + 0x70000000u);
+    if (rest >= 0x00800000u)
+        return sign | (rest + 0x38000000u);
+    return sign | __float_as_uint(__uint_as_float(rest + 0x38800000u) - __uint_as_float(0x38800000u));
+}
+
+__device__ unsigned short to_half(unsigned single) // to the nearest, to the even one of two
+{
+    const unsigned sign = single >> 16 & 0x8000u, rest = single & 0x7fffffffu;
+    if (rest > 0x7f800000u) { // NaN
+        const unsigned payload = rest >> 13 & 0x3ffu;
+        return sign | 0x7c00u | (payload ? payload : 1u);
+    }
+    if (rest >= 0x47800000u) // infinite, or too large
+        return sign | 0x7c00u;
+    if (rest < 0x38800000u) // the sum has as many digits behind the point as there are
+        return sign | (__float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000u);
+    return sign | ((rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13);
+}
+
+__device__ unsigned from_bfloat(unsigned short bfloat)
+{
+    return (unsigned)bfloat << 16;
+}
+
+__device__ unsigned short to_bfloat(unsigned single)
+{
+    if ((single & 0x7fffffffu) > 0x7f800000u)
+        return (single >> 16 & 0x8000u) | 0x7fc0u;
+    return (single + 0x7fffu + (single >> 16 & 1u)) >> 16;
+}
+"""
+
+# As many elements at a time as are 16 bytes in single precision, in each span that is aligned to that at both ends.
+CONVERSION = r"""
+struct alignas(4 * sizeof(Source)) Sources { Source of[4]; };
+struct alignas(4 * sizeof(Target)) Targets { Target of[4]; };
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    convert_pieces(const Bytes* table, Bytes count, Bytes span)
+{
+    const unsigned lane = threadIdx.x % 32;
+    for (Spans<4> spans(table, count, span); spans.take();) {
+        const Bytes from = spans.row[0] + spans.begin / sizeof(Target) * sizeof(Source), to = spans.address(1);
+        const Source* source = reinterpret_cast<const Source*>(from);
+        Target* target = reinterpret_cast<Target*>(to);
+        const bool aligned = from % sizeof(Sources) == 0 && to % sizeof(Targets) == 0;
+        const Bytes number = spans.length / sizeof(Target), vectors = aligned ? number / 4 : 0;
+        for (Bytes i = lane; i < vectors; i += 32) {
+            const Sources read = reinterpret_cast<const Sources*>(source)[i];
+            Targets made;
+            #pragma unroll
+            for (unsigned k = 0; k < 4; k++)
+                made.of[k] = CONVERT(read.of[k]);
+            reinterpret_cast<Targets*>(target)[i] = made;
+        }
+        for (Bytes i = vectors * 4 + lane; i < number; i += 32)
+            target[i] = CONVERT(source[i]);
+    }
+}
+"""
+CONVERSIONS = {"float16": "half", "bfloat16": "bfloat"}
 ELEMENTS = {
     "int8": "signed char",
     "uint8": "unsigned char",
@@ -183,6 +253,18 @@ def reduction_source(how: Reduction) -> str:
         raise DeviceError("reduction", f"elements of {', '.join(ELEMENTS)}", str(how.dtype))
     given = f"#define Element {ELEMENTS[how.dtype.name]}\n#define COMBINE(a, b) ({COMBINE[how.operation]})\n"
     return given + SPANS + REDUCTION
+
+
+def conversion_source(source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    """The kernel that converts between single precision and a type of `CONVERSIONS`. Raises DeviceError for others."""
+    widens = target == SINGLE
+    narrow, wide = (source, target) if widens else (target, source)
+    if narrow.name not in CONVERSIONS or wide != SINGLE:
+        raise DeviceError("conversion", f"{' or '.join(CONVERSIONS)}, and float32", f"{source} to {target}")
+    words = ("unsigned short", "unsigned int")
+    given = "#define Source {}\n#define Target {}\n".format(*(words if widens else reversed(words)))
+    convert = f"#define CONVERT {'from' if widens else 'to'}_{CONVERSIONS[narrow.name]}\n"
+    return given + convert + SPANS + WIDTHS + CONVERSION
 
 
 def span_table(pieces: Sequence[tuple[int, ...]], span: int = SPAN) -> npt.NDArray[np.uint64]:

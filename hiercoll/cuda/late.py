@@ -31,9 +31,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Allocation, Pairs, Pieces, Rows, Shape
+from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
-from hiercoll.memory import OPERATIONS
+from hiercoll.memory import OPERATIONS, convert
 
 Work: TypeAlias = "Callable[[], None]"
 Order: TypeAlias = Literal["late", "early", "random"]
@@ -304,6 +304,11 @@ class LateTask:
             for left, right, result, length in shape.table:
                 ends = (view(address, length).view(dtype) for address in (left, right))
                 operation(*ends, out=view(result, length).view(dtype))
+            return
+        if isinstance(shape, Conversion):
+            for source, target, length in shape.table:
+                read = view(source, length // shape.target.itemsize * shape.source.itemsize).view(shape.source)
+                convert([(read, view(target, length).view(shape.target))])
             return
         if isinstance(shape, Pieces):
             table = shape.table

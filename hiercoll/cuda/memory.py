@@ -89,7 +89,7 @@ class DeviceMemory:
         return Mapping(found.address + offset, found.owner)
 
     def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> DeviceCopy | None:
-        """See `Memory.copy`: one 2-D copy, or one launch over a table of pieces."""
+        """See `Memory.copy`: one 2-D copy, or one launch over a table of pieces, which converts where types differ."""
         to_host, from_host = target[1].buffer in ON_HOST, source[1].buffer in ON_HOST
         return self.copy_on(self.stream("out" if to_host else "in" if from_host else "within"), layout, source, target)
 

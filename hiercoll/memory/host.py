@@ -101,8 +101,8 @@ def _memory(address: int, nbytes: int) -> memoryview:
 
 def _copy_wide(layout: WideLayout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | None:
     """What copies, and converts, between regions of a layout."""
-    types = layout.type_of(source[1]), layout.type_of(target[1])
-    if types[0] == types[1]:
+    types = layout.types_of(source[1], target[1])
+    if types is None:
         return _copy_pieces([(here, there, n) for here, there, n in common_pieces(layout, source, target)])
     pieces = layout.conversion(source, target)
     return partial(convert, [(elements(s, n, types[0]), elements(t, n, types[1])) for s, t, n in pieces])

@@ -79,7 +79,8 @@ class Memory(Protocol):
         """Make host memory at ``address`` known as a ``shared`` buffer, while the result lives."""
 
     def copy(self, layout: Layout, source: tuple[int, Region], target: tuple[int, Region]) -> Action | Transfer | None:
-        """What copies between regions of the buffers at two addresses; None if there is nothing to do."""
+        """What copies between regions of the buffers at two addresses, and converts elements where a `WideLayout` says
+        that these are of two types; None if there is nothing to do."""
 
     def reduce(
         self,

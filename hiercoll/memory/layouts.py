@@ -108,20 +108,24 @@ class UnevenLayout:
 
 class WideLayout(NamedTuple):
     """Blocks of another layout, the ``narrow`` one, of elements ``of`` a type of two bytes; in the buffers `WIDE` they
-    are in float32. The buffer narrow begins so many bytes ``behind`` scratch, which it is a part of."""
+    are in float32."""
 
     narrow: BlockLayout | UnevenLayout
     of: np.dtype[Any]
-    behind: int
 
     def type_of(self, region: Region) -> np.dtype[Any]:
         """The type of the elements of a region."""
         return SINGLE if region.buffer in WIDE else self.of
 
+    def types_of(self, source: Region, target: Region) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
+        """The types that a copy between regions converts from and to; None if they are the same."""
+        types = self.type_of(source), self.type_of(target)
+        return None if types[0] == types[1] else types
+
     def runs(self, region: Region) -> list[tuple[int, int]]:
         """(offset, length) in bytes of the contiguous pieces of ``region``, in order."""
-        times, behind = 1 + (region.buffer in WIDE), self.behind if region.buffer == "narrow" else 0
-        return [(behind + times * offset, times * length) for offset, length in self.narrow.runs(region)]
+        times = 1 + (region.buffer in WIDE)
+        return [(times * offset, times * length) for offset, length in self.narrow.runs(region)]
 
     def conversion(self, source: tuple[int, Region], target: tuple[int, Region]) -> list[tuple[int, ...]]:
         """Addresses, and the number of elements, of the pieces that are contiguous in both regions."""

@@ -643,9 +643,9 @@ static int Program_init(Program *self, PyObject *args, PyObject *named)
     (void)named;
     if (self->memory)
         PyErr_SetString(PyExc_RuntimeError, "a program is made once");
-    if (self->memory || !PyArg_ParseTuple(args, "y*y*LiLii(LLLL)y*iiKKKO", &code, &flow, &number, &self->requests, &comm,
-                                          &self->tag, &self->rank, bases, bases + 1, bases + 2, bases + 3, &tables, &lane,
-                                          &lanes, &flags, &window, &sleepers, &self->owners))
+    if (self->memory || !PyArg_ParseTuple(args, "y*y*LiLii(LLLLL)y*iiKKKO", &code, &flow, &number, &self->requests, &comm,
+                                          &self->tag, &self->rank, bases, bases + 1, bases + 2, bases + 3, bases + 4, &tables,
+                                          &lane, &lanes, &flags, &window, &sleepers, &self->owners))
         return -1;
     Py_INCREF(self->owners);
     self->number = number;

@@ -5,7 +5,8 @@
 #include <Python.h>
 #include <stdint.h>
 
-enum { BASES = 5, GIVEN_BASES = 4, TABLES = 8 }; /* send, recv, scratch, shared; sizes, which programs have themselves */
+/* Bases: send, recv, scratch, narrow, shared; sizes, which programs have themselves. */
+enum { BASES = 6, GIVEN_BASES = 5, TABLES = 8 };
 
 /* Of blocks, the bytes and where they begin in their buffer. Those that are not from ``least`` to ``below`` bytes long
  * are taken for empty: other messages have them. */

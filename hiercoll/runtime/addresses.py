@@ -12,7 +12,7 @@ from hiercoll.errors import DeviceError
 from hiercoll.memory import HANDLE_BYTES, Array
 from hiercoll.schedule import BufferName
 
-NAMES: tuple[BufferName, ...] = ("send", "recv", "scratch")  # that others copy from
+NAMES: tuple[BufferName, ...] = ("send", "recv", "scratch", "narrow")  # that others copy from
 
 
 class Addresses:

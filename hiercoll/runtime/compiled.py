@@ -32,14 +32,14 @@ from hiercoll.runtime.messages import Datatypes, typed
 from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.sizes import GivenSizes, Places
 from hiercoll.runtime.window import Window
-from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Region, Send, Signal, Wait
+from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
 from hiercoll.schedule.transports import AUTO
 
 SEND, RECEIVE, WAIT, COPY, RAISE, FLAGS, DONE, *_REST = range(13)  # kinds of words, as in _engine.c
 SEND_BLOCKS, RECEIVE_BLOCKS, COPY_BLOCKS, PLACE, REDUCE, CONVERT = _REST
 CONVERSIONS = ("float16", "bfloat16")  # types that are converted to single precision, and back; as in _engine.c
-BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "shared", "sizes")
+BASES: tuple[BufferName, ...] = ("send", "recv", "scratch", "narrow", "shared", "sizes")
 ANY_SIZE = 2**63 - 1  # no block is as large
 Function = TypeVar("Function", bound="Callable[..., Any]")
 observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
@@ -125,8 +125,8 @@ class LaidOut:
 
     def copies(self, op: Copy) -> Iterator[tuple[int, ...]]:
         """See `Data`."""
-        base, to = _base(op.source), _base(op.target)
-        if isinstance(self._layout, WideLayout) and self._layout.type_of(op.source) != self._layout.type_of(op.target):
+        base, to = (BASES.index(region.buffer) for region in (op.source, op.target))
+        if isinstance(self._layout, WideLayout) and self._layout.types_of(op.source, op.target) is not None:
             how = 2 * CONVERSIONS.index(self._layout.of.name) + (self._layout.type_of(op.target) is self._layout.of)
             for at, there, number in self._layout.conversion((0, op.source), (0, op.target)):
                 yield CONVERT, how, base, at, to, there, number
@@ -138,7 +138,7 @@ class LaidOut:
     def reductions(self, op: Reduce) -> Iterator[tuple[int, ...]]:
         """See `Data`."""
         ends = op.left, op.right, op.target
-        bases = [_base(each) for each in ends]
+        bases = [BASES.index(each.buffer) for each in ends]
         for *places, nbytes in common_pieces(self._layout, *((0, each) for each in ends)):
             yield nbytes, *(word for end in zip(bases, places, strict=True) for word in end)
 
@@ -150,12 +150,7 @@ class LaidOut:
 def _message(op: Send | Recv, runs: Sequence[tuple[int, int]], datatypes: Datatypes) -> tuple[int, ...]:
     """Words of a message of bytes that lie where ``runs`` say."""
     offset, number, datatype = typed(runs, datatypes)
-    return SEND if isinstance(op, Send) else RECEIVE, _base(op.region), offset, number, value_of(datatype)
-
-
-def _base(region: Region) -> int:
-    """What a region's places are relative to."""
-    return BASES.index("scratch" if region.buffer == "narrow" else region.buffer)
+    return SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer), offset, number, value_of(datatype)
 
 
 class Tabulated:

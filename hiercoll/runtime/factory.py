@@ -8,7 +8,7 @@ program holds has a window of its own, too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -33,7 +33,7 @@ from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, Slots, areas_of, rows_at
 from hiercoll.runtime.window import Window, header_bytes, untouched_bytes
-from hiercoll.schedule import HOST, RECV, SEND, BufferName, Get, Schedule, most_tags
+from hiercoll.schedule import HOST, PRIVATE, RECV, SEND, WIDE, BufferName, Get, Schedule, most_tags
 from hiercoll.schedule.lowering import Steps, lower
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuning.policy import Wanted
@@ -58,16 +58,24 @@ SHARING = (Lifetime.KEPT, Lifetime.ONCE)  # one of them runs at a time
 
 
 class Laid(NamedTuple):
-    """Where the bytes of blocks lie: the layout, the bytes of the node's buffer, of scratch, and of what lies on the
-    host beside a device's memory."""
+    """Where the bytes of blocks lie: the layout, the bytes of the node's buffer, and of a rank's own (`PRIVATE`)."""
 
     layout: Layout
     shared: int
     steps: Steps
-    scratch: int = 0
-    host: int = 0
+    nbytes: Mapping[BufferName, int] = {}
     areas: Areas | Slots | None = None
     limit: int = 0
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of scratch, and of narrow behind it."""
+        return self.nbytes.get("scratch", 0) + self.nbytes.get("narrow", 0)
+
+    @property
+    def host(self) -> int:
+        """Bytes of what lies on the host beside a device's memory: of wide_host, and of host behind it."""
+        return self.nbytes.get("wide_host", 0) + self.nbytes.get("host", 0)
 
 
 class _Scratch:
@@ -267,10 +275,11 @@ class PlanFactory:
         laid = self._laid_out(request, schedule, traced)
         if not schedule.accumulates:
             return laid
-        assert request.operation is not None and not isinstance(laid.layout, WideLayout)
-        wide, block = 2 * laid.scratch, laid.scratch // max(schedule.scratch, 1)
-        layout = WideLayout(laid.layout, request.received.type, behind=wide)
-        return laid._replace(layout=layout, shared=2 * laid.shared, scratch=wide + schedule.narrow * block)
+        assert not isinstance(laid.layout, WideLayout)
+        nbytes = {name: (1 + (name in WIDE)) * size for name, size in laid.nbytes.items()}
+        return laid._replace(
+            layout=WideLayout(laid.layout, request.received.type), shared=2 * laid.shared, nbytes=nbytes
+        )
 
     def _laid_out(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """The same, of elements of one type."""
@@ -279,17 +288,16 @@ class PlanFactory:
             block = received.block
             layout = BlockLayout(block, request.item, schedule.segments)
             steps = lower(schedule, by_message=traced)
-            return Laid(layout, schedule.shared * block, steps, schedule.scratch * block, schedule.host * block)
+            return Laid(layout, schedule.shared * block, steps, _private(schedule, block))
         if request.collective.is_even:
             vector, block, shared = vector_layout(schedule, received.block, request.item)
-            steps = lower(schedule, by_message=traced)
-            return Laid(vector, shared, steps, schedule.scratch * block, schedule.host * block)
+            return Laid(vector, shared, lower(schedule, by_message=traced), _private(schedule, block))
         by_block, blocks = self._by_block(request, traced), request.blocks(rank)
         if request.collective.sizes is Sizes.KNOWN and by_block:
             return Laid(BlockLayout(0), 0, lower(schedule))
         if request.collective.sizes is Sizes.KNOWN:
             known, nbytes = known_layout(schedule, blocks, request.item)
-            return Laid(known, nbytes["shared"], lower(schedule), nbytes["scratch"], nbytes["host"])
+            return Laid(known, nbytes["shared"], lower(schedule), nbytes)
         blocks_of_lane = 1 if request.collective.sizes is Sizes.ROOT else 2 * self._session.size
         limit = min(request.limit, MOST_SHARED // (max(self._session.topology.node_sizes) * blocks_of_lane))
         key = (id(schedule), limit)  # schedules are kept as long as this is
@@ -303,14 +311,14 @@ class PlanFactory:
             return Laid(BlockLayout(0), shared, lowered.steps, areas=areas, limit=limit)
         own, large, nbytes = own_layout(schedule, blocks, limit)
         steps = lowered.steps if large else lowered.small
-        return Laid(own, shared, steps, nbytes["scratch"], nbytes["host"], areas, limit)
+        return Laid(own, shared, steps, nbytes, areas, limit)
 
     def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime, memory: Memory) -> Places:
         """Where the plan's buffers lie, and what keeps them."""
         session, place = self._session, request.received.place
         nbytes = laid.scratch
         places = addresses(request)
-        if memory.kind == "host" and not nbytes and not schedule.host:
+        if memory.kind == "host" and not nbytes and not laid.host:
             return Places({"scratch": 0, **places}, [], [], [])
 
         def pooled() -> tuple[int, object]:
@@ -329,7 +337,10 @@ class PlanFactory:
         reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, together=together)
         if first:
             self._fitted.add(request.common)
-        reserved.places["narrow"] = reserved.places["scratch"]
+        of = reserved.places
+        of["narrow"] = of["scratch"] + laid.nbytes.get("scratch", 0)
+        if laid.host:
+            of["wide_host"], of["host"] = of["host"], of["host"] + laid.nbytes.get("wide_host", 0)
         return reserved._replace(nbytes=laid.scratch + laid.host)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
@@ -410,7 +421,7 @@ class PlanFactory:
         comm = session.comm if held else session.background_comm if lifetime is Lifetime.BACKGROUND else session.user
         make = partial(native.engine, comm, request, session.rank, held=held)
         sent = 0 if request.sent is None else request.sent.address
-        if not request.transport.segments:
+        if not request.transport.segments and (memory.kind == "host" or not request.accumulates):
             return Plan(make(sent, request.received.address), request.name, None, memory, direct=True)
         return self._through_host(request, memory, make)
 
@@ -437,6 +448,11 @@ class PlanFactory:
 
 def _nothing() -> None:
     """There are no bytes to copy."""
+
+
+def _private(schedule: Schedule, block: int) -> dict[BufferName, int]:
+    """Bytes of a rank's own buffers, of blocks of so many."""
+    return {name: getattr(schedule, name) * block for name in PRIVATE}
 
 
 def addresses(request: Request) -> dict[BufferName, int]:

@@ -14,7 +14,8 @@ from hiercoll.runtime.sizes import Blocks, Sizes
 from hiercoll.schedule import BufferName, Copy, Schedule, reads, writes
 from hiercoll.schedule.lowering import Steps, lower, without
 
-PASSED: tuple[BufferName, ...] = ("host", "scratch")  # what messages pass through, besides the node's buffer
+# What messages pass through, besides the node's buffer.
+PASSED: tuple[BufferName, ...] = ("host", "wide_host", "scratch", "narrow")
 
 
 def _place(layout: UnevenLayout, name: BufferName, at: Sizes, sizes: Sizes, item: int = 1) -> None:
@@ -84,14 +85,14 @@ def _place_passed(
     the bytes of these buffers. Raises ConstraintError for blocks that are not copied."""
     nbytes: dict[BufferName, int] = {}
     for name in names:
-        blocks = schedule.host if name == "host" else schedule.scratch
+        blocks: int = getattr(schedule, name)
         by_part = {part: _sizes_of_copies(schedule, name, blocks, sizes, part) for part, sizes in known.items()}
         most = np.max(list(by_part.values()), axis=0)
         if (most < 0).any():
             expected = "an algorithm without scratch, for blocks of unequal sizes"
             raise ConstraintError("algorithm", expected, "one that needs some", schedule.rank)
         at = np.cumsum(most) - most
-        if name == "scratch" and step is not None:
+        if name in ("scratch", "narrow") and step is not None:
             at = np.arange(blocks, dtype=np.int64) * step
         for part, sizes in by_part.items():
             if part is None:
@@ -105,7 +106,7 @@ def _place_passed(
 def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layout, int, int]:
     """Where the blocks of a vector lie, the bytes of a place for the largest, and those of the node's buffer. They are
     cut between items of ``item`` bytes, all as long as the first but for the last ones, which may be shorter or empty.
-    Raises ConstraintError for schedules with scratch that is for no block (`Region.like`), nor just to pack messages."""
+    Raises ConstraintError for schedules with scratch that is for no block (`Region.like`), nor to pack messages."""
     count = schedule.blocks
     block = -(-nbytes // (count * item)) * item
     shared = schedule.shared * block

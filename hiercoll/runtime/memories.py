@@ -136,7 +136,7 @@ class Memories:
         try:
             places.places["scratch"], owner = scratch()
             places.owners.append(owner)
-            if schedule.host:
+            if host:
                 places.places["host"], owner = memory.allocate_host(host)
                 places.owners.append(owner)
             cost = _mirror(schedule, memory, user, places)

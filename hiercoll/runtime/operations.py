@@ -92,7 +92,7 @@ def find_operation(op: Any, elements: Any, rank: int) -> Operation:
 
 def accumulated(how: Operation, narrow: np.dtype[Any]) -> Operation:
     """The operation on elements of a ``narrow`` type, which are widened before, and rounded once."""
-    return replace(how, name=f"{how.name}, rounded to {narrow.name}", on_device=None, narrow=narrow)
+    return replace(how, name=f"{how.name}, rounded to {narrow.name}", narrow=narrow)
 
 
 _found: dict[tuple[int, Any], Operation] = {}  # of predefined operations on predefined types

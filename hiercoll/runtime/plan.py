@@ -17,6 +17,7 @@ from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.watch import BEGAN, SECONDS, Entry, Watch
 from hiercoll.schedule import Schedule
 from hiercoll.schedule.lowering import Steps
+from hiercoll.schedule.transports import ON_HOST
 
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
 abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
@@ -317,7 +318,7 @@ class Going:
 
 def plan_of(steps: Steps, binding: Binding, name: str) -> Plan:
     """The plan that runs ``steps`` on the given addresses; whoever has allocated scratch keeps it alive. Local."""
-    direct = not steps.buffers_of_messages <= {"host", "shared", "sizes"}
+    direct = not steps.buffers_of_messages <= set(ON_HOST)
     plan = Plan(bind_engine(steps, binding), name, steps.schedule, binding.memory, direct)
     if plan.program is None:
         plan.keep_alive(nbytes=REQUEST_BYTES * len(steps.messages))

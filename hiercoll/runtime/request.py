@@ -395,8 +395,9 @@ def _operation(session: Session | Beginning, given: Arguments, received: Data, m
     cannot combine there."""
     if given.accumulate is not None:
         _check_narrow(given.accumulate, received, session.rank)
-        return accumulated(find_operation(given.op, SINGLE, session.rank), received.type)
-    found = find_operation(given.op, received.type, session.rank)
+        found = accumulated(find_operation(given.op, SINGLE, session.rank), received.type)
+    else:
+        found = find_operation(given.op, received.type, session.rank)
     if memory != "host" and (found.on_device is None or not can_combine(found.on_device)):
         raise BufferTypeError("op", "SUM, PROD, MIN or MAX of plain numbers, on a device", found.name, session.rank)
     return found
@@ -488,10 +489,8 @@ def _check_narrow(accumulate: Any, data: Data, rank: int) -> None:
     """Raises ParameterError, and BufferTypeError for elements that cannot be accumulated in single precision."""
     if accumulate != "float32":
         raise ParameterError("accumulate", "'float32' or None", repr(accumulate), rank)
-    is_half = isinstance(data.type, np.dtype) and data.type.name in HALF and data.type.isnative
-    if not is_half or data.place != "host":
-        got = f"{data.type} in memory of {'the host' if data.place == 'host' else data.place}"
-        raise BufferTypeError("accumulate", f"arrays of {' or '.join(HALF)} on the host", got, rank)
+    if not (isinstance(data.type, np.dtype) and data.type.name in HALF and data.type.isnative):
+        raise BufferTypeError("accumulate", f"arrays of {' or '.join(HALF)}", data.type, rank)
 
 
 def _put_aside(data: Data) -> Data:

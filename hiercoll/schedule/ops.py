@@ -17,7 +17,9 @@ from typing import Literal, NamedTuple, TypeAlias
 from hiercoll.errors import ScheduleError
 from hiercoll.topology import Topology
 
-BufferName: TypeAlias = Literal["send", "recv", "scratch", "narrow", "shared", "host", "sizes", "shared_sizes"]
+BufferName: TypeAlias = Literal[
+    "send", "recv", "scratch", "narrow", "shared", "host", "wide_host", "sizes", "shared_sizes"
+]
 Blocks: TypeAlias = "range | tuple[int, ...]"
 
 
@@ -113,11 +115,14 @@ RECV = Buffer("recv")
 SCRATCH = Buffer("scratch")
 SHARED = Buffer("shared")
 HOST = Buffer("host")
+WIDE_HOST = Buffer("wide_host")
 SIZES = Buffer("sizes")
 SHARED_SIZES = Buffer("shared_sizes")
 SIZE_BUFFERS = ("sizes", "shared_sizes")  # of rows of sizes instead of blocks
+PRIVATE: tuple[BufferName, ...] = ("scratch", "narrow", "host", "wide_host")  # a rank's own, besides the program's
 OF_NODE = ("shared", "shared_sizes")  # one for the ranks of a node together
-WIDE = ("scratch", "shared")  # of elements in the type that they are combined in, where that is another (`accumulated`)
+# Of elements in the type that they are combined in, where that is another (`accumulated`).
+WIDE = ("scratch", "shared", "wide_host")
 
 Deps: TypeAlias = "tuple[int, ...]"
 
@@ -286,7 +291,8 @@ class Schedule:
     block of ``shared``, in a place of its own that is as long as such a block may be.
 
     ``accumulates``: the elements of the buffers `WIDE` are twice as long as all others, which copies convert (see
-    `accumulated`); then ``narrow`` is the size of the buffer of that name, in blocks.
+    `accumulated`); then ``narrow`` and ``wide_host`` are the sizes of the buffers of these names, in blocks: what
+    ``scratch`` and ``host`` are for elements of the other type.
     """
 
     rank: int
@@ -302,6 +308,7 @@ class Schedule:
     knows: tuple[int, ...] = ()
     accumulates: bool = False
     narrow: int = 0
+    wide_host: int = 0
 
     def is_wide(self, region: Region) -> bool:
         """Whether elements of that region are those that are twice as long."""

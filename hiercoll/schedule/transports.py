@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll.errors import ConstraintError, ParameterError
 from hiercoll.schedule import (
-    HOST,
     MESSAGES,
-    SCRATCH,
     SHARED,
     AcceptOffer,
     AwaitNotice,
     Buffer,
+    BufferName,
     Copy,
     Deps,
     Get,
@@ -43,8 +42,8 @@ from hiercoll.schedule import (
 from hiercoll.topology import Topology
 
 Moves: TypeAlias = "Callable[[Region], bool]"  # whether messages of a region are to pass through copies
-# Buffers that lie on the host whatever the others do; with `peer`, shared does not.
-ON_HOST = ("host", "sizes", "shared")
+HOST_ALONE = ("host", "wide_host", "sizes")  # buffers that lie on the host whatever the others do
+ON_HOST = (*HOST_ALONE, "shared")  # the same; with `peer`, shared does not
 
 
 class Transport(NamedTuple):
@@ -68,7 +67,7 @@ class Transport(NamedTuple):
         if self.segments > 1:  # a rank alone on its node raises no flags where others do
             cut(emit(max(topology.nodes, key=len)[0]), self.segments)
         schedule = peer(emit, topology, rank) if self.peer else emit(rank)
-        on_host = ON_HOST[:2] if self.peer else ON_HOST
+        on_host = HOST_ALONE if self.peer else ON_HOST
         if self.segments:
             near = places_on_node(emit, topology, rank) if self.shared and not self.peer else None
             schedule = staged(schedule, self.segments, on_host, near)
@@ -186,8 +185,8 @@ def staged(
     moves = partial(_is_elsewhere, on_host)
     if segments > 1:
         parts = cut(schedule, segments)
-        return _by_dependencies(parts, _Stage(parts, HOST, near, segments), moves)
-    return _through_copies(schedule, _Stage(schedule, HOST, near), moves)
+        return _by_dependencies(parts, _Stage(parts, True, near, segments), moves)
+    return _through_copies(schedule, _Stage(schedule, True, near), moves)
 
 
 def _is_elsewhere(on_host: Sequence[str], region: Region) -> bool:
@@ -197,7 +196,7 @@ def _is_elsewhere(on_host: Sequence[str], region: Region) -> bool:
 def packed(schedule: Schedule, on_host: Sequence[str] = ON_HOST) -> Schedule:
     """``schedule`` with messages of blocks that lie apart sent from, and received into, ``scratch``, where they lie
     together: MPI libraries copy pieces of device memory one by one. As `staged`, but for what lies on the host."""
-    return _through_copies(schedule, _Stage(schedule, SCRATCH), partial(_is_apart, on_host))
+    return _through_copies(schedule, _Stage(schedule, False), partial(_is_apart, on_host))
 
 
 def _is_apart(on_host: Sequence[str], region: Region) -> bool:
@@ -245,12 +244,16 @@ def _part(op: Op, part: int, segments: int, shift: int) -> Op:
 
 
 class _Stage:
-    """Hands out places of a buffer, after what the schedule has there; the parts of one message share theirs.
-    Messages within the node may have places in its buffer instead (``near``)."""
+    """Hands out places on the host, or of scratch, after what the schedule has there: for elements of the type that the
+    message is of. The parts of one message share theirs. Messages within the node may have places in its buffer instead
+    (``near``)."""
 
-    def __init__(self, schedule: Schedule, buffer: Buffer, near: Places | None = None, parts: int = 1) -> None:
-        self.near, self._buffer, self._schedule, self._parts = near, buffer, schedule, parts
-        self._blocks = schedule.scratch if buffer is SCRATCH else schedule.host
+    def __init__(self, schedule: Schedule, on_host: bool, near: Places | None = None, parts: int = 1) -> None:
+        self.near, self._schedule, self._parts = near, schedule, parts
+        plain: BufferName = "host" if on_host else "narrow" if schedule.accumulates else "scratch"
+        wide: BufferName = "wide_host" if on_host else "scratch"
+        self._buffers = plain, wide
+        self._sizes: dict[BufferName, int] = {name: getattr(schedule, name) for name in self._buffers}
         self._known: dict[tuple[object, ...], int] = {}
         self._at = near.at if near is not None else {}
         ends = [(source, target) for source, target, _ in self._at]
@@ -267,13 +270,14 @@ class _Stage:
 
     def place(self, op: Send | Recv) -> Region:
         """Where a message lies."""
-        start, buffer = self._at.get(self._ends(op)), SHARED
+        start, name = self._at.get(self._ends(op)), SHARED.name
         if start is None:
+            name = self._buffers[self._schedule.is_wide(op.region)]
             key = (type(op), op.peer, op.tag // self._schedule.segments, op.region._replace(part=None))
-            start, buffer = self._known.setdefault(key, self._blocks), self._buffer
-            if start == self._blocks:
-                self._blocks += op.region.size
-        return buffer[start : start + op.region.size]._replace(part=op.region.part)
+            start = self._known.setdefault(key, self._sizes[name])
+            if start == self._sizes[name]:
+                self._sizes[name] += op.region.size
+        return Buffer(name)[start : start + op.region.size]._replace(part=op.region.part)
 
     def message(self, op: Op, place: Region | None, deps: Deps) -> Op:
         """What is left of an operation whose message lies in a place, if it has one."""
@@ -287,9 +291,8 @@ class _Stage:
     def made(self, ops: Iterable[Op]) -> Schedule:
         """The schedule with these operations, and the buffers as large as they have become."""
         shared = self._schedule.shared if self.near is None else self.near.blocks
-        if self._buffer is SCRATCH:
-            return replace(self._schedule, ops=tuple(ops), scratch=self._blocks)
-        return replace(self._schedule, ops=tuple(ops), host=self._blocks, shared=shared)
+        sizes: Any = self._sizes
+        return replace(self._schedule, ops=tuple(ops), shared=shared, **sizes)
 
 
 def _by_dependencies(schedule: Schedule, stage: _Stage, moves: Moves) -> Schedule:

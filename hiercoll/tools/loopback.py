@@ -19,6 +19,7 @@ from hiercoll.memory import SINGLE, Array, BlockLayout, Combine, HostMemory, Lay
 from hiercoll.schedule import (
     MESSAGES,
     OUTGOING,
+    PRIVATE,
     SIZE_BUFFERS,
     SIZES,
     WIDE,
@@ -84,9 +85,8 @@ def run(
             memory.map_sizes(rank, schedules[rank], topology)
             memory.mapped[rank, "shared_sizes"] = shared_sizes
             memory.mapped[rank, "shared"] = shared
-            memory.mapped[rank, "scratch"] = memory.allocate(schedules[rank].scratch, wide=True)
-            memory.mapped[rank, "narrow"] = memory.allocate(schedules[rank].narrow)
-            memory.mapped[rank, "host"] = memory.allocate(schedules[rank].host)
+            for name in PRIVATE:
+                memory.mapped[rank, name] = memory.allocate(getattr(schedules[rank], name), wide=name in WIDE)
     for rank, schedule in enumerate(schedules):
         for index, op in enumerate(schedule.ops):
             memory.check(rank, index, op)
@@ -185,7 +185,7 @@ class _Memory:
             ends = (self.mapped[rank, source.buffer][0], source), (self.mapped[other, target.buffer][0], target)
             layout: Layout = self.layout_of(source)
             if self.accumulates:
-                layout = WideLayout(self.layout, self.dtypes[rank], behind=0)
+                layout = WideLayout(self.layout, self.dtypes[rank])
             copy = self.host.copy(layout, *ends)
             if copy is not None:
                 copy()

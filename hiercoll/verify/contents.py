@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hiercoll.collectives import UNDEFINED, Contract, Order
-from hiercoll.schedule import OF_NODE, SIZE_BUFFERS, Copy, Get, Recv, Reduce, Region, reads, writes
+from hiercoll.schedule import OF_NODE, PRIVATE, SIZE_BUFFERS, Copy, Get, Recv, Reduce, Region, reads, writes
 from hiercoll.verify.numbered import Numbered
 from hiercoll.verify.proof import Finding
 from hiercoll.verify.tokens import Sums
@@ -107,18 +107,17 @@ def _memory(given: Numbered) -> dict[tuple[int, str], _Memory]:
     for rank, schedule in enumerate(given.schedules):
         for buffer, tokens in given.contract.initial(rank).items():
             memory[rank, buffer] = _Memory(tokens.tolist())
-        memory[rank, "scratch"] = _Memory([UNDEFINED] * (schedule.scratch * given.segments))
-        memory[rank, "narrow"] = _Memory([UNDEFINED] * (schedule.narrow * given.segments))
-        memory[rank, "host"] = _Memory([UNDEFINED] * (schedule.host * given.segments))
+        for name in PRIVATE:
+            memory[rank, name] = _Memory([UNDEFINED] * (getattr(schedule, name) * given.segments))
         memory[rank, "sizes"] = rows = _Memory([UNDEFINED] * (schedule.sizes * given.segments))
         known = {row: row for row in schedule.knows} or {given.topology.lane_of[rank]: rank}
         for row, owner in known.items() if schedule.sizes else ():
             _put(rows.tokens, given.units(Region("sizes", (row,))), given.contract.own_sizes(owner).tolist())
     for ranks in given.topology.nodes:
         first = given.schedules[ranks[0]]
-        for name, blocks in zip(OF_NODE, (first.shared, first.sizes), strict=True):
+        for of_node, blocks in zip(OF_NODE, (first.shared, first.sizes), strict=True):
             cells = _Memory([UNDEFINED] * (blocks * given.segments))
-            memory.update(((rank, name), cells) for rank in ranks)
+            memory.update(((rank, of_node), cells) for rank in ranks)
     return memory
 
 

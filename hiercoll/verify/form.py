@@ -21,6 +21,7 @@ from hiercoll.schedule import (
     reads,
     writes,
 )
+from hiercoll.schedule.transports import HOST_ALONE
 from hiercoll.verify.numbered import Numbered
 from hiercoll.verify.proof import Finding
 
@@ -110,7 +111,7 @@ def _problem(given: Numbered, rank: int, index: int, op: Op) -> str | None:
         return "waits for the flag of a rank on another node"
     if isinstance(op, Get) and (op.peer == rank or op.peer not in given.topology.node(rank)):
         return f"gets from rank {op.peer}, which is no other rank of its node"
-    if isinstance(op, Get) and op.source.buffer in ("host", *OF_NODE, *SIZE_BUFFERS):
+    if isinstance(op, Get) and op.source.buffer in (*HOST_ALONE, *OF_NODE, *SIZE_BUFFERS):
         return f"gets from {op.source.buffer}, which is not for others to map"
     for owner, region, _ in given.touched(rank, op):
         blocks, limits = region.blocks, given.limits[owner]

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from hiercoll.collectives import Contract, Order
-from hiercoll.schedule import SIZE_BUFFERS, Get, Op, Region, Schedule, reads, size_rows, sizes_read, writes
+from hiercoll.schedule import PRIVATE, SIZE_BUFFERS, Get, Op, Region, Schedule, reads, size_rows, sizes_read, writes
 from hiercoll.topology import Topology
 from hiercoll.verify.proof import Finding
 from hiercoll.verify.words import describe
@@ -58,7 +58,7 @@ class Numbered:
         return [
             {
                 **self.contract.sizes(rank),
-                **{"scratch": own.scratch, "narrow": own.narrow, "shared": own.shared, "host": own.host},
+                **{name: getattr(own, name) for name in (*PRIVATE, "shared")},
                 **dict.fromkeys(SIZE_BUFFERS, own.sizes),
             }
             for rank, own in enumerate(self.schedules)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,11 +18,13 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.cli import main
+from hiercoll.cuda import DeviceMemory
+from hiercoll.cuda.arrays import Producers
 from hiercoll.cuda.device import copy_shape, reduction_shape
-from hiercoll.memory import BlockLayout, Reduction
+from hiercoll.memory import SINGLE, BlockLayout, Reduction, Transfer, WideLayout
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
-from hiercoll.schedule import RECV, SEND, Get
+from hiercoll.schedule import RECV, SCRATCH, SEND, Get
 from hiercoll.tables import Choice, Entry, Table, Variant, load
 from hiercoll.tools.bench import Bench
 from hiercoll.tools.measuring import Contest
@@ -116,6 +120,96 @@ def test_tools_reductions(
             np.testing.assert_array_equal(machine.get(recv), expected)
 
 
+HALF = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+
+
+class OfHalf:
+    """An array of numbers of half precision, made as one of words of two bytes: not all libraries have bfloat16."""
+
+    def __init__(self, machine: Machine, values: np.ndarray[Any, Any]) -> None:
+        self.machine, self.dtype = machine, values.dtype
+        self.words = machine.put(values.view("u2"))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        typestr = "<f2"  # as PyTorch says of both
+        return {**self.words.__cuda_array_interface__, "typestr": typestr}
+
+    def fill(self, values: np.ndarray[Any, Any]) -> None:
+        self.machine.fill(self.words, values.view("u2"))
+
+    def words_of(self) -> np.ndarray[Any, Any]:
+        return self.machine.get(self.words)
+
+
+@pytest.mark.ranks([1, 2, 3, 4])
+@pytest.mark.parametrize("layout", layouts())
+@pytest.mark.parametrize("transport", ["direct", "staged", "staged:2", "peer"])
+@pytest.mark.parametrize("algorithm", [*REGISTRY["allreduce"], "native"])
+def test_tools_sums_in_a_wider_type(
+    machine: Machine, on_layout: Callable[[str], MPI.Intracomm], algorithm: str, transport: str, layout: str
+) -> None:
+    """The same bits as of arrays on the host, whatever way messages go; vectors need not divide."""
+    why = machine.why_no_peers() if transport == "peer" else machine.why_not_direct() if transport == "direct" else ""
+    if why:
+        pytest.skip(why)
+    comm = on_layout(layout)
+    entry, topology = REGISTRY["allreduce"].get(algorithm), hiercoll.get_topology(comm)
+    if entry is not None and entry.refusal(topology, {}) is not None:
+        return
+    has_flags = algorithm == "hierarchical" and max(topology.node_sizes) > 1
+    if transport == "staged:2" and (has_flags or algorithm == "double_tree"):
+        return  # as without a wider type
+    how: dict[str, Any] = {"algorithm": algorithm, "accumulate": "float32"}
+    for kind in HALF:
+        for items in (6 * SIZE, 601):
+            send, recv = (OfHalf(machine, np.zeros(items, kind)) for _ in range(2))
+            for turn in (0, 1):
+                values = np.random.default_rng(2 * RANK + turn).normal(0, 3, items).astype(kind)
+                want = hiercoll.allreduce(comm, values, **how)
+                send.fill(values)
+                hiercoll.allreduce(comm, send, recv, transport=transport, **how)
+                np.testing.assert_array_equal(recv.words_of(), want.view("u2"))
+
+
+@pytest.mark.parametrize("collective", ["reduce", "reduce_scatter"])
+def test_tools_sums_in_a_wider_type_of_every_form(
+    machine: Machine, on_layout: Callable[[str], MPI.Intracomm], transport: str, collective: str
+) -> None:
+    """Called, held, in the background, in place; reduced to one rank, and to each."""
+    comm, root = on_layout(f"1x{SIZE}"), SIZE - 1
+    to_one, items = {"root": root} if collective == "reduce" else {}, 60
+    given, has_result = (items,) if to_one else (SIZE, items), not to_one or root == RANK
+    for kind in HALF:
+        values = np.random.default_rng(RANK).normal(0, 3, given).astype(kind)
+        want = np.zeros(items, kind)
+        algorithm = "binomial" if to_one else "direct"
+        how: dict[str, Any] = {"algorithm": algorithm, "accumulate": "float32", **to_one}
+        getattr(hiercoll, collective)(comm, values, want, **how)
+        send = OfHalf(machine, values)
+
+        def check(call: Callable[[OfHalf], object], kind: np.dtype[Any] = kind, want: Any = want) -> None:
+            recv = OfHalf(machine, np.zeros(items, kind))
+            call(recv)
+            if has_result:
+                np.testing.assert_array_equal(recv.words_of(), want.view("u2"))
+
+        def held(recv: OfHalf, send: OfHalf = send, how: Any = how) -> None:
+            init = getattr(hiercoll, f"{collective}_init")
+            with init(comm, send, recv, transport=transport, **how) as plan:
+                plan()
+                plan()
+
+        check(
+            lambda recv, send=send, how=how: getattr(hiercoll, collective)(comm, send, recv, transport=transport, **how)
+        )
+        check(held)
+        check(lambda recv, send=send, how=how: getattr(hiercoll, f"i{collective}")(comm, send, recv, **how).wait())
+        if not to_one:
+            getattr(hiercoll, collective)(comm, MPI.IN_PLACE, send, transport=transport, **how)
+            np.testing.assert_array_equal(send.words_of().reshape(-1)[:items], want.view("u2"))
+
+
 def test_tools_reductions_that_a_device_cannot_do(machine: Machine, on_layout: Callable[[str], MPI.Intracomm]) -> None:
     """Typed errors, before data move."""
     comm = on_layout(f"1x{SIZE}")
@@ -123,6 +217,14 @@ def test_tools_reductions_that_a_device_cannot_do(machine: Machine, on_layout: C
     with pytest.raises(hiercoll.BufferTypeError, match="op: expected SUM, PROD, MIN or MAX of plain numbers"):
         hiercoll.allreduce(comm, send, recv, op=MPI.BXOR)
     np.testing.assert_array_equal(machine.get(recv), -1)
+    half, into = (OfHalf(machine, np.ones(6, "f2")) for _ in range(2))
+    with pytest.raises(hiercoll.BufferTypeError, match="op: expected an operation that combines float32"):
+        hiercoll.allreduce(comm, half, into, op=MPI.LAND, accumulate="float32")
+    with pytest.raises(hiercoll.BufferTypeError, match="accumulate: expected arrays of float16 or bfloat16, got int32"):
+        hiercoll.allreduce(comm, send, recv, accumulate="float32")
+    with pytest.raises(hiercoll.ParameterError, match="accumulate: expected 'float32' or None, got 'float64'"):
+        hiercoll.allreduce(comm, half, into, accumulate="float64")
+    np.testing.assert_array_equal(into.words_of(), np.ones(6, "f2").view("u2"))
 
 
 SCATTERED = [7, 0, 3, 5]
@@ -154,3 +256,37 @@ def test_kernel_of_a_reduction_is_one_launch(machine: Machine) -> None:
     shape = reduction_shape(BlockLayout(40, 4), how, ends[0], ends[1], ends[1])
     assert shape is not None
     assert machine.launches(machine.device.prepare(shape)) == 1
+
+
+@pytest.mark.ranks([1])
+@pytest.mark.parametrize("kind", HALF, ids=str)
+def test_kernel_converts_every_number(machine: Machine, kind: np.dtype[Any]) -> None:
+    """To single precision and back, and what lies in between: the bits that the host makes; blocks in any order, in one
+    launch."""
+    numbers = np.arange(1 << 16, dtype="u2").reshape(16, -1)
+    order, block = [5, 0, 3, 15, 1, *range(6, 12)], numbers[0].nbytes
+    layout, memory = WideLayout(BlockLayout(block), kind), DeviceMemory(machine.device)
+    with np.errstate(all="ignore"):
+        wide = numbers.view(kind).astype(SINGLE)
+        between = np.nextafter(wide, np.random.default_rng(1).normal(0, 1e30, wide.shape).astype(SINGLE))
+        halves = (wide.view("u4") + (0x1000 if kind == np.float16 else 0x8000)).view(SINGLE)
+        for values in (wide, between, halves):
+            send, recv = machine.put(numbers), machine.put(np.zeros(wide.shape, SINGLE))
+            given, back = machine.put(values), machine.put(np.zeros_like(numbers))
+            widened = memory.copy(layout, (address_of(send), SEND[order]), (address_of(recv), SCRATCH[order]))
+            rounded = memory.copy(layout, (address_of(given), SCRATCH[order]), (address_of(back), RECV[order]))
+            memory.before_messages(Producers(arrays=(send, recv, given, back)).streams(), True)
+            for made in (widened, rounded):
+                assert isinstance(made, Transfer)
+                made.start()
+                made.wait()
+            found, were = machine.get(recv)[order], wide[order]
+            assert (found.view("u4") == were.view("u4"))[~np.isnan(were)].all() and np.isnan(
+                found[np.isnan(were)]
+            ).all()
+            found, want = machine.get(back)[order], values.astype(kind)[order].view("u2")
+            is_number = ~np.isnan(values[order])
+            assert (found == want)[is_number].all() and np.isnan(found.view(kind).astype(SINGLE)[~is_number]).all()
+    ends = (address_of(send), SEND[order]), (address_of(recv), SCRATCH[order])
+    shape = copy_shape(layout, *ends)
+    assert shape is not None and machine.launches(machine.device.prepare(shape)) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
 from hiercoll.collectives import COLLECTIVES, fixed_tree
-from hiercoll.errors import ScheduleError
+from hiercoll.errors import ConstraintError, ScheduleError
 from hiercoll.memory import SINGLE, Array, BlockLayout
 from hiercoll.model.cost import count_rank
 from hiercoll.model.simulate import simulate
@@ -30,6 +30,7 @@ from hiercoll.schedule import (
     writes,
 )
 from hiercoll.schedule.system import System
+from hiercoll.schedule.transports import Transport, named
 from hiercoll.tools import loopback
 from hiercoll.tools.timeline import traffic_matrix
 from hiercoll.topology import Topology, parse_layout
@@ -89,6 +90,42 @@ def test_bits(entry: Algorithm, params: Params) -> None:
         for wide, narrow in zip(*found, strict=True):
             assert narrow.dtype == np.float16
             assert narrow.tobytes() == wide.astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("transport", ["staged", "staged:2", "peer"])
+@each_variant
+def test_rounded_once_on_devices(entry: Algorithm, params: Params, transport: str) -> None:
+    """Whatever way messages go; each has as many bytes as between host arrays, but those of the node's buffer."""
+    for layout in ("1x4", "3x1", "2+1"):
+        topology = parse_layout(layout)
+        if entry.refusal(topology, params) is not None:
+            continue
+        plain = entry.system(topology, params, accumulate=True)
+        made = entry.system(topology, params, accumulate=True, transport=named(transport))
+        try:
+            schedules = made.schedules()
+        except ConstraintError:
+            assert transport == "staged:2"
+            continue
+        assert verify(made).require().roundings == 1
+        assert System.from_json(made.to_json()) == made
+        far = [
+            [count_rank(schedule, topology).network_blocks for schedule in each]
+            for each in (plain.schedules(), schedules)
+        ]
+        assert far[0] == far[1]
+        messages = {op.region.buffer for each in schedules for op in each.ops if isinstance(op, Send)}
+        assert transport == "peer" or messages <= {"host", "wide_host", "shared"}
+
+
+@each_variant
+def test_packed_messages_keep_their_width(entry: Algorithm, params: Params) -> None:
+    """Blocks that lie apart, on a device whose memory the MPI library takes."""
+    for layout in ("1x4", "2x3:cyclic"):
+        topology = parse_layout(layout)
+        if entry.refusal(topology, params) is None:
+            made = entry.system(topology, params, accumulate=True, transport=Transport(packed=True))
+            assert verify(made).require().roundings == 1
 
 
 def flipped(system: System, source: int, target: int, tag: int, ends: tuple[type, ...] = (Send, Recv)) -> System:

@@ -11,6 +11,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -170,6 +171,21 @@ def test_arrays() -> None:
     assert device_array(Fake(stream=None), "sendbuf", 0, writable=True).stream == 1
     assert device_array(Fake(shape=(0, 3), strides=(99, 99)), "sendbuf", 0, writable=True).nbytes == 0
     assert is_device_array(Fake()) and not is_device_array(np.zeros(1))
+
+
+@pytest.mark.parametrize("typestr", ["<f2", "<V2"])
+def test_types_that_the_interface_has_no_name_for(typestr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 is what the array's own type is called, as PyTorch and ml_dtypes call it; else the interface counts."""
+    array: Any = Fake(typestr=typestr)
+    assert device_array(array, "sendbuf", 0, writable=True).dtype == np.dtype(typestr)
+    for name in ("torch.bfloat16", "bfloat16"):
+        array.dtype = name
+        assert device_array(array, "sendbuf", 0, writable=True).dtype == ml_dtypes.bfloat16
+    array.dtype = "torch.float16"
+    assert device_array(array, "sendbuf", 0, writable=True).dtype == np.dtype(typestr)
+    array.dtype = "torch.bfloat16"
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert device_array(array, "sendbuf", 0, writable=True).dtype == np.dtype("V2")  # by no means float16
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hiercoll.cuda.device import NARROW, Pieces
+from hiercoll.cuda.device import NARROW, Conversion, Pieces, Rows, copy_shape
 from hiercoll.cuda.mappings import clear_all
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
-from hiercoll.memory import BlockLayout, HostMemory, Reduction
-from hiercoll.schedule import HOST, RECV, SEND
+from hiercoll.memory import BlockLayout, HostMemory, Reduction, WideLayout
+from hiercoll.schedule import HOST, RECV, SCRATCH, SEND
 
 NAME = "hiercoll.cuda.cupy_device"
 
@@ -266,6 +266,22 @@ def test_reductions(runtime: Runtime) -> None:
     transfer.wait()
     np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 216).from_address(here)), expected)
     assert one and two and runtime.calls[-1] == "kernel"
+
+
+def test_conversions(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch over a table of source and target, of the kernel for the two types; within one, a copy."""
+    module, sources = import_module(NAME), list[str]()
+    kernel = module.cupy.RawKernel
+    monkeypatch.setattr(module.cupy, "RawKernel", lambda source, name: (sources.append(name), kernel(source, name))[1])
+    memory, layout = DeviceMemory(module.CupyDevice(0)), WideLayout(BlockLayout(24), np.dtype("f2"))
+    shape = copy_shape(layout, (1 << 20, SEND[[7, 0, 3]]), (1 << 24, SCRATCH[[1, 8, 2]]))
+    assert isinstance(shape, Conversion) and (shape.source, shape.target) == (np.dtype("f2"), np.dtype("f4"))
+    assert shape.table[0] == ((1 << 20) + 7 * 24, (1 << 24) + 48, 48)
+    assert isinstance(memory.device.prepare(shape), module.CupyTable) and sources == ["convert_pieces"]
+    back = copy_shape(layout, (1 << 24, SCRATCH[1:3]), (1 << 20, RECV[0:2]))
+    assert isinstance(back, Conversion) and back.table == (((1 << 24) + 48, 1 << 20, 48),)
+    assert isinstance(copy_shape(layout, (1 << 24, SCRATCH[1:3]), (1 << 20, SCRATCH[4:6])), Rows)
+    assert copy_shape(layout, (1 << 24, SCRATCH[0:0]), (1 << 20, RECV[0:0])) is None
 
 
 def test_launches_go_by_the_multiprocessors(runtime: Runtime) -> None:

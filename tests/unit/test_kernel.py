@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -24,12 +25,13 @@ from hiercoll.cuda.kernel import (
     SOURCE,
     SPAN,
     THREADS,
+    conversion_source,
     launch_shape,
     reduction_source,
     span_table,
 )
 from hiercoll.errors import DeviceError
-from hiercoll.memory import OPERATIONS, Reduction
+from hiercoll.memory import OPERATIONS, SINGLE, Reduction
 
 HOST = """
 struct uint2 { unsigned x, y; } __attribute__((aligned(8)));
@@ -42,6 +44,18 @@ static Index threadIdx, blockIdx, blockDim, gridDim;
 static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits)
 {
     return (((unsigned long long)high << 32 | low) >> (bits & 31));
+}
+static unsigned __float_as_uint(float number)
+{
+    unsigned bits;
+    __builtin_memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+static float __uint_as_float(unsigned bits)
+{
+    float number;
+    __builtin_memcpy(&number, &bits, sizeof number);
+    return number;
 }
 """
 RUN = """
@@ -223,7 +237,62 @@ def test_elements_that_are_no_numbers(tmp_path: Path, operation: str) -> None:
         np.testing.assert_array_equal(target[starts[2] : starts[2] + 64], left[starts[0] : starts[0] + 64])
 
 
+HALF = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("kind", HALF, ids=str)
+def test_conversions(tmp_path: Path, kind: np.dtype[Any]) -> None:
+    """Of every number of two bytes, and of many of four: those that lie between two of these, and those between these;
+    as NumPy and ml_dtypes convert them. NaN stay so."""
+    for name in ("wider", "narrower"):
+        (tmp_path / name).mkdir()
+    widen = compiled_for_host(conversion_source(kind, SINGLE), "convert_pieces", tmp_path / "wider")
+    narrow = compiled_for_host(conversion_source(SINGLE, kind), "convert_pieces", tmp_path / "narrower")
+    every = np.arange(1 << 16, dtype="u2").view(kind)
+    wide = np.zeros(every.shape, SINGLE)
+    widen(span_table([(every.ctypes.data, wide.ctypes.data, wide.nbytes)]), blocks=3)
+    is_number = ~np.isnan(every.astype(SINGLE))
+    assert (wide.view("u4") == every.astype(SINGLE).view("u4"))[is_number].all() and np.isnan(wide[~is_number]).all()
+    step = 1 << (13 if kind == np.float16 else 16)  # bits that are lost
+    near = (wide.view("u4")[:, None] + np.array([0, 1, step // 2 - 1, step // 2, step // 2 + 1, step - 1], "u4")).view(
+        SINGLE
+    )
+    noise = np.random.default_rng(1).integers(0, 1 << 32, 100_000, dtype="u4").view(SINGLE)
+    given = np.concatenate([near.reshape(-1), noise])
+    found = np.zeros(given.shape, kind)
+    narrow(span_table([(given.ctypes.data, found.ctypes.data, found.nbytes)]), blocks=3)
+    with np.errstate(all="ignore"):
+        want = given.astype(kind)
+    is_number = ~np.isnan(given)
+    assert (found.view("u2") == want.view("u2"))[is_number].all()
+    assert np.isnan(found[~is_number].astype(SINGLE)).all()
+
+
+@pytest.mark.parametrize("wider", [True, False])
+def test_conversions_of_pieces(tmp_path: Path, wider: bool) -> None:
+    """By vectors and by elements, of several lengths and alignments; what lies between the pieces stays as it is."""
+    types = (HALF[0], SINGLE) if wider else (SINGLE, HALF[0])
+    run = compiled_for_host(conversion_source(*types), "convert_pieces", tmp_path)
+    lengths = (1, 700, 33, 4096, 1500, 0, 16)
+    room, shifts = max(lengths) + 16, [(a, b) for a in range(5) for b in range(5)]
+    source = np.random.default_rng(1).normal(0, 1, len(lengths) * len(shifts) * room + 16).astype(types[0])
+    target = np.full(source.shape, 7, types[1])
+    expected, table = target.copy(), []
+    for number, (shift, length) in enumerate((shift, length) for length in lengths for shift in shifts):
+        at, to = (number * room + by for by in shift)
+        expected[to : to + length] = source[at : at + length]
+        ends = source.ctypes.data + at * types[0].itemsize, target.ctypes.data + to * types[1].itemsize
+        table.append((*ends, length * types[1].itemsize))
+    for span in (16, SPAN):
+        target[:] = 7
+        run(span_table(table, span), span, blocks=3)
+        np.testing.assert_array_equal(target, expected)
+
+
 def test_types_without_a_kernel() -> None:
+    for types in ((SINGLE, SINGLE), (np.dtype("f8"), SINGLE), (SINGLE, np.dtype("i2"))):
+        with pytest.raises(DeviceError, match="conversion: expected float16 or bfloat16, and float32"):
+            conversion_source(*types)
     assert all(np.dtype(name) for name in ELEMENTS)
     for dtype in ("complex64", ">f8", "float16"):
         with pytest.raises(DeviceError, match="float64"):
