@@ -6,7 +6,7 @@ model's help: what the model says of an algorithm here is corrected by how wrong
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, pr
 from hiercoll.model.evaluate import Design
 from hiercoll.model.machine import Machine
 from hiercoll.model.profile import Profile, profile
+from hiercoll.schedule import Schedule
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 
@@ -27,11 +28,13 @@ from hiercoll.topology import Topology, parse_layout
 class Combining(NamedTuple):
     """What a reduction asks of algorithms: an ``order``; whether the MPI library's own may serve it (``native``), which
     promises none but that of operations that do not commute; and whether one algorithm may serve a call and another the
-    next one, though they give other bits (``changes``)."""
+    next one, though they give other bits (``changes``); whether partial sums are in elements twice as long as the
+    program's (``accumulates``)."""
 
     order: Order = Order.ANY
     native: bool = True
     changes: bool = True
+    accumulates: bool = False
 
     @property
     def of_auto(self) -> Order:
@@ -39,7 +42,8 @@ class Combining(NamedTuple):
         return self.order if self.changes else Order.FIXED
 
     def __str__(self) -> str:
-        return "" if self == FREE else f"{self.order.name.lower()}{self.native:d}{self.changes:d}"
+        wide = "wide" if self.accumulates else ""
+        return "" if self == FREE else f"{self.order.name.lower()}{self.native:d}{self.changes:d}{wide}"
 
 
 FREE = Combining()
@@ -73,7 +77,13 @@ MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; c
 
 @lru_cache(maxsize=1024)
 def _counted(
-    collective: str, topology: Topology, inplace: bool, name: str, given: Given, order: Order
+    collective: str,
+    topology: Topology,
+    inplace: bool,
+    name: str,
+    given: Given,
+    order: Order,
+    accumulates: bool = False,
 ) -> list[list[RankCounts]] | None:
     """The counts of the ranks of a largest node and, where there is a root, of that of root 0; None if the variant
     cannot run there.
@@ -88,30 +98,44 @@ def _counted(
     nodes = [max(topology.nodes, key=len)]
     if COLLECTIVES[collective].root and topology.node(0) not in nodes:
         nodes.append(topology.node(0))
-    return [_sampled(entry, topology, ranks, params, inplace) for ranks in nodes]
+    emit = _emitting(entry, topology, params, inplace, accumulates)
+    return [_sampled(emit, topology, ranks) for ranks in nodes]
 
 
-def _sampled(
-    entry: Algorithm, topology: Topology, ranks: Sequence[int], params: Params, inplace: bool
-) -> list[RankCounts]:
+def _emitting(
+    entry: Algorithm, topology: Topology, params: Params, inplace: bool, accumulates: bool
+) -> Callable[[int], Schedule]:
+    """What gives each rank's schedule."""
+    if accumulates:
+        return entry.system(topology, params, inplace=inplace, accumulate=True).__getitem__
+    return partial(entry.schedule, topology, params=params, inplace=inplace)
+
+
+def _sampled(emit: Callable[[int], Schedule], topology: Topology, ranks: Sequence[int]) -> list[RankCounts]:
     """The counts of the ``ranks`` of a node."""
     others = len(ranks) - 1
     sample = sorted({1 + i * others // SAMPLE for i in range(SAMPLE)}) if others else []
     weights = [b - a for a, b in pairwise([*sample, others + 1])]
     counts: list[RankCounts] = []
     for lane, weight in [(0, 1), *zip(sample, weights, strict=True)]:
-        counts += [count_rank(entry.schedule(topology, ranks[lane], params, inplace=inplace), topology)] * weight
+        counts += [count_rank(emit(ranks[lane]), topology)] * weight
     return counts
 
 
 @lru_cache(maxsize=1024)
 def _profiled(
-    collective: str, topology: Topology, inplace: bool, name: str, given: Given, machine: Machine
+    collective: str,
+    topology: Topology,
+    inplace: bool,
+    name: str,
+    given: Given,
+    machine: Machine,
+    accumulates: bool,
 ) -> list[Profile]:
     """What the ranks of the nodes that differ do."""
     entry, params = REGISTRY[collective][name], dict(given)
     leaders = params.get("leaders", 1)
-    emit = partial(entry.schedule, topology, params=params, inplace=inplace)
+    emit = _emitting(entry, topology, params, inplace, accumulates)
     return profile(emit, topology, machine, leaders if isinstance(leaders, int) else 1)
 
 
@@ -126,24 +150,42 @@ def rank_by_model(
     most_shared: int = MOST_SHARED,
     machine: Machine | None = None,
     order: Order = Order.ANY,
+    accumulates: bool = False,
 ) -> list[Candidate]:
     """The ``variants`` (default: `automatic` ones), fastest first by the cost model, for blocks of ``block`` bytes, or
     a vector of so many: on a ``machine``, else with ``links``. Reductions: those that combine in that ``order``.
+    ``accumulates``: partial sums have so many bytes, contributions and results half of them.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
-    ranked = []
+    ranked, known = [], (order, accumulates)
+    block = block // 2 if accumulates else block  # of the program's elements
     for name, params in automatic(collective) if variants is None else variants:
-        nodes = _counted(collective, topology, inplace, name, tuple(params.items()), order)
+        nodes = _counted(collective, topology, inplace, name, tuple(params.items()), *known)
         if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
             flows = max(each.network_messages / max(each.network_chain, 1) for counts in nodes for each in counts)
             if machine is None:
                 seconds = max(predict(counts, block, links) for counts in nodes)
             else:
-                found = _profiled(collective, topology, inplace, name, tuple(params.items()), machine)
+                found = _profiled(collective, topology, inplace, name, tuple(params.items()), machine, accumulates)
                 seconds = float(Design([(each, block) for each in found], machine).evaluate(machine).seconds.max())
             ranked.append(Candidate(Variant(name, params), seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
+
+
+def _modelled(
+    collective: str,
+    topology: Topology,
+    block: int,
+    inplace: bool,
+    combining: Combining,
+    machine: Machine | None = None,
+) -> list[Candidate]:
+    """The model's ranking of what may combine so."""
+    order, accumulates = combining.of_auto, combining.accumulates
+    return rank_by_model(
+        collective, topology, block, inplace=inplace, machine=machine, order=order, accumulates=accumulates
+    )
 
 
 @dataclass(frozen=True)
@@ -179,8 +221,7 @@ def _decide(
     if entry is None:
         ranked = []
         if explains or table.by_model or not combining.native:
-            machine, order = table.machine, combining.of_auto
-            ranked = rank_by_model(collective, topology, block, inplace=inplace, machine=machine, order=order)
+            ranked = _modelled(collective, topology, block, inplace, combining, table.machine)
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
         if ranked and not combining.native:
@@ -287,7 +328,7 @@ def _by_entry(
         what = "work in place" if combining == FREE else f"give {_ORDERED[combining.of_auto]}"
         variant, why = NATIVE_VARIANT, f"{why}; the choice there cannot {what}"
     if not able(variant):
-        others = ranking or rank_by_model(entry.collective, topology, block, inplace=inplace, order=combining.of_auto)
+        others = ranking or _modelled(entry.collective, topology, block, inplace, combining)
         variant = others[0].variant
     return Decision(variant, why, ranking)
 
@@ -326,7 +367,7 @@ def _by_neighbour(
     corrected.sort(key=lambda candidate: candidate.seconds)
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
     if not corrected and not combining.native:
-        corrected = rank_by_model(entry.collective, topology, block, inplace=inplace, order=combining.of_auto)
+        corrected = _modelled(entry.collective, topology, block, inplace, combining)
     if not corrected:
         return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
     return Decision(corrected[0].variant, why, tuple(corrected))

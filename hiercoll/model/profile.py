@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from hiercoll.model.durations import pieces_of
 from hiercoll.model.machine import FAR, Machine, level
-from hiercoll.schedule import Copy, Get, Recv, Reduce, Schedule, Send, Signal, Wait
+from hiercoll.schedule import Copy, Get, Recv, Reduce, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology
 
 MOST_PHASES = 8  # that are told apart; the rest is one
@@ -144,7 +144,7 @@ def _classes(spans: Spans) -> list[tuple[RankProfile, float]]:
 
 def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfile:
     """One rank's part."""
-    rank, segments = schedule.rank, schedule.segments
+    rank = schedule.rank
     found, phase = RankProfile(), Phase()
     depth: list[int] = []  # messages that an operation comes after
     before, deepest, copied = 0, 0, False
@@ -161,7 +161,7 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
             if op.peer not in levels:
                 levels[op.peer] = level(machine, topology, rank, op.peer)
             sizes = phase.sent if isinstance(op, Send) else phase.received
-            sizes[levels[op.peer], region.size if region.part is None else region.size / segments] += 1
+            sizes[levels[op.peer], _blocks(schedule, region)] += 1
             if levels[op.peer] == FAR:
                 phase.peers.add(topology.node_of[op.peer])
             after = ends.depth((levels[op.peer], region.size), isinstance(op, Send), len(depth), after + 1, depth)
@@ -170,14 +170,18 @@ def count(schedule: Schedule, topology: Topology, machine: Machine) -> RankProfi
             copied = copied or deepest > before
             sources = (op.source,) if isinstance(op, Copy) else (op.left, op.right)
             pieces = max(pieces_of(region) for region in (*sources, op.target))
-            blocks = op.target.size / (1 if op.target.part is None else segments)
-            found.copies.append(Copied(pieces, blocks, isinstance(op, Reduce)))
+            found.copies.append(Copied(pieces, _blocks(schedule, op.target), isinstance(op, Reduce)))
         elif isinstance(op, (Signal, Wait)):
             found.flags += 1  # the flags of all that a rank waits for are raised at once
         depth.append(after)
     phase.chain = deepest - before
     found.phases.append(phase)
     return found
+
+
+def _blocks(schedule: Schedule, region: Region) -> float:
+    """The size of a region in whole blocks of the program's elements."""
+    return region.size * (1 + schedule.is_wide(region)) / (1 if region.part is None else schedule.segments)
 
 
 class _Ends:

@@ -412,7 +412,8 @@ def combining_of(session: Session | Beginning, given: Any, operation: Operation)
     order = Order[asked.upper()] if asked else Order.ANY
     native = order is Order.ANY or session.size == 1
     changes = operation.is_exact or asked == "any"
-    return Combining(max(order, Order.ANY if operation.commutes else Order.RANK), native, changes)
+    order = max(order, Order.ANY if operation.commutes else Order.RANK)
+    return Combining(order, native, changes, operation.narrow is not None)
 
 
 @lru_cache(maxsize=1024)

@@ -22,7 +22,7 @@ from hiercoll.cuda.binding import bind
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.memory import DeviceCopy, DeviceMemory, PeerCopy
 from hiercoll.errors import TransportWarning
-from hiercoll.runtime import binding, factory
+from hiercoll.runtime import binding, factory, native
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.memories import takes_device_memory
 from hiercoll.tables import Variant
@@ -92,6 +92,28 @@ def test_every_algorithm(
     for collective in CALLS:
         for name in ("native", "auto"):
             check(device, comm, collective, algorithm=name, transport=transport)
+
+
+@pytest.mark.parametrize("transport", ["direct", "staged"])
+def test_native_sums_in_a_wider_type_are_of_copies(
+    device: LateDevice, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """On the host, which converts: even where the MPI library takes a device's memory."""
+    device.aware = transport == "direct"
+    monkeypatch.setenv("HIERCOLL_CUDA_AWARE", str(int(device.aware)))
+    send, recv = (device.array(np.full(9, 1 + RANK, np.float16), OWN_STREAM) for _ in range(2))
+    given: list[int] = []
+    engine = native.engine
+
+    def made(comm: Any, request: Any, rank: int, sent: int, received: int, *, held: bool) -> Any:
+        given.extend((sent, received))
+        return engine(comm, request, rank, sent, received, held=held)
+
+    monkeypatch.setattr(native, "engine", made)
+    how: dict[str, Any] = {"algorithm": "native", "transport": transport, "accumulate": "float32"}
+    hiercoll.allreduce(comm, send, recv, **how)
+    np.testing.assert_array_equal(recv.get(), np.full(9, SIZE * (SIZE + 1) / 2))
+    assert len(given) >= 2 and not {send.address, recv.address} & set(given)
 
 
 @pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])

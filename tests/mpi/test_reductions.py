@@ -364,6 +364,21 @@ def test_every_number_of_two_bytes(comm: MPI.Intracomm, kind: int) -> None:
     assert (same | (np.isnan(sums) & np.isnan(found.astype("f4")))).all()
 
 
+def test_auto_asks_for_what_accumulates(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of elements of single precision, so many bytes of which travel."""
+    policy, asked = get_session(comm).policy, list[tuple[int, bool]]()
+    select = policy.select
+
+    def selecting(wanted: Any, *how: Any) -> Any:
+        asked.append((wanted.size, wanted.combining.accumulates))
+        return select(wanted, *how)
+
+    monkeypatch.setattr(policy, "select", selecting)
+    hiercoll.allreduce(comm, np.ones(100, "f2"), accumulate="float32")
+    hiercoll.allreduce(comm, np.ones(100, "f4"))
+    assert asked == [(400, True), (400, False)]
+
+
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each message that either engine prepares, sent or received."""

@@ -16,9 +16,10 @@ from hiercoll.algorithms import REGISTRY
 from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import COLLECTIVES, Order, tuned
 from hiercoll.model.cost import DEFAULT_LINKS, Link, count_rank, predict
+from hiercoll.model.machine import get_machine
 from hiercoll.tools.proving import prove
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.tuner import MOST_SHARED, NATIVE, Candidate, decide, rank_by_model
+from hiercoll.tuner import MOST_SHARED, NATIVE, Candidate, Combining, decide, rank_by_model
 
 LAYOUTS = ("1x2", "1x3", "2x1", "7x1", "2x4", "4x4:cyclic", "5+3", "1+4+2:random=1", "3x5")
 SIZES = (0, 8, 512, 4096, 65536, 1 << 20)
@@ -200,3 +201,26 @@ def test_equal_topologies_choose_alike() -> None:
     """However they came about."""
     one, other = parse_layout("2x2"), Topology((9, 9, 4, 4))
     assert choose("alltoall", one, 512) == choose("alltoall", other, 512)
+
+
+def test_sums_in_a_wider_type_are_ranked_by_their_bytes() -> None:
+    """Of float32's bytes partial sums have all, contributions and results half: what sends fewer sums gains."""
+    topology, kind = parse_layout("1x8"), Combining(native=False)
+    size = 1 << 20
+    chosen = [
+        decide("allreduce", topology, size, combining=kind._replace(accumulates=wide)).variant.algorithm
+        for wide in (False, True)
+    ]
+    assert chosen == ["rabenseifner", "all_pairs"]
+    assert str(kind) != str(kind._replace(accumulates=True)) != ""  # learned apart
+    for machine in (None, get_machine("leonardo")):
+        able = [("all_pairs", {}), ("recursive_doubling", {})]
+        plain, half, wide = (
+            {each.algorithm: each.seconds for each in rank_by_model(
+                "allreduce", topology, nbytes, variants=able, machine=machine, accumulates=accumulates
+            )}
+            for nbytes, accumulates in ((size, False), (size // 2, False), (size, True))
+        )  # fmt: skip
+        for name in plain:
+            assert half[name] < wide[name]
+        assert wide["all_pairs"] / plain["all_pairs"] < wide["recursive_doubling"] / plain["recursive_doubling"]
