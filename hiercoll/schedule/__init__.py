@@ -4,7 +4,7 @@ Modules beside this one: `system` (all ranks' schedules), `transports` (how mess
 `lowering` (the steps that engines run).
 """
 
-from hiercoll.schedule.accumulating import accumulated
+from hiercoll.schedule.accumulating import accumulated, without_partial_contributions
 from hiercoll.schedule.builder import Builder
 from hiercoll.schedule.ops import (
     HOST,
@@ -106,4 +106,5 @@ __all__ = [
     "size_rows",
     "sizes_read",
     "writes",
+    "without_partial_contributions",
 ]

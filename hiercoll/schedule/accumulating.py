@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TypeAlias
 
 from hiercoll.errors import ScheduleError
@@ -42,6 +43,55 @@ def accumulated(schedule: Schedule, like: Like) -> Schedule:
     for index, op in enumerate(schedule.ops):
         forms.add(index, op)
     return in_order(forms.finished())
+
+
+def without_partial_contributions(emit: Callable[[int], Schedule], rank: int) -> Schedule:
+    """``emit(rank)``, in which messages that hold what their sender contributes, and nothing else, are said to be no
+    partial sums (`Send.partial`): the receiver widens them. Both ends find that in the schedule of the sender; and in
+    that of the receiver whether it has them in the node's buffer, whose elements are wide."""
+    schedule = emit(rank)
+    own = _contributed(schedule)
+    sent_by = cache(lambda peer: _contributed(emit(peer)))
+    shared_by = cache(lambda peer: _received_in_shared(emit(peer)) if schedule.shared else frozenset())
+
+    def said(op: Op) -> Op:
+        if not isinstance(op, (Send, Recv)) or not op.partial or op.region.buffer == "shared":
+            return op
+        if isinstance(op, Send):
+            return op._replace(partial=(op.peer, op.tag) not in own or (rank, op.tag) in shared_by(op.peer))
+        return op._replace(partial=(rank, op.tag) not in sent_by(op.peer))
+
+    return replace(schedule, ops=tuple(map(said, schedule.ops)))
+
+
+def _contributed(schedule: Schedule) -> frozenset[tuple[int, int]]:
+    """Peers and tags of messages that hold what this rank contributes, and nothing else: what lies in send or, in
+    place, in recv, as long as nothing is written there; and copies of it."""
+    found, known = set[tuple[int, int]](), dict[Unit, bool]()
+
+    def are_own(region: Region) -> list[bool]:
+        return [known.get(unit, unit[0] in ("send", "recv")) for unit in _units(schedule, region)]
+
+    for op in schedule.ops:
+        if isinstance(op, Send) and all(are_own(op.region)):
+            found.add((op.peer, op.tag))
+        for target in writes(op):
+            units = _units(schedule, target)
+            copied = are_own(op.source) if isinstance(op, Copy) else [False] * len(units)
+            known.update((unit, is_own and unit[0] != "shared") for unit, is_own in zip(units, copied, strict=True))
+    return frozenset(found)
+
+
+def _received_in_shared(schedule: Schedule) -> frozenset[tuple[int, int]]:
+    """Peers and tags of messages that a rank receives in the node's buffer."""
+    received = (op for op in schedule.ops if isinstance(op, Recv))
+    return frozenset((op.peer, op.tag) for op in received if op.region.buffer == "shared")
+
+
+def _units(schedule: Schedule, region: Region) -> list[Unit]:
+    """The segments of a region."""
+    parts = (region.part,) if region.part is not None or schedule.segments == 1 else range(schedule.segments)
+    return [(region.buffer, block, part) for block in region.blocks for part in parts]
 
 
 class _Forms:
@@ -89,9 +139,7 @@ class _Forms:
         return replace(self._schedule, ops=tuple(self._ops), scratch=scratch, narrow=narrow, accumulates=True)
 
     def _units(self, region: Region) -> list[Unit]:
-        segments = self._schedule.segments
-        parts = (region.part,) if region.part is not None or segments == 1 else range(segments)
-        return [(region.buffer, block, part) for block in region.blocks for part in parts]
+        return _units(self._schedule, region)
 
     def _are_there(self, unit: Unit) -> set[bool]:
         own = unit[0] in WIDE

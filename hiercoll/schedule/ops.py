@@ -129,7 +129,8 @@ Deps: TypeAlias = "tuple[int, ...]"
 
 class Send(NamedTuple):
     """Send ``region`` to rank ``peer``; (source, destination, tag) is unique in a schedule. ``partial``: it may hold
-    partial sums, as both ends know; else contributions, or results (see `accumulated`)."""
+    partial sums, as both ends know; else contributions, or results (see `accumulated`, and
+    `without_partial_contributions`, which finds contributions)."""
 
     peer: int
     tag: int

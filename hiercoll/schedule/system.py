@@ -67,14 +67,16 @@ class System:
         """The system with partial sums in wider elements than the program's (`schedule.accumulated`)."""
         contract = replace(self._contract, accumulate=True)
 
-        def widened(schedule: Schedule) -> Schedule:
+        def widened(emit: Callable[[int], Schedule], topology: Topology, rank: int) -> Schedule:
+            schedule = operations.without_partial_contributions(emit, rank)
+
             def like(region: Region) -> Blocks | None:
                 alike = region.like or contract.like(schedule.rank, region.buffer, region.blocks)
                 return None if alike is None else operations.as_blocks(alike)
 
             return operations.accumulated(schedule, like)
 
-        return System(self.topology, contract, self.with_pass(widened).__getitem__)
+        return System(self.topology, contract, self.with_node_pass(widened).__getitem__)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, System):
