@@ -43,7 +43,7 @@ from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import begins_as, by_handle, first_calls, forget, get_session, inherits, known_session
+from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, get_session, inherits, known_session
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
@@ -111,21 +111,18 @@ class Collectives(ObjectMessages):
 
     def free(self: Any) -> None:
         """As mpi4py's: the predefined communicators of the module stay."""
-        if _predefined(self) is None:
-            forget(self)
+        forget(self)
         if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
             super().free()  # type: ignore[misc]
 
     def Free(self: Any) -> None:  # noqa: N802  (MPI's name)
         """As mpi4py's."""
-        if _predefined(self) is None:
-            forget(self)
+        forget(self)
         super().Free()  # type: ignore[misc]
 
     def Disconnect(self: Any) -> None:  # noqa: N802
         """As mpi4py's."""
-        if _predefined(self) is None:
-            forget(self)
+        forget(self)
         super().Disconnect()  # type: ignore[misc]
 
     @classmethod
@@ -180,7 +177,7 @@ _KINDS: tuple[tuple[type[MPI.Comm], type[MPI.Comm]], ...] = (
 
 def drop_in(comm: AnyComm) -> AnyComm:
     """The same communicator with its collectives through hiercoll."""
-    if comm == MPI.COMM_NULL or isinstance(comm, Collectives):
+    if isinstance(comm, Collectives) or comm == MPI.COMM_NULL:
         return comm
     for kind, ours in _KINDS:
         if isinstance(comm, kind):
@@ -194,10 +191,10 @@ def _keep(owner: type, *names: str, together: bool = True) -> None:
     for name in names:
 
         def method(self: Any, *args: Any, _name: str = name, **options: Any) -> Any:
-            before = inherits(self) if together else None
+            wishes = inherits(self) if together else None
             made = drop_in(getattr(super(owner, self), _name)(*args, **options))
-            if before is not None:
-                begins_as(before, made)
+            if wishes is not None:
+                begins_with(wishes, made)
             return made
 
         method.__name__, method.__doc__ = name, "As mpi4py's, of this kind."

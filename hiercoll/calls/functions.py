@@ -16,6 +16,7 @@ from hiercoll.calls.serving import (
     begin,
     call_known,
     hold,
+    known_by_name,
     learner_of_unknown,
     new_result,
     repeat,
@@ -1025,10 +1026,12 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
 
 def _early_call(first: Beginning, collective: Collective, given: Arguments) -> Any:
     """A call by the MPI library's own, with all checks."""
-    if _is_plain(first, collective, given):
-        buffers = (given.send, given.recv)[2 - collective.buffers :]
-        more = [getattr(given, name) for name in collective.more]
-        serve_first(first, collective, given, partial(getattr(first.user, collective.native), *buffers, *more))
+    is_known = type(given.recv) is np.ndarray and known_by_name(first.user, collective, given)  # of others alike
+    if is_known or _is_plain(first, collective, given):
+        if not is_known:
+            buffers = (given.send, given.recv)[2 - collective.buffers :]
+            more = [getattr(given, name) for name in collective.more]
+            serve_first(first, collective, given, partial(getattr(first.user, collective.native), *buffers, *more))
         return given.recv if collective.everywhere == "recv" or first.rank == given.root else None
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:

@@ -537,8 +537,7 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
 def serve_first(first: Beginning, collective: Collective, given: Arguments, native: Callable[[], object]) -> None:
     """Leave a call to the MPI library, ``native``, on a communicator on which hiercoll is not set up."""
     run_native(native, first.tally)
-    if first.has_come_again:
-        _remember_native(first, collective, given, first.tally)
+    _remember_native(first, collective, given, None)
 
 
 def serve_native(

@@ -3,23 +3,26 @@
 
 #include "_engine.h"
 
-/* A communicator has 4 or 8 bytes; neither function looks at it. */
-static int copy_none(intptr_t comm, int key, void *extra, void *value, void *copy, int *is_copied)
+static int may_copy;
+
+/* A communicator has 4 or 8 bytes. */
+static int copy_even(intptr_t comm, int key, void *extra, void *value, void *copy, int *is_copied)
 {
-    (void)comm, (void)key, (void)extra, (void)value, (void)copy;
-    *is_copied = 0;
+    (void)comm, (void)key, (void)extra;
+    *is_copied = may_copy && (intptr_t)value % 2 == 0;
+    *(void **)copy = value;
     return 0;
 }
 
 static int call_deleted(intptr_t comm, int key, void *value, void *extra)
 {
-    (void)comm, (void)key;
+    (void)key, (void)value;
     if (!Py_IsInitialized()) /* MPI may end after Python has */
         return 0;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *kind, *error, *trace; /* of who frees the communicator while it handles an exception */
     PyErr_Fetch(&kind, &error, &trace);
-    PyObject *done = PyObject_CallFunction(extra, "n", (Py_ssize_t)(intptr_t)value);
+    PyObject *done = PyObject_CallFunction(extra, "K", (unsigned long long)handle_of(comm));
     if (!done)
         PyErr_WriteUnraisable(extra);
     Py_XDECREF(done);
@@ -31,21 +34,24 @@ static int call_deleted(intptr_t comm, int key, void *value, void *extra)
 typedef int (*create_keyval)(int (*)(intptr_t, int, void *, void *, void *, int *),
                              int (*)(intptr_t, int, void *, void *), int *, void *);
 
-static PyObject *engine_attribute_key(PyObject *module, PyObject *function)
+static PyObject *engine_attribute_key(PyObject *module, PyObject *args)
 {
+    PyObject *function;
     int key;
     (void)module;
+    if (!PyArg_ParseTuple(args, "Op", &function, &may_copy))
+        return NULL;
     Py_INCREF(function); /* for good: keys are never freed */
-    int error = ((create_keyval)mpi_create_keyval)(copy_none, call_deleted, &key, function);
+    int error = ((create_keyval)mpi_create_keyval)(copy_even, call_deleted, &key, function);
     if (error)
         return PyErr_Format(PyExc_RuntimeError, "MPI_Comm_create_keyval: error %d", error);
     return PyLong_FromLong(key);
 }
 
 static PyMethodDef functions[] = {
-    {"attribute_key", engine_attribute_key, METH_O,
-     "attribute_key(deleted): a key for attributes of communicators that are numbers. deleted(number) is called when one\n"
-     "is deleted, but not after Python has ended."},
+    {"attribute_key", engine_attribute_key, METH_VARARGS,
+     "attribute_key(deleted, copies): a key for attributes of communicators that are numbers, of which duplicates take over\n"
+     "even ones, if any. deleted(handle) is called when one is deleted, but not after Python has ended."},
     {NULL, NULL, 0, NULL}};
 
 int add_attributes(PyObject *module)

@@ -82,10 +82,22 @@ static struct {
     PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
-    PyObject *routes;                 /* of each communicator, by handle */
+    PyObject *routes;                 /* of each communicator, by handle: (routes, tally) */
+    PyObject *unknown;                /* called with one that has none, and may register some; or NULL */
     int64_t last_handle;
-    Routes *last; /* borrowed from ``routes`` */
+    Routes *last;    /* borrowed from ``routes`` */
+    PyObject *tally; /* likewise: an array, as a `Known` has, for the calls whose own they do not say; or None */
 } calls;
+
+static void look_up(int64_t handle)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong((unsigned long long)handle);
+    PyObject *pair = number ? PyDict_GetItemWithError(calls.routes, number) : NULL;
+    calls.last = pair ? (Routes *)PyTuple_GetItem(pair, 0) : NULL;
+    calls.tally = pair ? PyTuple_GetItem(pair, 1) : NULL;
+    calls.last_handle = handle;
+    Py_XDECREF(number);
+}
 
 /* The routes of a communicator that serves calls now; NULL if there are none. */
 static Routes *find_routes(PyObject *comm)
@@ -98,11 +110,13 @@ static Routes *find_routes(PyObject *comm)
         Py_INCREF((PyObject *)calls.last_type);
     }
     int64_t handle = get_handle((char *)comm + calls.offset);
-    if (!calls.last || handle != calls.last_handle) {
-        PyObject *number = PyLong_FromLongLong(handle);
-        calls.last = number ? (Routes *)PyDict_GetItemWithError(calls.routes, number) : NULL;
-        calls.last_handle = handle;
-        Py_XDECREF(number);
+    if (!calls.last || handle != calls.last_handle)
+        look_up(handle);
+    if (!calls.last && calls.unknown) {
+        PyObject *done = PyObject_CallFunctionObjArgs(calls.unknown, comm, NULL);
+        Py_XDECREF(done); /* an exception is of no interest: Python looks at the call */
+        PyErr_Clear();
+        look_up(handle);
     }
     return calls.last && calls.last->is_open && !Py_SIZE(calls.background) ? calls.last : NULL;
 }
@@ -124,6 +138,7 @@ typedef struct {
     int by_total; /* whether "auto" goes by the sum of sizes, which differ */
     int is_typed; /* whether each block has a datatype of its own */
     int rank;     /* once it is served */
+    PyObject *tally; /* of the communicator, likewise */
     PyObject **server; /* where to say what served it: the name of a plan, or "native"; NULL: nowhere */
     Key key;
 } Call;
@@ -564,12 +579,22 @@ static int read_typed(PyObject *given, Typed *typed)
     return 0;
 }
 
+/* The numbers in a counter: calls that are left, and nanoseconds. They lie there as long as it lives. NULL for None, or
+ * with an exception. */
+static int64_t *numbers_in(PyObject *counter)
+{
+    Py_buffer view = {.buf = NULL};
+    if (counter == Py_None || PyObject_GetBuffer(counter, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    PyBuffer_Release(&view);
+    return view.buf;
+}
+
 /* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. ``typed``: see
  * `read_typed`; None for other calls. */
 static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter,
                 PyObject *typed)
 {
-    Py_buffer view = {.buf = NULL};
     Known *known = PyMem_Calloc(1, sizeof(Known));
     if (!known)
         return PyErr_NoMemory(), -1;
@@ -580,11 +605,9 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
     Py_INCREF(counter);
     for (int each = 0; each < call->key.length; each++)
         Py_XINCREF(object_in(&call->key, each));
-    int good = counter == Py_None || PyObject_GetBuffer(counter, &view, PyBUF_WRITABLE) == 0;
+    known->left = numbers_in(counter);
+    int good = counter == Py_None || known->left;
     good = good && (typed == Py_None || read_typed(typed, &known->typed) == 0);
-    known->left = view.buf; /* it lies there as long as it lives */
-    if (view.buf)
-        PyBuffer_Release(&view);
     for (int end = 0; end < 2 && good; end++) {
         known->items[end] = call->arrays[end] ? number_of(call->arrays[end]->type, "itemsize") : 1;
         known->bytes[end] = call->arrays[end]      ? known->items[end] * elements(call->arrays[end])
@@ -784,7 +807,9 @@ static int serve(Routes *routes, const Call *call)
     const Known *known = *place_of(routes, &call->key);
     Program *program = known && Py_TYPE(known->target) == program_type ? (Program *)known->target : NULL;
     int by_block = call->blocks[1] != NULL || call->is_typed;
-    if (!known || (known->left && *known->left <= 0) ||
+    PyObject *counter = known && !known->left ? call->tally : known ? known->counter : Py_None;
+    int64_t *left = known && known->left ? known->left : numbers_in(counter);
+    if (!known || (left && *left <= 0) ||
         (program && (program->is_freed || program->active || by_block != (program->blocks[1] > 0))))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
@@ -803,11 +828,10 @@ static int serve(Routes *routes, const Call *call)
         *call->server = program ? program->name : calls.native;
         Py_INCREF(*call->server);
     }
-    if (!known->left)
+    if (!left)
         return run_known(routes, known, call);
-    PyObject *counter = known->counter; /* Python may forget the call while it runs */
-    int64_t *left = known->left, began = nanoseconds();
-    Py_INCREF(counter);
+    int64_t began = nanoseconds();
+    Py_INCREF(counter); /* Python may forget the call while it runs */
     --left[0];
     int outcome = run_known(routes, known, call);
     left[1] += nanoseconds() - began;
@@ -822,6 +846,7 @@ static int serve_known(Call *call, PyObject *collective, int any, unsigned optio
 {
     Routes *routes = find_routes(call->comm);
     call->rank = routes ? routes->rank : 0;
+    call->tally = routes ? calls.tally : Py_None;
     int known = routes ? describe(call, collective, options, values, names) : -1;
     int outcome = known == 0 ? serve(routes, call) : 0;
     if (!outcome && routes && any && !names && describe_any(call, collective) == 0)
@@ -1156,23 +1181,37 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
 
 static PyObject *engine_register(PyObject *module, PyObject *args)
 {
-    PyObject *handle, *routes;
+    PyObject *handle, *routes, *tally;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &handle, &routes))
+    if (!PyArg_ParseTuple(args, "OOO", &handle, &routes, &tally))
         return NULL;
     calls.last = NULL;
     int outcome = 0;
-    if (routes != Py_None)
-        outcome = PyDict_SetItem(calls.routes, handle, routes);
-    else if (PyDict_GetItemWithError(calls.routes, handle))
+    if (routes != Py_None) {
+        PyObject *pair = PyTuple_Pack(2, routes, tally);
+        outcome = pair ? PyDict_SetItem(calls.routes, handle, pair) : -1;
+        Py_XDECREF(pair);
+    } else if (PyDict_GetItemWithError(calls.routes, handle))
         outcome = PyDict_DelItem(calls.routes, handle);
     return outcome < 0 ? NULL : Py_BuildValue("");
+}
+
+static PyObject *engine_on_unknown(PyObject *module, PyObject *function)
+{
+    (void)module;
+    Py_INCREF(function); /* for good */
+    calls.unknown = function == Py_None ? NULL : function;
+    return Py_BuildValue("");
 }
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
      "setup_calls(comm, offset, array, datatype, (offset, null), background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
-    {"register", engine_register, METH_VARARGS, "register(handle, routes): of a communicator; None: of one that is gone."},
+    {"register", engine_register, METH_VARARGS,
+     "register(handle, routes, tally): of a communicator; None: of one that is gone. The tally, an array or None, is of how\n"
+     "many more calls routes may serve that were remembered without a counter, and of the nanoseconds that they took."},
+    {"on_unknown", engine_on_unknown, METH_O,
+     "on_unknown(function): it is called with communicators of which nothing is registered, and may do so; None: none is."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},
     {"watched", engine_watched, METH_VARARGS,

@@ -72,6 +72,8 @@ int64_t get_handle(const char *at)
     return mpi.width == 4 ? narrow : wide;
 }
 
+int64_t handle_of(intptr_t argument) { return mpi.width == 4 ? (int32_t)argument : argument; }
+
 static char *slot(const Program *self, int64_t index) { return self->slots + index * mpi.width; }
 
 static void set_null(Program *self, int64_t index)

@@ -1,54 +1,51 @@
-"""What hangs on a communicator: found through any object for it, and told when it is freed.
+"""What hangs on a communicator: a number, that its duplicates take over, and by which hiercoll hears of its end.
 
-An MPI attribute holds a number, by which the value is found here. The compiled engine hears of its end from the MPI
-library (`_attributes.c`); without it mpi4py does, which asks for the communicator's topology first. MPICH 5.0 looks
-that up among attributes that it has just freed, if others have set some, too.
+The compiled engine hears of it from the MPI library (`_attributes.c`); without it mpi4py does, which asks for the
+communicator's topology first. MPICH 5.0 looks that up among attributes that it has just freed, if others have set
+some, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
-from typing import Generic, TypeVar
 
 from mpi4py import MPI
 
 from hiercoll.runtime import compiled
 
-Value = TypeVar("Value")
+
+def may_copy() -> bool:
+    """Whether the MPI library copies attributes in duplicates alone, which all ranks make in the same order as other
+    calls. Open MPI does in `Create_group`, too, which a thread may call while another one makes the first call."""
+    return MPI.get_vendor()[0] != "Open MPI"
 
 
-class Attribute(Generic[Value]):
-    """One value on each communicator. ``deleted`` is called with the communicator's handle and a value that is taken
-    away, or whose communicator is being freed; not after Python has ended. MPI must have been initialised when this is
-    made."""
+class Attribute:
+    """One number on each communicator; `MPI.Comm.Dup` copies even ones, where it `may_copy`. ``deleted`` is called with
+    the handle of a communicator that is being freed, or whose number is taken away; not after Python has ended. MPI
+    must have been initialised when this is made."""
 
-    def __init__(self, deleted: Callable[[int, Value], object]) -> None:
-        self._tell, self._numbers = deleted, count(1)
-        self._values: dict[int, tuple[int, Value]] = {}
+    def __init__(self, deleted: Callable[[int], None]) -> None:
+        copies = may_copy()
         engine, _ = compiled.load()
         self._key: int = (
-            engine.attribute_key(self._deleted)
+            engine.attribute_key(deleted, copies)
             if engine
-            else MPI.Comm.Create_keyval(delete_fn=lambda comm, key, number: self._deleted(number))
+            else MPI.Comm.Create_keyval(
+                copy_fn=lambda comm, key, number: number if copies and number % 2 == 0 else NotImplemented,
+                delete_fn=lambda comm, key, number: deleted(comm.handle),
+            )
         )
 
-    def get(self, comm: MPI.Comm) -> Value | None:
-        """The value on ``comm``. Raises MPI.Exception for COMM_NULL."""
-        number = comm.Get_attr(self._key)
-        return None if number is None else self._values[number][1]
+    def get(self, comm: MPI.Comm) -> int | None:
+        """The number on ``comm``. Raises MPI.Exception for COMM_NULL."""
+        found: int | None = comm.Get_attr(self._key)
+        return found
 
-    def set(self, comm: MPI.Comm, value: Value) -> None:
-        """Put it there; one that is there is taken away."""
-        self.take(comm)
-        number = next(self._numbers)
-        self._values[number] = comm.handle, value
+    def set(self, comm: MPI.Comm, number: int) -> None:
+        """Put it there, where nothing is."""
         comm.Set_attr(self._key, number)
 
     def take(self, comm: MPI.Comm) -> None:
-        """Take away what is there, if anything is."""
-        if comm.Get_attr(self._key) is not None:
-            comm.Delete_attr(self._key)
-
-    def _deleted(self, number: int) -> None:
-        self._tell(*self._values.pop(number))
+        """Take away what is there."""
+        comm.Delete_attr(self._key)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache
 from math import inf
 from time import monotonic, perf_counter
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -49,50 +48,41 @@ def _learned_on(size: int) -> int:
     return HAS_LEARNED << size % SIZES
 
 
+class Alike:
+    """What communicators of one size have in common on which this process has the same rank."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.routes = compiled.make_routes(_cannot_fail, rank, size)  # their calls, by arguments
+        self.routes.open(True)
+        self.topology = Topology((0,) * size)  # not known yet: as if there were one node
+        self.policy = Policy(rank, self.topology, "", True, list, list)  # native for everything
+        self.sound: set[object] = set()  # see Session
+
+
+_alike = lru_cache(64)(Alike)
+
+
 class Beginning:
     """A communicator on which hiercoll is not set up; so far as `make_request` asks, it is like a session."""
 
     stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
     memories = MEMORIES
+    seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
+    _served = 0
 
     def __init__(self, comm: MPI.Intracomm, wishes: int) -> None:
+        self.rank, self.size = comm.rank, comm.size
         self.is_special = bool(wishes & IS_SPECIAL)
         # Whether it is known what is faster: then a set-up is worth as much time as calls have taken before, and the
         # first one of a rank is made at once.
-        self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(comm.size)))
+        self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(self.size)))
         self.is_eager = self.is_special or (self.is_informed and bool(wishes & IS_FIRST))
-        calls = FOR_GOOD if comm.size == 1 or (wishes & IS_QUIET and not self.is_informed) else FIRST
+        self._calls = FOR_GOOD if self.size == 1 or (wishes & IS_QUIET and not self.is_informed) else FIRST
+        self.tally = array("q", (self._calls, 0))  # calls that are left, and nanoseconds that they took
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
-        self.rank, self.size = comm.rank, comm.size
-        self.tally = array("q", [calls, 0])  # calls that are left, and nanoseconds that they took
-        self._calls, self._served = calls, 0
-        self.seconds, self.cost = 0.0, 0.0  # of calls, and of agreements so far
-        self.wishes = wishes  # of all ranks
-        self.meeting = 0.0  # seconds that it took to agree
-        self.sound: set[object] = set()  # see Session
-
-    @cached_property
-    def routes(self) -> Any:
-        """Its calls by arguments; see `compiled.make_routes`."""
-        made = compiled.make_routes(_cannot_fail, self.rank, self.size)
-        made.open(True)
-        compiled.register(self.comm.handle, made)
-        return made
-
-    @cached_property
-    def topology(self) -> Topology:
-        """Not known yet: as if there were one node."""
-        return Topology((0,) * self.size)
-
-    @cached_property
-    def policy(self) -> Policy:
-        """Native for everything."""
-        return Policy(self.rank, self.topology, "", True, list, list)
-
-    @property
-    def has_come_again(self) -> bool:
-        """Whether this is not the first call."""
-        return self.tally[0] < self._calls - 1 or self._served > 0
+        self.meeting = _meeting
+        alike = _alike(self.rank, self.size)
+        self.routes, self.topology, self.policy, self.sound = alike.routes, alike.topology, alike.policy, alike.sound
 
     def goes_on(self, known: float) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
@@ -109,29 +99,26 @@ class Beginning:
             return False
         each = self.seconds / self._served
         self._calls = int(min(max(lacking / each, FIRST) if each else inf, (GROWTH - 1) * self._served, LONGEST))
-        self.tally = array("q", [self._calls, 0])
+        self.tally[:] = array("q", (self._calls, 0))
         return True
 
 
-def begin(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> Beginning:
-    """A communicator that hiercoll has not met. ``watch`` keeps this rank's deadline, if it has one; ``is_first``:
-    hiercoll has not been set up on this rank yet. Raises CollectiveTimeout and CollectiveFailed. Collective."""
+_meeting = 0.0  # seconds that ranks last took to agree on wishes
+
+
+def agree(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> int:
+    """The wishes of all ranks for a communicator that hiercoll has not met. ``watch`` keeps this rank's deadline, if it
+    has one; ``is_first``: hiercoll has not been set up on this rank yet. Raises CollectiveTimeout and CollectiveFailed.
+    Collective."""
+    global _meeting
     wishes = np.array(_wishes(comm) | IS_FIRST * is_first, np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)
         wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR), SET_UP, watch)
         wishes = found
-    made = Beginning(comm, int(wishes))
-    made.meeting = perf_counter() - since
-    return made
-
-
-def begin_as(before: Beginning, comm: MPI.Intracomm) -> Beginning:
-    """A communicator made from one on whose ranks' wishes they have agreed. Local."""
-    made = Beginning(comm, before.wishes)
-    made.meeting = before.meeting
-    return made
+    _meeting = perf_counter() - since
+    return int(wishes)
 
 
 # When; whether there is a table; for how many ranks something is known that is faster than native.

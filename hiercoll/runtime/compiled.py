@@ -456,8 +456,16 @@ def _entry(*given: Any) -> Any:
     return None if module is None else module.entry(*given)
 
 
-def register(handle: int, routes: Any) -> None:
-    """Let the calls of a communicator be served by what its routes know; None: not any more."""
+def register(handle: int, routes: Any, tally: array[int] | None = None) -> None:
+    """Let the calls of a communicator be served by what its routes know; None: not any more. ``tally``: how many more
+    calls, and the nanoseconds that they take, where the routes were not told; None: all."""
     module = load()[0]
     if module is not None:
-        module.register(ctypes.c_int64(handle).value, routes)
+        module.register(handle, routes, tally)
+
+
+def on_unknown(function: Callable[[Any], object] | None) -> None:
+    """Let a function, called with a communicator of which nothing is registered, register it; None: nothing is."""
+    module = load()[0]
+    if module is not None:
+        module.on_unknown(function)

@@ -1,8 +1,9 @@
 """Where the session of a communicator is found, and when it is freed.
 
-It hangs on the user's communicator as an MPI attribute, so it is found again through
-any object for that communicator, and is freed with the communicator or at the latest at exit,
-before MPI_Finalize.
+It is found by the handle of the user's communicator, so through any object for it. By an MPI attribute
+hiercoll hears when the communicator is freed, and the session with it, or at the latest at exit,
+before MPI_Finalize. The attribute is what ranks have agreed on in the first call, and duplicates take it over:
+`Dup` is collective, so all ranks made the call before it, or none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.attributes import Attribute
-from hiercoll.runtime.beginning import SET_UP, Beginning, begin, begin_as
+from hiercoll.runtime.beginning import IS_FIRST, IS_SPECIAL, SET_UP, Beginning, agree
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import Session, first_watch
 from hiercoll.topology import Topology
@@ -31,10 +32,9 @@ PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the o
 
 _lock = threading.Lock()
 _live: dict[str, Session] = {}  # by a name that is the same on all ranks
-# For speed: sessions by handle. A handle is not used again before `_deleted` has run. Empty
-# where threads must be checked on each call.
+# Sessions by handle, but for those where threads must be checked on each call. A handle is not used again before
+# `_deleted` has run.
 by_handle: dict[int, Session] = {}
-_beginnings: dict[int, Beginning] = {}  # likewise, of communicators that have none yet
 _set_up = 0.0  # seconds that the last set-up took
 
 
@@ -58,20 +58,23 @@ class Unmade(NamedTuple):
 
 
 State = Session | Beginning | Unmade
+_states: dict[int, State] = {}  # of all communicators on which there was a call, by handle
 
 
 @cache
-def _make_attribute() -> Attribute[State]:
+def _make_attribute() -> Attribute:
     """What communicators hold, together with what frees sessions at exit."""
-    Attribute(_free_all).set(MPI.COMM_SELF, True)  # an explicit MPI.Finalize()
+    Attribute(_free_all).set(MPI.COMM_SELF, 1)  # an explicit MPI.Finalize()
     atexit.register(_free_all)
     # Python's own clean-up comes before MPI's end, but does not get at what an attribute of mpi4py holds.
     MPI.COMM_WORLD.Set_attr(MPI.Comm.Create_keyval(), abandoned)
+    compiled.on_unknown(_goes_on_counting)
     return Attribute(_deleted)
 
 
-def _held() -> Attribute[State]:
-    """By communicator, its state; made when MPI has been initialised, by whichever thread comes first."""
+def _held() -> Attribute:
+    """Wishes of all ranks, by communicator: odd where they are special, or ranks have not agreed. Made when MPI has
+    been initialised, by whichever thread comes first."""
     with _lock:
         return _make_attribute()
 
@@ -85,16 +88,16 @@ def _main_thread() -> int | None:
 
 
 def forget(comm: MPI.Comm) -> None:
-    """A communicator is about to be freed: free its session now."""
-    if comm != MPI.COMM_NULL and not MPI.Is_finalized():
+    """A communicator is about to be freed: free its session now, if there is one. The MPI library's own stay."""
+    is_own = isinstance(_states.get(comm.handle), Session) and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF)
+    if is_own and not MPI.Is_finalized():
         _held().take(comm)
 
 
-def _deleted(handle: int, state: State) -> None:
-    """The user's communicator is being freed, possibly on one rank in an exception's `finally`; or a session takes the
-    place of its beginning."""
+def _deleted(handle: int) -> None:
+    """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
     by_handle.pop(handle, None)
-    _beginnings.pop(handle, None)
+    state = _states.pop(handle, None)
     compiled.register(handle, None)
     if isinstance(state, Session) and _live.pop(state.name, None) is not None:
         agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
@@ -109,10 +112,10 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
-    for handle in (*by_handle, *_beginnings):
+    compiled.on_unknown(None)
+    for handle in _states:
         compiled.register(handle, None)
     by_handle.clear()
-    _beginnings.clear()
     states = [_live.pop(name) for name in sorted(_live)]
     votes = [session.vote(sound) for session in states]
     deadline = monotonic() + PATIENCE
@@ -126,44 +129,60 @@ def _free_all(*_: object) -> None:
 def first_calls(comm: MPI.Intracomm) -> Beginning | None:
     """What counts the calls on a communicator on which hiercoll is not set up; None where a session is to serve.
     Collective, as a blocking call is."""
-    global _set_up
-    handle = comm.handle
-    if handle in by_handle:
-        return None
-    found = _beginnings.get(handle)
-    if found is None:
-        if _held().get(comm) is not None:
-            return None
+    state = _states.get(comm.handle) or _goes_on_counting(comm)
+    if state is None:
         _check_thread()
         try:
-            found = begin(comm, first_watch(comm, settings.timeout()), is_first=not set_ups.count)
+            wishes = agree(comm, first_watch(comm, settings.timeout()), is_first=not set_ups.count)
         except (CollectiveTimeout, CollectiveFailed):
-            _held().set(comm, Unmade(comm.rank))
+            _keep(comm, Unmade(comm.rank))
             raise
-        _held().set(comm, found)
-        if found.is_eager:
+        _held().set(comm, wishes & ~IS_FIRST)
+        state = _begin(comm, wishes)
+        if state.is_eager:
             get_session(comm)
             return None
-        _beginnings[handle] = found
-    return found if found.tally[0] > 0 or found.goes_on(_set_up) else None
+    if not isinstance(state, Beginning) or state.is_eager:
+        return None
+    return state if state.tally[0] > 0 or state.goes_on(_set_up) else None
 
 
-def inherits(comm: MPI.Comm) -> Beginning | None:
-    """What communicators made from ``comm`` begin with, if their ranks need not agree anew. Collective where the ranks
-    of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
+def _begin(comm: MPI.Intracomm, wishes: int) -> Beginning:
+    """Calls are counted from here on, unless a session is to serve the first one."""
+    state = _states[comm.handle] = Beginning(comm, wishes)
+    if not state.is_eager:
+        compiled.register(comm.handle, state.routes, state.tally)
+    return state
+
+
+def _goes_on_counting(comm: MPI.Intracomm) -> Beginning | None:
+    """What counts the calls on a new communicator that has been made from one whose ranks have agreed. Local."""
+    wishes = None if comm.handle in _states else _held().get(comm)
+    return None if wishes is None else _begin(comm, wishes)
+
+
+def inherits(comm: MPI.Comm) -> int | None:
+    """The wishes that communicators made from ``comm`` begin with, if their ranks need not agree anew. Collective where
+    the ranks of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
     if _held().get(comm) is None:
         first_calls(comm)
-    state = _held().get(comm)
-    return state if isinstance(state, Beginning) else state.before if isinstance(state, Session) else None
+    wishes = _held().get(comm)
+    return None if wishes is None or wishes & IS_SPECIAL else wishes
 
 
-def begins_as(before: Beginning, comm: MPI.Comm) -> None:
-    """Let a new communicator begin so. Local."""
-    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL and not before.is_special:
-        found = _beginnings[comm.handle] = begin_as(before, comm)
-        _held().set(comm, found)
+def begins_with(wishes: int, comm: MPI.Comm) -> None:
+    """Let a new communicator begin so, unless it does already, as a duplicate. Local."""
+    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL and _held().get(comm) is None:
+        _held().set(comm, wishes)
+
+
+def _keep(comm: MPI.Intracomm, state: State) -> None:
+    """What is known of the communicator, until it is freed."""
+    _states[comm.handle] = state
+    if _held().get(comm) is None:
+        _held().set(comm, IS_SPECIAL)
 
 
 def get_session(comm: MPI.Intracomm) -> Session:
@@ -177,11 +196,9 @@ def get_session(comm: MPI.Intracomm) -> Session:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
     global _set_up
-    session: Any
-    try:
-        session = _held().get(comm)
-    except (AttributeError, MPI.Exception):
-        session = None
+    session: Any = None
+    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
+        session = _states.get(comm.handle) or _goes_on_counting(comm)
     if session is None or isinstance(session, Beginning):
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
@@ -192,13 +209,12 @@ def get_session(comm: MPI.Intracomm) -> Session:
             session = Session(
                 comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
             )
-            session.before = before
             spent = (0.0, 0.0) if before is None else (before.seconds, before.cost)
             session.policy.pay(*spent, session.set_up_seconds)
         except (CollectiveTimeout, CollectiveFailed):
-            _held().set(comm, Unmade(comm.rank))
+            _keep(comm, Unmade(comm.rank))
             raise
-        _held().set(comm, session)
+        _keep(comm, session)
         _set_up = session.set_up_seconds
         set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up
         _live[session.name] = session
@@ -216,7 +232,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
 
 def known_session(comm: MPI.Intracomm) -> Session | None:
     """The session of ``comm`` if a call has made one. Local. Raises as `get_session`."""
-    return None if isinstance(_held().get(comm), Beginning | None) else get_session(comm)
+    return None if isinstance(_states.get(comm.handle), Beginning | None) else get_session(comm)
 
 
 def _check_thread() -> None:

@@ -30,7 +30,7 @@ from hiercoll.collectives import COLLECTIVES, called
 from hiercoll.errors import ArgumentError, HiercollError, TableError, TableWarning
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
-from hiercoll.runtime.beginning import SET_UP, Beginning
+from hiercoll.runtime.beginning import SET_UP
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
@@ -164,7 +164,6 @@ class Session:
         timeout, self.set_up_seconds = self._agree_on_settings(timeout, began)
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
-        self.before: Beginning | None = None  # what counted the calls before the set-up
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.watch: Watch | None = None
         self.background = 0  # calls under way in the background

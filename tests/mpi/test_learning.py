@@ -9,6 +9,7 @@ import time
 import warnings
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collecti
 from hiercoll.errors import BufferSizeError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
 from hiercoll.runtime import beginning, compiled, lifetime
-from hiercoll.runtime.lifetime import get_session, known_session
+from hiercoll.runtime.attributes import may_copy
+from hiercoll.runtime.lifetime import first_calls, get_session, known_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Variant
@@ -248,13 +250,26 @@ def test_no_learning_no_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
     assert get_session(comm).policy.learner(Wanted(ALLTOALL, 40, False)) is None
 
 
-def test_many_short_lives() -> None:
-    """Nothing is left of communicators that have been freed; handles come again."""
-    for salt in range(300):
-        made = WORLD.Dup()
-        alltoall(made, salt)
-        made.Free()
-    assert not lifetime._beginnings
+@pytest.mark.parametrize("is_plain_free", [False, True])
+@pytest.mark.parametrize("kind", [MPI.Intracomm, hiercoll.Intracomm])
+def test_many_short_lives(comm: MPI.Intracomm, kind: type[MPI.Intracomm], is_plain_free: bool) -> None:
+    """Nothing is left of communicators that have been freed; handles come again, and what counts calls does not."""
+    parent = kind(comm)
+    makers = (parent.Dup, partial(parent.Split, 0, -RANK), partial(parent.Create, parent.group))
+    exchange(hiercoll.Intracomm(comm))
+    before = len(lifetime._states)
+    for salt in range(200):
+        made = makers[salt % 3]()
+        for _ in range(salt % 4):
+            exchange(hiercoll.Intracomm(made))
+            mine, due = np.arange(SIZE) + 10 * made.rank, 10 * np.arange(SIZE) + made.rank
+            assert np.array_equal(hiercoll.alltoall(made, mine, np.empty_like(mine)), due)
+        if salt % 4:
+            first = first_calls(made)
+            calls = beginning.FOR_GOOD if SIZE == 1 else beginning.FIRST
+            assert first is not None and first.tally[0] == calls - 2 * (salt % 4)
+        MPI.Intracomm(made).Free() if is_plain_free else made.Free()
+    assert len(lifetime._states) == before
 
 
 def spelled(how: str) -> tuple[str, list[Any], Any]:
@@ -420,11 +435,19 @@ def test_families_agree_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
     for each in (*made, MPI.Intracomm(made[0])):  # another object of a communicator is the same one
         exchange(each if isinstance(each, dropin.Collectives) else hiercoll.Intracomm(each))
     assert len(agreed) == 1
-    exchange(hiercoll.Intracomm(other := comm.Dup()))
-    group = ours.Create_group(ours.group)
-    exchange(group)
-    assert len(agreed) == 3  # communicators that not all ranks need to make agree for themselves
-    for each in (*made, other, group):
+    later, request = comm.Idup()
+    request.Wait()
+    duplicates = [comm.Dup(), later, made[0].plain.Dup()]  # made by mpi4py
+    for each in duplicates:
+        exchange(hiercoll.Intracomm(each))
+    assert len(agreed) == (1 if may_copy() else 1 + len(duplicates))
+    agreed.clear()
+    alone = [ours.Create_group(ours.group), comm.Split(0)]  # not all ranks make it; it is mpi4py's
+    alone.append(alone[1].Dup())  # before the ranks of that one have agreed
+    for each in alone:
+        exchange(hiercoll.Intracomm(each))
+    assert len(agreed) == len(alone)
+    for each in (*made, *duplicates, *alone):
         each.Free()
 
 
