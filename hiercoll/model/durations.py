@@ -11,22 +11,21 @@ from itertools import pairwise
 from hiercoll.errors import ArgumentError
 from hiercoll.memory import BlockLayout
 from hiercoll.model.machine import Machine
-from hiercoll.schedule import SIZE_BUFFERS, Copy, Reduce, Region
+from hiercoll.schedule import SIZE_BUFFERS, Copy, Reduce, Region, Schedule
 from hiercoll.topology import Topology
 
 
 class Durations:
-    """Of the operations of schedules with blocks of ``block`` bytes, cut into ``segments``. All results are in seconds,
-    or in bytes.
+    """Of the operations of a schedule with blocks of ``block`` bytes. All results are in seconds, or in bytes.
 
     Raises ArgumentError for a block of less than 0 bytes.
     """
 
-    def __init__(self, topology: Topology, block: int, segments: int, machine: Machine) -> None:
+    def __init__(self, topology: Topology, block: int, schedule: Schedule, machine: Machine) -> None:
         if block < 0:
             raise ArgumentError("block", "at least 0 bytes", block)
-        self._row = 16 * topology.size  # a row of sizes has two numbers for each rank
-        self._layout, self._block, self._segments = BlockLayout(block, 1, segments), block, segments
+        self._row, self._block = schedule.row_bytes(topology.size), block
+        self._layout = BlockLayout(block, 1, schedule.segments)
         self._parameters = machine.parameters
         self.flag = machine.parameters.flag
 

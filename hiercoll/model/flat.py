@@ -105,7 +105,7 @@ class _Rows:
         ops, base, rank = schedule.ops, self.first[-1], len(self.first) - 1
         if schedule.rank != rank:
             raise ArgumentError("schedules", f"that of rank {rank} next", f"that of rank {schedule.rank}")
-        durations = Durations(self.topology, self.block, schedule.segments, self.machine)
+        durations = Durations(self.topology, self.block, schedule, self.machine)
         code = np.fromiter(map(CODES.__getitem__, map(type, ops)), np.int64, len(ops))
         deps = [op.deps for op in ops]
         numbers = np.fromiter(map(len, deps), np.int64, len(ops))

@@ -66,7 +66,7 @@ class _Rank:
 
     def __init__(self, schedule: Schedule, topology: Topology, block: int, machine: Machine) -> None:
         self.schedule, self.topology, self.machine = schedule, topology, machine
-        self.durations = Durations(topology, block, schedule.segments, machine)
+        self.durations = Durations(topology, block, schedule, machine)
 
     def lines(self, watchers: Mapping[Flag, Sequence[int]], first: int) -> Iterator[str]:
         """``watchers``: ranks that wait for each flag; ``first``: tag of flag 0."""

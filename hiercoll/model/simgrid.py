@@ -79,7 +79,7 @@ def traces(schedules: Sequence[Schedule], topology: Topology, block: int, machin
     unbuffered = replace(machine, parameters=replace(machine.parameters, eager=-1, network_eager=-1))
     ready = ready_seconds(schedules, topology, block, unbuffered)
     for schedule, times in zip(schedules, ready, strict=True):
-        durations = Durations(topology, block, schedule.segments, machine)
+        durations = Durations(topology, block, schedule, machine)
         lines = ["init", *_actions(_ordered(schedule, times.tolist()), durations), "finalize"]
         yield "".join(f"{schedule.rank} {line}\n" for line in lines)
 

@@ -184,6 +184,6 @@ class _Simulation:
         return self.busy[what]
 
     def bytes(self, region: Region) -> int:
-        if region.buffer in SIZE_BUFFERS:  # a row has two numbers for each rank
-            return region.size * 16 * self.topology.size
+        if region.buffer in SIZE_BUFFERS:
+            return region.size * self.schedules[0].row_bytes(self.topology.size)
         return region.size * self.layout.extent(region.part)[1] * (1 + self.schedules[0].is_wide(region))

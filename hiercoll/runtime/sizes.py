@@ -3,7 +3,7 @@
 A rank knows the sizes of its own blocks from its arguments, at both ends of a message alike.
 Where blocks of several ranks lie together in the node's shared buffer, their places depend on
 the sizes of the other ranks' blocks: operations of the schedule exchange those through shared
-memory. Nothing about sizes crosses the network.
+memory. Nothing about sizes crosses the network, but for what the root of a scatter tells the leaders of other nodes.
 """
 
 from __future__ import annotations

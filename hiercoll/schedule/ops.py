@@ -321,6 +321,10 @@ class Schedule:
             return 0
         return region.size * (1 + self.is_wide(region)) / (1 if region.part is None else self.segments)
 
+    def row_bytes(self, ranks: int) -> int:
+        """Of a row of sizes, which are 8 bytes each, among so many ranks."""
+        return 8 if self.knows else 16 * ranks
+
     @property
     def tags(self) -> int:
         """Number of tags that a plan must reserve."""

@@ -85,7 +85,7 @@ def test_one_message_takes_what_a_message_takes(block: int) -> None:
     for target in range(1, 5):
         schedules = system(sends(target), *(receives(0) if rank == target else nothing for rank in range(1, 5)))
         topology = parse_layout("4+1")
-        expected = Durations(topology, block, 1, on).message(level(on, topology, 0, target), block)
+        expected = Durations(topology, block, Schedule(0, ()), on).message(level(on, topology, 0, target), block)
         assert flow_seconds(schedules, topology, block, on) == pytest.approx(expected)
 
 

@@ -81,12 +81,13 @@ class Goal:
 
 
 def sizes(schedules: list[Schedule], block: int) -> Counter[tuple[int, int, int]]:
-    """Bytes of each message that has any."""
+    """Bytes of each message that has any: blocks, or sizes of blocks."""
     found: Counter[tuple[int, int, int]] = Counter()
     for s in schedules:
         for op in s.ops:
-            if isinstance(op, Send) and op.region.buffer not in ("sizes", "shared_sizes"):
-                found[s.rank, op.peer, op.tag] = op.region.size * block // (1 if op.region.part is None else s.segments)
+            if isinstance(op, Send):
+                nbytes = 8 if op.region.buffer == "sizes" else block // (1 if op.region.part is None else s.segments)
+                found[s.rank, op.peer, op.tag] = op.region.size * nbytes
     return found
 
 
