@@ -72,6 +72,7 @@ def _make_attribute() -> Attribute:
     return Attribute(_deleted)
 
 
+@cache
 def _held() -> Attribute:
     """Wishes of all ranks, by communicator: odd where they are special, or ranks have not agreed. Made when MPI has
     been initialised, by whichever thread comes first."""
@@ -166,9 +167,10 @@ def inherits(comm: MPI.Comm) -> int | None:
     the ranks of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
-    if _held().get(comm) is None:
-        first_calls(comm)
     wishes = _held().get(comm)
+    if wishes is None:
+        first_calls(comm)
+        wishes = _held().get(comm)
     return None if wishes is None or wishes & IS_SPECIAL else wishes
 
 
