@@ -502,6 +502,7 @@ def reduce_scatterv(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     transport: str = "auto",
     stream: Any = None,
@@ -514,9 +515,8 @@ def reduce_scatterv(
     Algorithms are those of `reduce_scatter`; "auto" chooses by the mean size. All else as for `reduce_scatter`.
     Collective (MPI 4.1, 6.10.2: MPI_Reduce_scatter).
     """
-    given = Arguments(
-        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, recvcounts=recvcounts
-    )
+    how: dict[str, Any] = {"op": op, "order": order, "accumulate": accumulate, "recvcounts": recvcounts}
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, **how)
     return _call(comm, REDUCE_SCATTERV, given)
 
 
@@ -750,15 +750,15 @@ def reduce_scatterv_init(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
 ) -> Plan:
     """A plan for `reduce_scatterv` on these buffers with these counts; see `alltoall_init`."""
-    given = Arguments(
-        sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, recvcounts=recvcounts
-    )
+    how: dict[str, Any] = {"op": op, "order": order, "accumulate": accumulate, "recvcounts": recvcounts}
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, **how)
     return _init(comm, REDUCE_SCATTERV, given)
 
 
@@ -927,11 +927,13 @@ def ireduce_scatterv(
     *,
     op: MPI.Op = MPI.SUM,
     order: Order = None,
+    accumulate: Accumulate = None,
     algorithm: str = "auto",
     **params: Any,
 ) -> BackgroundCall:
     """`reduce_scatterv` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.10)."""
-    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, op=op, order=order, recvcounts=recvcounts)
+    how: dict[str, Any] = {"op": op, "order": order, "accumulate": accumulate, "recvcounts": recvcounts}
+    given = Arguments(sendbuf, recvbuf, 0, algorithm, params, **how)
     return _begin(comm, REDUCE_SCATTERV, given)
 
 

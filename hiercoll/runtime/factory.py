@@ -319,7 +319,7 @@ class PlanFactory:
         nbytes = laid.scratch
         places = addresses(request)
         if memory.kind == "host" and not nbytes and not laid.host:
-            return Places({"scratch": 0, **places}, [], [], [])
+            return Places({"scratch": 0, "narrow": 0, **places}, [], [], [])
 
         def pooled() -> tuple[int, object]:
             size_class = 1 << max(nbytes - 1, 0).bit_length()

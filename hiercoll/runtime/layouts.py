@@ -36,6 +36,7 @@ def known_layout(schedule: Schedule, blocks: Blocks, item: int = 1) -> tuple[Une
     _place(layout, "recv", blocks.received_at, blocks.received, item)
     slot = int(blocks.sent.max(initial=0))
     layout.slots("scratch", slot, "send")
+    layout.slots("narrow", slot, "send")
     if len(held) == schedule.shared:
         _place(layout, "shared", np.cumsum(held) - held, held, item)
         shared = int(held.sum())
@@ -43,7 +44,11 @@ def known_layout(schedule: Schedule, blocks: Blocks, item: int = 1) -> tuple[Une
         layout.slots("shared", slot, "send")
         shared = schedule.shared * slot
     known: dict[BufferName, Sizes] = {"send": blocks.sent, "recv": blocks.received, "shared": held}
-    nbytes: dict[BufferName, int] = {"scratch": schedule.scratch * slot, "host": 0, "shared": shared}
+    nbytes: dict[BufferName, int] = {
+        "scratch": schedule.scratch * slot,
+        "narrow": schedule.narrow * slot,
+        "shared": shared,
+    }
     return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule), item)}
 
 

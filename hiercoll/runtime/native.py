@@ -55,8 +55,10 @@ def _in_single(
 
     def side(address: int, data: Data) -> tuple[Data, Array, Array]:
         narrow = elements(address, data.nbytes // request.item, data.type)
-        wide = np.empty(narrow.shape, SINGLE)
-        return data._replace(address=wide.ctypes.data, block=data.block * SINGLE.itemsize // request.item), narrow, wide
+        wide, times = np.empty(narrow.shape, SINGLE), SINGLE.itemsize // request.item
+        sizes, at = (None if each is None else times * each for each in (data.sizes, data.at))
+        made = data._replace(address=wide.ctypes.data, block=times * data.block, sizes=sizes, at=at)
+        return made, narrow, wide
 
     into, result, sums = side(received, request.received)
     out, given, widened = (into, result, sums) if request.sent is None else side(sent, request.sent)

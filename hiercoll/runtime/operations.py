@@ -43,6 +43,11 @@ class Operation:
     narrow: np.dtype[Any] | None = None
 
     @property
+    def given_item(self) -> int:
+        """Bytes of an element as the program has it."""
+        return self.item if self.narrow is None else self.narrow.itemsize
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What tells it from others in this process, as long as it is kept: a program's own may be freed, and their
         handles be others'."""

@@ -258,9 +258,7 @@ class Request:
     @property
     def item(self) -> int:
         """Bytes that stay together where a block is cut: of an element, where elements are combined."""
-        if self.operation is None:
-            return 1
-        return self.operation.item if self.operation.narrow is None else self.operation.narrow.itemsize
+        return 1 if self.operation is None else self.operation.given_item
 
     @property
     def moving_key(self) -> Key:
@@ -724,6 +722,7 @@ def _uneven_blocks(
     transport = _transport(session, given.transport, received.place, mode, uneven=True)
     whole = received if sent is None or operation is None else sent
     mean = -(-whole.nbytes // size) if collective.sizes is Sizes.KNOWN else 0
+    mean *= 2 if combining.accumulates else 1  # of what is combined
     wanted = Wanted(collective, mean, sent is None and mean > 0, held=mode is Mode.HELD, combining=combining)
     variant = session.policy.select(wanted, given.algorithm, given.params)
     is_auto = session.policy.is_auto(collective, given.algorithm)
@@ -830,7 +829,7 @@ def _counted_blocks(session: Session | Beginning, given: Arguments, strict: bool
         counts = []
     if len(counts) != size or min(counts) < 0:
         raise BufferSizeError("recvcounts", f"{size} numbers of elements", repr(given.recvcounts), rank)
-    sizes = np.array(counts, np.int64) * operation.item
+    sizes = np.array(counts, np.int64) * operation.given_item
     for data, name, wanted in ((whole, "sendbuf", int(sizes.sum())), (received, "recvbuf", int(sizes[rank]))):
         if (data.block < wanted) if in_place else (data.block != wanted):
             raise BufferSizeError(name, f"{wanted} bytes, as recvcounts say", data.block, rank)

@@ -364,6 +364,24 @@ def test_every_number_of_two_bytes(comm: MPI.Intracomm, kind: int) -> None:
     assert (same | (np.isnan(sums) & np.isnan(found.astype("f4")))).all()
 
 
+@pytest.mark.parametrize("kind", ["i4", "f8", "c8", "V2", ">f2"])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "reduce_scatter", "reduce_scatterv"])
+def test_elements_that_are_no_halves(comm: MPI.Intracomm, collective: str, kind: Any) -> None:
+    """Refused in every form, before data move; and so is what is no name of a type."""
+    send, recv = np.zeros(3 * SIZE, kind), np.zeros(3 * SIZE if collective[-6:] == "reduce" else 3, kind)
+    counts = ([3] * SIZE,) if collective.endswith("v") else ()
+    before = recv.tobytes()
+    for name in (collective, f"i{collective}", f"{collective}_init"):
+        call = getattr(hiercoll, name)
+        with pytest.raises(hiercoll.BufferTypeError):
+            call(comm, send, recv, *counts, accumulate="float32")
+        for wrong in ("float64", 32, np.float32, True, ["float32"], b"float32"):
+            halves = np.zeros(3 * SIZE, "f2")
+            with pytest.raises(hiercoll.ParameterError, match="accumulate: expected 'float32' or None"):
+                call(comm, halves, np.zeros(recv.shape, "f2"), *counts, accumulate=wrong)
+    assert recv.tobytes() == before
+
+
 def test_auto_asks_for_what_accumulates(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of elements of single precision, so many bytes of which travel."""
     policy, asked = get_session(comm).policy, list[tuple[int, bool]]()

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import reduce
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -252,6 +253,37 @@ def test_reduce_scatter_to_any_sizes(comm: MPI.Intracomm, name: str, params: Any
         found[:] = np.nan
         plan()
     check(found, want)
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize(("name", "params"), variants("reduce_scatter"))
+def test_sums_in_a_wider_type_to_any_sizes(comm: MPI.Intracomm, name: str, params: Any, counts: Array) -> None:
+    """The bits of the same algorithm on float32, rounded; in place, in the background, by a plan."""
+    topology, entry = get_session(comm).topology, REGISTRY["reduce_scatter"].get(name)
+    how: Any = {"algorithm": name, **params}
+    if entry is not None and entry.refusal(topology, params) is not None:
+        return
+    for kind in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
+        given = np.random.default_rng(RANK).normal(0, 3, int(counts.sum())).astype(kind)
+        sums = np.zeros(counts[RANK], "f4")
+        hiercoll.reduce_scatterv(comm, given.astype("f4"), sums, counts, **how)
+        want, found = sums.astype(kind).tobytes(), np.zeros(counts[RANK], kind)
+        for _ in range(2):
+            found[:] = 0
+            hiercoll.reduce_scatterv(comm, given, found, counts, accumulate="float32", **how)
+            assert found.tobytes() == want
+        both = given.copy()
+        hiercoll.reduce_scatterv(comm, MPI.IN_PLACE, both, counts, accumulate="float32", **how)
+        assert both[: counts[RANK]].tobytes() == want
+        if entry is None or not entry.schedule(topology, RANK, params).shared:
+            found[:] = 0
+            hiercoll.ireduce_scatterv(comm, given, found, counts, accumulate="float32", **how).wait()
+            assert found.tobytes() == want
+        with hiercoll.reduce_scatterv_init(comm, given, found, counts, accumulate="float32", **how) as plan:
+            plan()
+            found[:] = 0
+            plan()
+        assert found.tobytes() == want
 
 
 def inputs(items: int, salt: int) -> list[Array]:
