@@ -286,7 +286,7 @@ static int add_typed(Call *call, int end)
 {
     PyObject *given = call->given[end];
     Py_ssize_t count = length_of(given);
-    if (count < 2 || count > 4 || Py_TYPE(item_of(given, 0)) != calls.array)
+    if (count < 2 || count > 4 || !PyType_IsSubtype(Py_TYPE(item_of(given, 0)), calls.array))
         return -1;
     const Array *array = (const Array *)item_of(given, 0);
     if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))

@@ -157,6 +157,7 @@ def test_known_by_what_is_passed(comm: MPI.Intracomm, by_python: list[object], a
         ends.send[0][:] += 1
         due += 1
         assert not is_left(ends.send, ends.recv)
+        assert not is_left([ends.send[0].view(type("Kind", (np.ndarray,), {})), *ends.send[1:]], ends.recv)
         moved = np.zeros_like(ends.recv[0])
         assert is_left(ends.send, [moved, *ends.recv[1:]])
         types, own = ends.send[2], ends.send[2][RANK]
