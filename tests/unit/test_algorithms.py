@@ -298,4 +298,5 @@ def test_vectors_of_one_element(entry: Algorithm, layout: str) -> None:
             for rank in range(topology.size):
                 for inplace in entry.in_places:
                     schedule = entry.schedule(topology, rank, params, inplace=inplace, root=root)
-                    assert vector_layout(schedule, 8, 8)[1] == 8
+                    # Segments of different blocks may be in one place at a time.
+                    assert vector_layout(schedule, 8, 8)[1] in (8, 8 * schedule.segments)

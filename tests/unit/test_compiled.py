@@ -45,6 +45,7 @@ from hiercoll.schedule import SEND as SENT
 from hiercoll.schedule.lowering import lower
 from hiercoll.topology import Topology
 
+SHARED, SIZES = map(compiled.BASES.index, ("shared", "sizes"))
 needs_engine = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compiled engine: {compiled.load()[1]}")
 
 
@@ -116,7 +117,7 @@ def test_words_of_flags() -> None:
     b.signal(0, after=[b.copy(SENT[0], shared[0], after=[free])])
     assert words(in_order(b.build()), BlockLayout(8), FakeWindow()) == [
         (FLAGS, 1, 9),
-        (COPY, 0, 0, 3, 0, 8, 1, 0, 0),
+        (COPY, 0, 0, SHARED, 0, 8, 1, 0, 0),
         (RAISE, 0),
     ]
 
@@ -131,10 +132,10 @@ def test_words_of_sizes_that_are_learned() -> None:
     kinds = [kind for kind, *_ in found]
     assert kinds[0] == PLACE and kinds.count(PLACE) == 1 + 3  # own; two lanes and what comes in
     learned, row = kinds.index(PLACE, 1), 8 * areas.width
-    assert found[learned - 1] == (COPY, 3, row, 4, row, row, 1, 0, 0)  # the other lane's row
-    assert (COPY, 4, 0, 3, 0, row, 1, 0, 0) in found[:learned]  # this lane's row is published before
+    assert found[learned - 1] == (COPY, SHARED, row, SIZES, row, row, 1, 0, 0)  # the other lane's row
+    assert (COPY, SIZES, 0, SHARED, 0, row, 1, 0, 0) in found[:learned]  # this lane's row is published before
     first = kinds.index(SEND_BLOCKS, learned)
-    assert (found[first][1], found[first][4]) == (2, 3)  # to rank 2, from the node's buffer
+    assert (found[first][1], found[first][4]) == (2, SHARED)  # to rank 2, from the node's buffer
     assert kinds.count(SEND_BLOCKS) == kinds.count(RECEIVE_BLOCKS) == 3 + 1  # large ones to all others, and one message
     assert COPY_BLOCKS in kinds[:learned] and COPY_BLOCKS in kinds[learned:]
 
@@ -146,9 +147,9 @@ def test_words_of_one_block_of_each_rank(collective: Collective) -> None:
     topology, gathers, byte = Topology([0, 0, 1, 1]), collective is GATHERV, compiled.value_of(MPI.BYTE)
     system = get_algorithm(collective.name, "aggregate").system(topology, {"window": 4})
     moved = {  # what moves rows
-        0: [] if gathers else [(SEND, 2, 2, 0, 4, 16, 16, byte)],
-        2: [(COPY, 3, 24, 4, 24, 8, 1, 0, 0)] if gathers else [(RECEIVE, 0, 2, 1, 4, 16, 16, byte)],
-        3: [(COPY, 4, 24, 3, 24, 8, 1, 0, 0)] if gathers else [],
+        0: [] if gathers else [(SEND, 2, 2, 0, SIZES, 16, 16, byte)],
+        2: [(COPY, SHARED, 24, SIZES, 24, 8, 1, 0, 0)] if gathers else [(RECEIVE, 0, 2, 1, SIZES, 16, 16, byte)],
+        3: [(COPY, SIZES, 24, SHARED, 24, 8, 1, 0, 0)] if gathers else [],
     }
     for rank, schedule in enumerate(system.schedules()):
         slots = Slots(schedule, topology, 64, collective)
