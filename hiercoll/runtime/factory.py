@@ -339,7 +339,7 @@ class PlanFactory:
             self._fitted.add(request.common)
         of = reserved.places
         of["narrow"] = of["scratch"] + laid.nbytes.get("scratch", 0)
-        if laid.host:
+        if "host" in of:
             of["wide_host"], of["host"] = of["host"], of["host"] + laid.nbytes.get("wide_host", 0)
         return reserved._replace(nbytes=laid.scratch + laid.host)
 

@@ -136,7 +136,7 @@ class Memories:
         try:
             places.places["scratch"], owner = scratch()
             places.owners.append(owner)
-            if host:
+            if schedule.host or schedule.wide_host:
                 places.places["host"], owner = memory.allocate_host(host)
                 places.owners.append(owner)
             cost = _mirror(schedule, memory, user, places)
