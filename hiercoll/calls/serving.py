@@ -42,6 +42,7 @@ Native: TypeAlias = "Callable[[], object] | None"
 Alias: TypeAlias = "tuple[object, ...]"
 _address = MPI.Get_address
 _PLAIN = frozenset((int, str))  # types of parameters
+MOST_AS_PASSED = 128  # known calls, up to which those are added that are known by the very objects that were passed
 
 
 def run_known(
@@ -407,7 +408,10 @@ def _remember_typed(
     known: Copied | None = None,
 ) -> None:
     """Let the compiled engine find what serves calls whose blocks have datatypes of their own, as long as the very
-    objects that are passed are as they are: mpi4py's method, or a ``known`` call's program."""
+    objects that are passed are as they are: mpi4py's method, or a ``known`` call's program. Of a program that makes new
+    ones for each call there are not so many that other calls are forgotten."""
+    if len(session.routes) >= MOST_AS_PASSED:
+        return
     specs = [None if spec is MPI.IN_PLACE else spec for spec in (given.send, given.recv)]
     if any(type(spec) not in (list, tuple) for spec in specs if spec is not None) or given.stream is not None:
         return

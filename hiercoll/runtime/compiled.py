@@ -390,6 +390,9 @@ class Routes:
     def __init__(self, *_: Any) -> None:
         self.tick = count(1).__next__
 
+    def __len__(self) -> int:
+        return 0
+
     def clear(self) -> None:
         """Nothing to forget."""
 

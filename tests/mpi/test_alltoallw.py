@@ -177,6 +177,28 @@ def test_known_by_what_is_passed(comm: MPI.Intracomm, by_python: list[object], a
         types[RANK] = own
 
 
+@several
+@pytest.mark.parametrize("algorithm", ["auto", "aggregate"])
+def test_new_lists_for_each_call(comm: MPI.Intracomm, by_python: list[object], algorithm: str) -> None:
+    """The compiled engine knows none of them when they come, and goes on to know other calls."""
+    counts = np.ones(SIZE, int)
+    send, recv = [np.arange(SIZE) + SIZE * RANK, counts], [np.zeros(SIZE, int), counts]
+    for _ in range(4):
+        hiercoll.alltoallv(comm, send, recv, algorithm="pairwise")
+    with transpose(SIZE) as ends:
+        for _ in range(300):
+            ends.check(lambda *given: hiercoll.alltoallw(comm, *map(anew, given), algorithm=algorithm))
+    by_python.clear()
+    recv[0][:] = -1
+    hiercoll.alltoallv(comm, send, recv, algorithm="pairwise")
+    assert not by_python and (recv[0] == SIZE * np.arange(SIZE) + RANK).all()
+
+
+def anew(spec: list[Any]) -> list[Any]:
+    """The same with a new list of datatypes."""
+    return [*spec[:-1], list(spec[-1])]
+
+
 def ends_of(rank: int) -> slice:
     """The part of a rank of an axis of SIZE + 1 indices; see `transpose`."""
     cuts = [(SIZE + 1) * each // SIZE for each in range(SIZE + 1)]
