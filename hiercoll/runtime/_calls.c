@@ -39,7 +39,7 @@ typedef struct {
  * where its blocks lie together, and their sizes and places there. */
 typedef struct {
     PyObject *given;    /* as Python gave it; what is below lies in there. NULL: of other calls */
-    PyObject *parts[2]; /* what came with each array: see `is_as_it_was`; NULL in place */
+    PyObject *parts[2]; /* what came with each array: see `is_as_it_was`; None in place */
     PyObject *owner;    /* a list with what owns the memory; empty once that is gone. NULL without a program */
     Move moves[2];
     const int64_t *rows;
@@ -202,35 +202,35 @@ static int read_options(Call *call, unsigned options, PyObject *const *values, P
     return 0;
 }
 
+static Py_ssize_t length_of(PyObject *list) /* or of a tuple; -1 for anything else */
+{
+    return PyList_CheckExact(list) ? PyList_Size(list) : PyTuple_CheckExact(list) ? PyTuple_Size(list) : -1;
+}
+
+static PyObject *item_of(PyObject *list, Py_ssize_t index)
+{
+    return PyList_CheckExact(list) ? PyList_GetItem(list, index) : PyTuple_GetItem(list, index);
+}
+
 /* Of a list or a tuple of two, an array and what says which blocks it has; of an array alone, all of it (NULL). */
 static PyObject *split(PyObject *given, PyObject **blocks)
 {
-    *blocks = NULL;
-    if (Py_TYPE(given) == calls.array)
-        return given;
-    if (PyList_CheckExact(given) && PyList_Size(given) == 2) {
-        *blocks = PyList_GetItem(given, 1);
-        return PyList_GetItem(given, 0);
-    }
-    if (PyTuple_CheckExact(given) && PyTuple_Size(given) == 2) {
-        *blocks = PyTuple_GetItem(given, 1);
-        return PyTuple_GetItem(given, 0);
-    }
-    return given;
+    int is_pair = Py_TYPE(given) != calls.array && length_of(given) == 2;
+    *blocks = is_pair ? item_of(given, 1) : NULL;
+    return is_pair ? item_of(given, 0) : given;
 }
 
 /* Of equal blocks, a buffer that may come with a count, a datatype (an object of its own, or a name) or both:
  * [buffer, datatype], [buffer, count], [buffer, count, datatype]. NULL if it is nothing of the kind. */
 static PyObject *add_numbers(Call *call, PyObject *given)
 {
-    int is_list = PyList_CheckExact(given), is_tuple = !is_list && PyTuple_CheckExact(given);
-    Py_ssize_t count = is_list ? PyList_Size(given) : is_tuple ? PyTuple_Size(given) : 0;
-    if (!is_list && !is_tuple)
+    Py_ssize_t count = length_of(given);
+    if (count < 0)
         return given;
     if (count < 2 || count > 3 || add_number(&call->key, -4 - count) < 0)
         return NULL;
     for (Py_ssize_t each = 1; each < count; each++) {
-        PyObject *item = is_list ? PyList_GetItem(given, each) : PyTuple_GetItem(given, each);
+        PyObject *item = item_of(given, each);
         int added = PyLong_CheckExact(item)            ? add_whole_number(&call->key, item)
                     : PyUnicode_CheckExact(item)       ? add_text(&call->key, item)
                     : Py_TYPE(item) == calls.datatype ? add_object(&call->key, item)
@@ -238,7 +238,7 @@ static PyObject *add_numbers(Call *call, PyObject *given)
         if (added < 0)
             return NULL;
     }
-    return is_list ? PyList_GetItem(given, 0) : PyTuple_GetItem(given, 0);
+    return item_of(given, 0);
 }
 
 /* Memory that is no array of NumPy's, by the buffer protocol: of a bytearray, mmap, array.array. */
@@ -268,16 +268,6 @@ static int64_t elements(const Array *array)
     for (int each = 0; each < array->dimensions; each++)
         count *= array->shape[each];
     return count;
-}
-
-static Py_ssize_t length_of(PyObject *list) /* or of a tuple; -1 for anything else */
-{
-    return PyList_CheckExact(list) ? PyList_Size(list) : PyTuple_CheckExact(list) ? PyTuple_Size(list) : -1;
-}
-
-static PyObject *item_of(PyObject *list, Py_ssize_t index)
-{
-    return PyList_CheckExact(list) ? PyList_GetItem(list, index) : PyTuple_GetItem(list, index);
 }
 
 /* An array with datatypes, perhaps after counts and displacements: by where it lies, and by the very objects that came
@@ -386,14 +376,10 @@ static int describe_any(Call *call, PyObject *collective)
     call->data[0] = call->data[1] = NULL;
     call->blocks[0] = call->blocks[1] = NULL;
     for (int end = 0; end < 2; end++) {
-        PyObject *given = call->given[end], *first = NULL;
+        PyObject *given = call->given[end];
         if (given == calls.in_place || given == Py_None || PyObject_CheckBuffer(given))
             continue;
-        if (PyList_CheckExact(given) && PyList_Size(given))
-            first = PyList_GetItem(given, 0);
-        else if (PyTuple_CheckExact(given) && PyTuple_Size(given))
-            first = PyTuple_GetItem(given, 0);
-        if (!first || !PyObject_CheckBuffer(first))
+        if (length_of(given) < 1 || !PyObject_CheckBuffer(item_of(given, 0)))
             return -1;
     }
     return add_object(&call->key, collective);
@@ -776,6 +762,7 @@ static int run_typed(Routes *routes, Program *program, const Call *call, const T
     Call moved = *call;
     Py_INCREF(typed.given);
     Py_INCREF(owner);
+    Py_INCREF((PyObject *)program); /* other threads may run while blocks are moved */
     const int64_t *row = typed.rows;
     for (int part = 0; part < 4; part++) { /* sizes of both, places of both */
         Table *table = &program->tables[part & 1];
@@ -789,6 +776,7 @@ static int run_typed(Routes *routes, Program *program, const Call *call, const T
     int outcome = run(routes, program, &moved);
     if (outcome > 0)
         move_blocks(&typed.moves[1], 0);
+    Py_DECREF((PyObject *)program);
     Py_DECREF(owner);
     Py_DECREF(typed.given);
     return outcome;
