@@ -2,7 +2,8 @@
 
 Candidates are selected size by size: the cost model sets aside what is hopeless, and the rest takes part in
 successive halving (Jamieson, Talwalkar 2016): all are measured a little, the slow ones drop out, the others are
-measured more. Between neighbouring sizes with different favourites, sizes in between follow. When all sizes have their
+measured more. Each size begins with what was good at the size before; then, downwards, each whose favourite is not
+that of the size above tries what is good there. Between neighbours that still differ, sizes in between follow. When all sizes have their
 finalists, these are measured anew with native, in single calls and in rows. One replaces native if these samples,
 which did not select it, show it faster: beyond chance, with as many finalists and sizes as there were, and not
 slower in rows. What looks disturbed then is measured once more. Plans are treated alike, for themselves.
@@ -51,7 +52,7 @@ FEWEST, FINAL = 8, 22  # samples of finalists, at least and (time permitting) at
 CLEARLY = 1.1  # times native's speed from which on a favourite makes for measurements between sizes
 CLOSE = 1.3  # ratio of neighbouring sizes below which nothing between them is measured
 FAR = 1.25  # times native's time at both neighbouring sizes from which on a size looks disturbed
-SELECTING, BETWEEN, DECIDING = 0.4, 0.5, 0.92  # of the budget is over when these are
+SELECTING, DOWNWARDS, BETWEEN, DECIDING = 0.35, 0.43, 0.53, 0.92  # of the budget is over when these are
 NONBLOCKING, PERSISTENT = (Variant(NATIVE, {"form": form}) for form in NATIVE_FORMS)
 
 Key: TypeAlias = "tuple[object, ...]"
@@ -174,6 +175,10 @@ class Search:
         begin = self.clock()
         for size, seconds in self._shares([s for s in sizes if s not in self.done], begin + self.budget * SELECTING):
             self._select(size, seconds)
+        for size, above in reversed(list(pairwise(sorted(self.done)))):
+            rest = begin + self.budget * DOWNWARDS - self.clock()
+            if rest > 0 and self.done[size].favourite != self.done[above].favourite:
+                self._select(size, min(rest, self._needed(size)), only_seeds=True)
         for size in islice(self._between(), len(sizes)):
             rest = begin + self.budget * BETWEEN - self.clock()
             if rest <= 0:
@@ -231,10 +236,11 @@ class Search:
             yield max(middles)[1]
 
     def _seeds(self, size: int) -> list[Variant]:
-        """The finalists of each of the neighbouring sizes that are known."""
+        """The finalists of each of the neighbouring sizes that are known, and its own."""
         below = [self.done[max(known)]] if (known := [s for s in self.done if s < size]) else []
         above = [self.done[min(known)]] if (known := [s for s in self.done if s > size]) else []
-        return [variant for each in below + above for variant in (*each.finalists, *each.held)]
+        own = [self.done[size]] if size in self.done else []
+        return [variant for each in own + below + above for variant in (*each.finalists, *each.held)]
 
     def _field(self, size: int, only_seeds: bool) -> tuple[list[Variant], int]:
         """What may be measured, and how much of it is looked at first: native, the seeds, and of

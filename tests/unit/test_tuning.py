@@ -13,7 +13,7 @@ import pytest
 
 from hiercoll.tables import COLD, NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
-from hiercoll.tuner import Spread, uneven_choices
+from hiercoll.tuner import Spread, rank_by_model, uneven_choices
 from hiercoll.tuning.search import (
     NATIVE_VARIANT,
     NONBLOCKING,
@@ -304,6 +304,22 @@ def test_believed() -> None:
     both = Verdict(a, 2.0, 0.04)
     every = believed([SizeResult(size, both, both, (), 1.0) for size in (8, 16, 32, 64)])
     assert [each.winner for each in every] == [a] * 4
+
+
+def test_short_vectors_try_what_is_good_for_longer_ones() -> None:
+    """At the first size there is time for four looks, and the fastest is the last that the model expects."""
+    expected = [each.variant.algorithm for each in rank_by_model("alltoall", parse_layout("2x4"), 8)]
+    last = list(dict.fromkeys(expected))[-1]
+
+    def cost(size: int, variant: Variant, timing: str) -> float:
+        if variant.algorithm == last or variant.is_native:
+            return 1e-3 if variant.algorithm == last else 2e-3
+        return 0.5 if size == 8 else 4e-3
+
+    machine = Machine(cost)
+    results = search(machine, 6.0).run([8, 4096])
+    assert sum(not name.startswith(("native", last)) for name in machine.measured[8]) == 2
+    assert [each.winner.algorithm for each in results] == [last] * len(results)
 
 
 @pytest.mark.parametrize("budget", [1.0, 10.0, 60.0])
