@@ -158,8 +158,9 @@ def parse_layout(text: str) -> Topology:
     raise wrong
 
 
-def discover(comm: MPI.Intracomm) -> tuple[Topology, MPI.Intracomm | None]:
-    """Topology of an MPI communicator, and one of this rank's node, unless it is a virtual one (collective).
+def discover(comm: MPI.Intracomm, told: Sequence[float] = ()) -> tuple[Topology, MPI.Intracomm | None, list[float]]:
+    """Topology of an MPI communicator; one of this rank's node, unless it is a virtual one; and the largest of the
+    numbers that all ranks have ``told``, each of several, since one exchange serves for both (collective).
 
     Nodes are what ``MPI_Comm_split_type(SHARED)`` says, or, where the environment
     variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
@@ -173,17 +174,18 @@ def discover(comm: MPI.Intracomm) -> tuple[Topology, MPI.Intracomm | None]:
     host = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
     (first,), text = translated([0], host, comm), settings.nodes()
     (world_rank,) = translated([comm.rank], comm, MPI.COMM_WORLD)
-    mine = np.array([first, world_rank, -1 if text is None else zlib.crc32(text.encode())])
-    everyone = np.empty((comm.size, len(mine)), mine.dtype)
+    mine = np.array([first, world_rank, -1 if text is None else zlib.crc32(text.encode()), *told], float)
+    everyone = np.empty((comm.size, len(mine)))
     comm.Allgather(mine, everyone)
-    hosts, world_ranks, texts = everyone.T.tolist()
+    hosts, world_ranks, texts = everyone[:, :3].astype(int).T.tolist()
+    largest = everyone[:, 3:].max(axis=0).tolist()
     if text is None and len(set(texts)) == 1:
-        return Topology(tuple(hosts)), host
+        return Topology(tuple(hosts)), host, largest
     host.Free()
     if len(set(texts)) > 1:
         got = ", ".join(sorted(set(map(repr, comm.allgather(text)))))
         raise LayoutError("HIERCOLL_NODES", "the same value on every rank", got, comm.rank)
-    return _virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), None
+    return _virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), None, largest
 
 
 def translated(ranks: Iterable[int], comm: MPI.Intracomm, other: MPI.Intracomm) -> list[int]:

@@ -8,7 +8,7 @@ and windows of plans that users hold in the order of `*_init` calls.
 from __future__ import annotations
 
 import os
-import uuid
+import secrets
 import warnings
 import zlib
 from array import array
@@ -19,7 +19,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, time
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,7 @@ STRICTNESS = ("any", None, "rank", "fixed")  # orders of reductions; None: the o
 Alias: TypeAlias = "tuple[object, ...]"
 Read = TypeVar("Read")
 
+NAME_BITS = 52  # of a communicator's name, which is told as a float64
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SEEN = 1024  # requests that are remembered without a plan
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
@@ -132,9 +133,21 @@ def read_table(table: Table | str | Path | None) -> Table:
     return found
 
 
-def _strictness() -> int:
-    """Of the order that this rank's environment asks for."""
-    return STRICTNESS.index(settings.order())
+class Settings(NamedTuple):
+    """What ranks tell each other when hiercoll is set up, as numbers: the largest of each hold for all."""
+
+    order: float  # of reductions, by its place in `STRICTNESS`
+    disabled: float
+    stages: float  # device memory, through the host
+    checks: float  # calls
+    threadless: float  # second threads are kept out of MPI
+    compares: float  # native with what is chosen
+    still: float  # nothing is learned
+    hurries: float  # it is learned at once
+    timeout: float  # seconds
+    has_more: float  # to tell than numbers: rank 0
+    name: float  # rank 0's number for one
+    seconds: float  # since the set-up began
 
 
 class Session:
@@ -155,13 +168,13 @@ class Session:
         self.library = mpi_library()
         self._node: MPI.Intracomm | None = None
         try:
-            self.topology, self._node = discover(self.comm)
-            # The name orders communicators alike on all ranks.
-            self.name, table, known = from_root(self.comm, self._read_all)
+            self.topology, self._node, largest = discover(self.comm, self._settings(timeout, began))
+            common = Settings(*largest)
+            self._agree_on(common)
+            table, known = from_root(self.comm, self._read_all) if common.has_more else (Table(), {})
         except BaseException:
             self._free_comms(self.comm)
             raise
-        timeout, self.set_up_seconds = self._agree_on_settings(timeout, began)
         self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
         self.broken: str | None = None  # the call that was interrupted, if one was
@@ -200,25 +213,47 @@ class Session:
         self.policy.table, self.policy.known = table, known if self.learns else {}
         self.policy.compares = self._compares
         self.policy.learn(self.learns)
-        self._use_timeout(timeout)
+        self._use_timeout(common.timeout)
 
-    def _agree_on_settings(self, timeout: float, began: float) -> tuple[float, float]:
-        """The order of reductions, whether hiercoll is disabled, device memory staged, calls checked, threads kept out
-        of MPI, native compared, and what learning may cost of the time of calls: what is so on one rank is so for all.
-        Returns the longest timeout, and the longest time that has passed since the set-up began. Collective."""
-        own = [
-            settings.is_disabled(), not takes_device_memory(self.comm), settings.checks_calls(),
-            MPI.Query_thread() != MPI.THREAD_MULTIPLE, settings.compares, not settings.learns(), settings.hurries(),
-        ]  # fmt: skip
-        mine = [_strictness(), *own, timeout, perf_counter() - began]
-        order, *flags, longest, since = self._largest(np.array(mine, float)).tolist()
-        self.order = STRICTNESS[int(order)]
-        self.disabled, self.stages, self.check, self.threadless, self._compares, still, hurries = map(bool, flags)
-        self.learns = 0.0 if still else inf if hurries else SHARE
-        return float(longest), float(since)
+    def _settings(self, timeout: float, began: float) -> Settings:
+        """This rank's."""
+        return Settings(
+            order=STRICTNESS.index(settings.order()),
+            disabled=settings.is_disabled(),
+            stages=not takes_device_memory(self.comm),
+            checks=settings.checks_calls(),
+            threadless=MPI.Query_thread() != MPI.THREAD_MULTIPLE,
+            compares=settings.compares,
+            still=not settings.learns(),
+            hurries=settings.hurries(),
+            timeout=timeout,
+            has_more=self._has_more(),
+            name=0 if self.rank else secrets.randbits(NAME_BITS),
+            seconds=perf_counter() - began,
+        )
 
-    def _read_all(self) -> tuple[str, Table, dict[PolicyKey, Finding]]:
-        """A name, the table of the environment, and what earlier jobs have found that can run here."""
+    def _agree_on(self, common: Settings) -> None:
+        """Take what holds for all ranks."""
+        self.order = STRICTNESS[int(common.order)]
+        self.disabled, self.stages, self.check = bool(common.disabled), bool(common.stages), bool(common.checks)
+        self.threadless, self._compares = bool(common.threadless), bool(common.compares)
+        self.learns = 0.0 if common.still else inf if common.hurries else SHARE
+        self.name = f"{int(common.name):0{NAME_BITS // 4}x}"  # orders communicators alike on all ranks
+        self.set_up_seconds = common.seconds
+
+    def _has_more(self) -> bool:
+        """Whether there is a table, or something that earlier jobs have found; on rank 0. Who asks is told of errors
+        later, with the others."""
+        if self.rank:
+            return False
+        try:
+            has_table = settings.table() or settings.own_table() or settings.machine()
+            return bool(has_table) or (settings.learns() and self.size in learned.known_ranks(self.library))
+        except Exception:
+            return True
+
+    def _read_all(self) -> tuple[Table, dict[PolicyKey, Finding]]:
+        """The table of the environment, and what earlier jobs have found that can run here."""
         known: dict[PolicyKey, Finding] = {}
         for memory in MEMORIES if settings.learns() and self.size in learned.known_ranks(self.library) else ():
             setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
@@ -227,7 +262,7 @@ class Session:
                 if is_able(family, self.topology, lesson.in_place, lesson.variant):
                     times = (lesson.seconds, lesson.native, lesson.calls, lesson.date)
                     known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = Finding(lesson.variant, *times)
-        return uuid.uuid4().hex, read_table(None), known
+        return read_table(None), known
 
     def _keep(self, wanted: Wanted, finding: Finding) -> None:
         """Let later jobs know what has been found."""

@@ -3,10 +3,10 @@
 Candidates are selected size by size: the cost model sets aside what is hopeless, and the rest takes part in
 successive halving (Jamieson, Talwalkar 2016): all are measured a little, the slow ones drop out, the others are
 measured more. Each size begins with what was good at the size before; then, downwards, each whose favourite is not
-that of the size above tries what is good there. Between neighbours that still differ, sizes in between follow. When all sizes have their
-finalists, these are measured anew with native, in single calls and in rows. One replaces native if these samples,
-which did not select it, show it faster: beyond chance, with as many finalists and sizes as there were, and not
-slower in rows. What looks disturbed then is measured once more. Plans are treated alike, for themselves.
+that of the size above tries what is good there. Between neighbours that still differ, sizes in between follow. When
+all sizes have their finalists, these are measured anew with native, in single calls and in rows. One replaces native
+if these samples, which did not select it, show it faster: beyond chance, with as many finalists and sizes as there
+were, and not slower in rows. What looks disturbed then is measured once more. Plans are treated alike, for themselves.
 Measuring is handed in as a callable; every decision is made from values that all ranks share.
 """
 
