@@ -71,6 +71,7 @@ EVEN = 4  # times the mean that the largest of blocks of uneven sizes may have t
 
 
 Given: TypeAlias = "tuple[tuple[str, Value], ...]"
+SHORTEST = 512  # bytes of a segment, below which messages cost more than pipelining can gain
 SAMPLE = 8  # lanes of a node that are looked at
 MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; containers have 64 MiB
 
@@ -154,13 +155,16 @@ def rank_by_model(
 ) -> list[Candidate]:
     """The ``variants`` (default: `automatic` ones), fastest first by the cost model, for blocks of ``block`` bytes, or
     a vector of so many: on a ``machine``, else with ``links``. Reductions: those that combine in that ``order``.
-    ``accumulates``: partial sums have so many bytes, contributions and results half of them.
+    ``accumulates``: partial sums have so many bytes, contributions and results half of them. What would cut a vector
+    into very short segments is left out.
 
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     ranked, known = [], (order, accumulates)
     block = block // 2 if accumulates else block  # of the program's elements
     for name, params in automatic(collective) if variants is None else variants:
+        if COLLECTIVES[collective].is_cut and 1 < _segments(collective, name, params) > block / SHORTEST:
+            continue  # the model would say so, too, but takes long to count so many messages
         nodes = _counted(collective, topology, inplace, name, tuple(params.items()), *known)
         if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
             flows = max(each.network_messages / max(each.network_chain, 1) for counts in nodes for each in counts)
@@ -171,6 +175,12 @@ def rank_by_model(
                 seconds = float(Design([(each, block) for each in found], machine).evaluate(machine).seconds.max())
             ranked.append(Candidate(Variant(name, params), seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
+
+
+def _segments(collective: str, name: str, params: Params) -> int:
+    """Into how many a variant cuts what it sends; 1 for those that do not."""
+    segments = REGISTRY[collective][name].resolve(params).get("segments", 1)
+    return segments if isinstance(segments, int) else 1
 
 
 def _modelled(

@@ -90,6 +90,13 @@ def test_tools_bench_and_tune_commands(
     assert RANK or {"staged", "peer"} <= set(told[0].split())
 
 
+def skip_without(machine: Machine, transport: str) -> None:
+    """Skip a test where device memory cannot travel so."""
+    why = machine.why_no_peers() if transport == "peer" else machine.why_not_direct() if transport == "direct" else ""
+    if why:
+        pytest.skip(why)
+
+
 @pytest.mark.parametrize("layout", layouts())
 @pytest.mark.parametrize("transport", ["direct", "staged", "staged:2", "peer"])
 @pytest.mark.parametrize("algorithm", REGISTRY["allreduce"])
@@ -97,9 +104,7 @@ def test_tools_reductions(
     machine: Machine, on_layout: Callable[[str], MPI.Intracomm], algorithm: str, transport: str, layout: str
 ) -> None:
     """Elements of a device are combined there, whatever way they go; vectors need not divide by the number of ranks."""
-    why = machine.why_no_peers() if transport == "peer" else machine.why_not_direct() if transport == "direct" else ""
-    if why:
-        pytest.skip(why)
+    skip_without(machine, transport)
     comm = on_layout(layout)
     topology = hiercoll.get_topology(comm)
     if REGISTRY["allreduce"][algorithm].refusal(topology, {}) is not None:
@@ -150,9 +155,7 @@ def test_tools_sums_in_a_wider_type(
     machine: Machine, on_layout: Callable[[str], MPI.Intracomm], algorithm: str, transport: str, layout: str
 ) -> None:
     """The same bits as of arrays on the host, whatever way messages go; vectors need not divide."""
-    why = machine.why_no_peers() if transport == "peer" else machine.why_not_direct() if transport == "direct" else ""
-    if why:
-        pytest.skip(why)
+    skip_without(machine, transport)
     comm = on_layout(layout)
     entry, topology = REGISTRY["allreduce"].get(algorithm), hiercoll.get_topology(comm)
     if entry is not None and entry.refusal(topology, {}) is not None:

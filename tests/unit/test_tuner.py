@@ -19,7 +19,7 @@ from hiercoll.model.cost import DEFAULT_LINKS, Link, count_rank, predict
 from hiercoll.model.machine import get_machine
 from hiercoll.tools.proving import prove
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.tuner import MOST_SHARED, NATIVE, Candidate, Combining, decide, rank_by_model
+from hiercoll.tuner import MOST_SHARED, NATIVE, SHORTEST, Candidate, Combining, decide, rank_by_model
 
 LAYOUTS = ("1x2", "1x3", "2x1", "7x1", "2x4", "4x4:cyclic", "5+3", "1+4+2:random=1", "3x5")
 SIZES = (0, 8, 512, 4096, 65536, 1 << 20)
@@ -71,7 +71,7 @@ def test_candidates_exist(collective: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("inplace", [False, True])
 def test_what_is_ranked_can_run(collective: str, layout: str, inplace: bool) -> None:
-    """Candidates are fastest first, and every one suits the layout and the buffers."""
+    """Candidates are fastest first, and every one suits the layout and the buffers; none cuts short vectors."""
     topology = parse_layout(layout)
     for size in SIZES:
         ranked = rank_by_model(collective, topology, size, inplace=inplace)
@@ -85,6 +85,10 @@ def test_what_is_ranked_can_run(collective: str, layout: str, inplace: bool) -> 
         able = []
         for name, params in automatic(collective):
             entry = REGISTRY[collective][name]
+            segments = entry.resolve(params).get("segments", 1)
+            assert isinstance(segments, int)
+            if COLLECTIVES[collective].is_cut and segments > 1 and size < segments * SHORTEST:
+                continue
             if entry.refusal(topology, params) is None and (entry.in_place or not inplace):
                 busiest = max(topology.nodes, key=len)[0]
                 shared = entry.schedule(topology, busiest, params, inplace=inplace).shared
