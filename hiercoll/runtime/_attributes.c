@@ -14,6 +14,7 @@ static int copy_even(intptr_t comm, int key, void *extra, void *value, void *cop
     return 0;
 }
 
+/* ``extra``: what is called, and for which handles: those in a dictionary, or (None) all. */
 static int call_deleted(intptr_t comm, int key, void *value, void *extra)
 {
     (void)key, (void)value;
@@ -22,10 +23,16 @@ static int call_deleted(intptr_t comm, int key, void *value, void *extra)
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *kind, *error, *trace; /* of who frees the communicator while it handles an exception */
     PyErr_Fetch(&kind, &error, &trace);
-    PyObject *done = PyObject_CallFunction(extra, "K", (unsigned long long)handle_of(comm));
-    if (!done)
-        PyErr_WriteUnraisable(extra);
-    Py_XDECREF(done);
+    PyObject *function = PyTuple_GetItem(extra, 0), *among = PyTuple_GetItem(extra, 1);
+    PyObject *handle = PyLong_FromUnsignedLongLong((unsigned long long)handle_of(comm));
+    unregister(handle);
+    if (among == Py_None || PyDict_Contains(among, handle)) {
+        PyObject *done = PyObject_CallFunctionObjArgs(function, handle, NULL);
+        if (!done)
+            PyErr_WriteUnraisable(function);
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(handle);
     PyErr_Restore(kind, error, trace);
     PyGILState_Release(state);
     return 0;
@@ -36,13 +43,13 @@ typedef int (*create_keyval)(int (*)(intptr_t, int, void *, void *, void *, int 
 
 static PyObject *engine_attribute_key(PyObject *module, PyObject *args)
 {
-    PyObject *function;
+    PyObject *function, *among;
     int key;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Op", &function, &may_copy))
+    if (!PyArg_ParseTuple(args, "OOp", &function, &among, &may_copy))
         return NULL;
-    Py_INCREF(function); /* for good: keys are never freed */
-    int error = ((create_keyval)mpi_create_keyval)(copy_even, call_deleted, &key, function);
+    Py_INCREF(args); /* for good: keys are never freed */
+    int error = ((create_keyval)mpi_create_keyval)(copy_even, call_deleted, &key, args);
     if (error)
         return PyErr_Format(PyExc_RuntimeError, "MPI_Comm_create_keyval: error %d", error);
     return PyLong_FromLong(key);
@@ -50,8 +57,9 @@ static PyObject *engine_attribute_key(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"attribute_key", engine_attribute_key, METH_VARARGS,
-     "attribute_key(deleted, copies): a key for attributes of communicators that are numbers, of which duplicates take over\n"
-     "even ones, if any. deleted(handle) is called when one is deleted, but not after Python has ended."},
+     "attribute_key(deleted, among, copies): a key for attributes of communicators that are numbers, of which duplicates\n"
+     "take over even ones, if any. When one is deleted, nothing serves calls of its communicator any more, and\n"
+     "deleted(handle) is called if the handle is in the dictionary among, or that is None; not after Python has ended."},
     {NULL, NULL, 0, NULL}};
 
 int add_attributes(PyObject *module)

@@ -77,13 +77,14 @@ static struct {
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     Py_ssize_t type_offset;           /* in a datatype */
-    int64_t no_type;                  /* MPI.DATATYPE_NULL */
+    int64_t no_type, no_comm;         /* MPI.DATATYPE_NULL, MPI.COMM_NULL */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
     PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
     PyObject *routes;                 /* of each communicator, by handle: (routes, tally) */
-    PyObject *unknown;                /* called with one that has none, and may register some; or NULL */
+    int key;                          /* of the attribute by which communicators begin */
+    PyObject *beginnings;             /* (attribute, rank, size): (routes, tally), which is copied; empty: none begin */
     int64_t last_handle;
     Routes *last;    /* borrowed from ``routes`` */
     PyObject *tally; /* likewise: an array, as a `Known` has, for the calls whose own they do not say; or None */
@@ -99,6 +100,46 @@ static void look_up(int64_t handle)
     Py_XDECREF(number);
 }
 
+static int set_routes(PyObject *handle, PyObject *routes, PyObject *tally)
+{
+    PyObject *pair = PyTuple_Pack(2, routes, tally);
+    int outcome = pair ? PyDict_SetItem(calls.routes, handle, pair) : -1;
+    Py_XDECREF(pair);
+    calls.last = NULL;
+    return outcome;
+}
+
+void unregister(PyObject *handle)
+{
+    calls.last = NULL;
+    if (calls.routes && handle && PyDict_GetItemWithError(calls.routes, handle))
+        PyDict_DelItem(calls.routes, handle);
+}
+
+typedef int (*get_attribute)(intptr_t, int, void *, int *);
+typedef int (*get_number)(intptr_t, int *);
+
+/* Let calls of a communicator on which nothing is registered be counted, as Python does on those like it: its attribute
+ * says on what its ranks have agreed. */
+static void begin_counting(int64_t handle)
+{
+    intptr_t comm = (intptr_t)handle, agreed;
+    int is_there = 0, rank = 0, size = 0;
+    if (!PyDict_Size(calls.beginnings) || ((get_attribute)mpi_get_attribute)(comm, calls.key, &agreed, &is_there) ||
+        !is_there || ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
+        return;
+    PyObject *kind = Py_BuildValue("(nii)", (Py_ssize_t)agreed, rank, size);
+    PyObject *pair = kind ? PyDict_GetItemWithError(calls.beginnings, kind) : NULL;
+    PyObject *tally = pair ? PySequence_Repeat(PyTuple_GetItem(pair, 1), 1) : NULL; /* a copy */
+    PyObject *number = PyLong_FromUnsignedLongLong((unsigned long long)handle);
+    if (tally && number && set_routes(number, PyTuple_GetItem(pair, 0), tally) == 0)
+        look_up(handle);
+    Py_XDECREF(number);
+    Py_XDECREF(tally);
+    Py_XDECREF(kind);
+    PyErr_Clear(); /* of no interest: Python looks at the call */
+}
+
 /* The routes of a communicator that serves calls now; NULL if there are none. */
 static Routes *find_routes(PyObject *comm)
 {
@@ -112,12 +153,8 @@ static Routes *find_routes(PyObject *comm)
     int64_t handle = get_handle((char *)comm + calls.offset);
     if (!calls.last || handle != calls.last_handle)
         look_up(handle);
-    if (!calls.last && calls.unknown) {
-        PyObject *done = PyObject_CallFunctionObjArgs(calls.unknown, comm, NULL);
-        Py_XDECREF(done); /* an exception is of no interest: Python looks at the call */
-        PyErr_Clear();
-        look_up(handle);
-    }
+    if (!calls.last && handle != calls.no_comm)
+        begin_counting(handle);
     return calls.last && calls.last->is_open && !Py_SIZE(calls.background) ? calls.last : NULL;
 }
 
@@ -1147,14 +1184,15 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
 {
     Array *example;
     unsigned long long data;
-    long long no_type;
+    long long no_comm, no_type;
     int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OnOO(nL)OOOOO(OKi)(OO)", &calls.comm, &calls.offset, &calls.array, &calls.datatype,
-                          &calls.type_offset, &no_type, &calls.background,
+    if (!PyArg_ParseTuple(args, "O(nL)OO(nL)OOOOO(OKi)(OO)", &calls.comm, &calls.offset, &no_comm, &calls.array,
+                          &calls.datatype, &calls.type_offset, &no_type, &calls.background,
                           &calls.observers, &calls.automatic, &calls.sum, &calls.in_place, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
+    calls.no_comm = no_comm;
     calls.no_type = no_type;
     if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
         example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)
@@ -1162,9 +1200,10 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     for (int option = 0; option < OPTIONS; option++)
         calls.options[option] = PyUnicode_InternFromString(option_names[option]);
     calls.routes = PyDict_New();
+    calls.beginnings = PyDict_New();
     calls.zero = PyLong_FromLong(0);
     calls.native = PyUnicode_InternFromString("native");
-    return calls.routes && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
+    return calls.routes && calls.beginnings && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
 }
 
 static PyObject *engine_register(PyObject *module, PyObject *args)
@@ -1173,33 +1212,51 @@ static PyObject *engine_register(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO", &handle, &routes, &tally))
         return NULL;
-    calls.last = NULL;
     int outcome = 0;
-    if (routes != Py_None) {
-        PyObject *pair = PyTuple_Pack(2, routes, tally);
-        outcome = pair ? PyDict_SetItem(calls.routes, handle, pair) : -1;
-        Py_XDECREF(pair);
-    } else if (PyDict_GetItemWithError(calls.routes, handle))
-        outcome = PyDict_DelItem(calls.routes, handle);
+    if (routes != Py_None)
+        outcome = set_routes(handle, routes, tally);
+    else
+        unregister(handle);
     return outcome < 0 ? NULL : Py_BuildValue("");
 }
 
-static PyObject *engine_on_unknown(PyObject *module, PyObject *function)
+static PyObject *engine_tally(PyObject *module, PyObject *handle)
 {
     (void)module;
-    Py_INCREF(function); /* for good */
-    calls.unknown = function == Py_None ? NULL : function;
+    PyObject *pair = PyDict_GetItemWithError(calls.routes, handle);
+    PyObject *tally = pair ? PyTuple_GetItem(pair, 1) : Py_None;
+    return Py_INCREF(tally), tally;
+}
+
+static PyObject *engine_begin_so(PyObject *module, PyObject *args)
+{
+    PyObject *kind, *pair;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iOO", &calls.key, &kind, &pair))
+        return NULL;
+    return PyDict_SetItem(calls.beginnings, kind, pair) < 0 ? NULL : Py_BuildValue("");
+}
+
+static PyObject *engine_close(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    calls.last = NULL;
+    PyDict_Clear(calls.beginnings);
+    PyDict_Clear(calls.routes);
     return Py_BuildValue("");
 }
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
-     "setup_calls(comm, offset, array, datatype, (offset, null), background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
+     "setup_calls(comm, (offset, null), array, datatype, (offset, null), background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
     {"register", engine_register, METH_VARARGS,
      "register(handle, routes, tally): of a communicator; None: of one that is gone. The tally, an array or None, is of how\n"
      "many more calls routes may serve that were remembered without a counter, and of the nanoseconds that they took."},
-    {"on_unknown", engine_on_unknown, METH_O,
-     "on_unknown(function): it is called with communicators of which nothing is registered, and may do so; None: none is."},
+    {"tally", engine_tally, METH_O, "tally(handle): what counts the calls of a communicator; None if nothing does."},
+    {"begin_so", engine_begin_so, METH_VARARGS,
+     "begin_so(key, (attribute, rank, size), (routes, tally)): communicators of which nothing is registered, with such an\n"
+     "attribute by the key, are registered with these routes and a copy of the tally in their first call."},
+    {"close", engine_close, METH_NOARGS, "Nothing is registered any more, and nothing begins."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},
     {"watched", engine_watched, METH_VARARGS,

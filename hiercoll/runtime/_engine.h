@@ -49,7 +49,8 @@ typedef struct {
 } Program;
 
 extern PyTypeObject *program_type;
-extern void *mpi_create_keyval; /* of the MPI library */
+/* Of the MPI library, for attributes. */
+extern void *mpi_create_keyval, *mpi_get_attribute, *mpi_rank, *mpi_size;
 
 /* Words of a copy (_regions.c), the bytes that lie apart, and where they lie together. */
 typedef struct {
@@ -63,6 +64,7 @@ int64_t handle_of(intptr_t argument);          /* that the MPI library calls a f
 int begin_program(Program *self);              /* 0, or -1 with an exception */
 int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
 void move_blocks(const Move *move, int outward);
+void unregister(PyObject *handle);             /* nothing serves calls of that communicator any more */
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
 int add_regions(PyObject *module);             /* 0, or -1 with an exception */
 int add_attributes(PyObject *module);          /* 0, or -1 with an exception */

@@ -8,6 +8,7 @@ some, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mpi4py import MPI
 
@@ -22,14 +23,14 @@ def may_copy() -> bool:
 
 class Attribute:
     """One number on each communicator; `MPI.Comm.Dup` copies even ones, where it `may_copy`. ``deleted`` is called with
-    the handle of a communicator that is being freed, or whose number is taken away; not after Python has ended. MPI
-    must have been initialised when this is made."""
+    the handle of a communicator that is being freed, or whose number is taken away, if it is ``among`` those (None:
+    always); not after Python has ended. MPI must have been initialised when this is made."""
 
-    def __init__(self, deleted: Callable[[int], None]) -> None:
+    def __init__(self, deleted: Callable[[int], None], among: dict[int, Any] | None = None) -> None:
         copies = may_copy()
         engine, _ = compiled.load()
-        self._key: int = (
-            engine.attribute_key(deleted, copies)
+        self.key: int = (
+            engine.attribute_key(deleted, among, copies)
             if engine
             else MPI.Comm.Create_keyval(
                 copy_fn=lambda comm, key, number: number if copies and number % 2 == 0 else NotImplemented,
@@ -39,13 +40,13 @@ class Attribute:
 
     def get(self, comm: MPI.Comm) -> int | None:
         """The number on ``comm``. Raises MPI.Exception for COMM_NULL."""
-        found: int | None = comm.Get_attr(self._key)
+        found: int | None = comm.Get_attr(self.key)
         return found
 
     def set(self, comm: MPI.Comm, number: int) -> None:
         """Put it there, where nothing is."""
-        comm.Set_attr(self._key, number)
+        comm.Set_attr(self.key, number)
 
     def take(self, comm: MPI.Comm) -> None:
         """Take away what is there."""
-        comm.Delete_attr(self._key)
+        comm.Delete_attr(self.key)

@@ -70,7 +70,8 @@ class Beginning:
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     _served = 0
 
-    def __init__(self, comm: MPI.Intracomm, wishes: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, wishes: int, tally: array[int] | None = None) -> None:
+        """``tally``: what has counted its calls, if there were any."""
         self.rank, self.size = comm.rank, comm.size
         self.is_special = bool(wishes & IS_SPECIAL)
         # Whether it is known what is faster: then a set-up is worth as much time as calls have taken before, and the
@@ -78,7 +79,8 @@ class Beginning:
         self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(self.size)))
         self.is_eager = self.is_special or (self.is_informed and bool(wishes & IS_FIRST))
         self._calls = FOR_GOOD if self.size == 1 or (wishes & IS_QUIET and not self.is_informed) else FIRST
-        self.tally = array("q", (self._calls, 0))  # calls that are left, and nanoseconds that they took
+        self.untouched = array("q", (self._calls, 0))  # calls that are left, and nanoseconds that they took
+        self.tally = self.untouched[:] if tally is None else tally
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.meeting = _meeting
         alike = _alike(self.rank, self.size)

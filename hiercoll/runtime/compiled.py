@@ -68,11 +68,12 @@ def _set_up(module: Any) -> None:
     handles = (MPI._sizeof(MPI.REQUEST_NULL), value_of(MPI.REQUEST_NULL), value_of(MPI.BYTE))
     module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception)
     # Of the handle in an object: of communicators, and of datatypes.
-    offset, of_type = (MPI._addressof(each) - id(each) for each in (MPI.COMM_SELF, MPI.DOUBLE))
+    of_comm, of_type = (MPI._addressof(each) - id(each) for each in (MPI.COMM_SELF, MPI.DOUBLE))
+    nulls = (of_comm, value_of(MPI.COMM_NULL)), (of_type, value_of(MPI.DATATYPE_NULL))
     known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
     example = (known, known.ctypes.data, known.flags.num)
     module.setup_calls(
-        *(MPI.Comm, offset, np.ndarray, MPI.Datatype, (of_type, value_of(MPI.DATATYPE_NULL)), progress.active),
+        *(MPI.Comm, nulls[0], np.ndarray, MPI.Datatype, nulls[1], progress.active),
         *(observers, AUTO, MPI.SUM, MPI.IN_PLACE, example, counts),
     )
 
@@ -467,8 +468,22 @@ def register(handle: int, routes: Any, tally: array[int] | None = None) -> None:
         module.register(handle, routes, tally)
 
 
-def on_unknown(function: Callable[[Any], object] | None) -> None:
-    """Let a function, called with a communicator of which nothing is registered, register it; None: nothing is."""
+def tally(handle: int) -> array[int] | None:
+    """What counts the calls of a communicator that is registered; None if nothing does."""
+    module: Any = load()[0]
+    return None if module is None else module.tally(handle)
+
+
+def begin_so(key: int, attribute: int, rank: int, size: int, routes: Any, counts: array[int]) -> None:
+    """Let communicators of which nothing is registered, with such a number by the ``key`` of an attribute, and of this
+    rank and size, be registered in their first call, with a tally that begins with these ``counts``."""
     module = load()[0]
     if module is not None:
-        module.on_unknown(function)
+        module.begin_so(key, (attribute, rank, size), (routes, counts))
+
+
+def close() -> None:
+    """Nothing is registered any more, and nothing begins."""
+    module = load()[0]
+    if module is not None:
+        module.close()

@@ -58,7 +58,8 @@ class Unmade(NamedTuple):
 
 
 State = Session | Beginning | Unmade
-_states: dict[int, State] = {}  # of all communicators on which there was a call, by handle
+# By handle, of all communicators on which there was a call but those whose calls only the compiled engine has counted.
+_states: dict[int, State] = {}
 
 
 @cache
@@ -68,8 +69,7 @@ def _make_attribute() -> Attribute:
     atexit.register(_free_all)
     # Python's own clean-up comes before MPI's end, but does not get at what an attribute of mpi4py holds.
     MPI.COMM_WORLD.Set_attr(MPI.Comm.Create_keyval(), abandoned)
-    compiled.on_unknown(_goes_on_counting)
-    return Attribute(_deleted)
+    return Attribute(_deleted, _states)
 
 
 @cache
@@ -99,7 +99,6 @@ def _deleted(handle: int) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
     by_handle.pop(handle, None)
     state = _states.pop(handle, None)
-    compiled.register(handle, None)
     if isinstance(state, Session) and _live.pop(state.name, None) is not None:
         agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
         if agreed:
@@ -113,9 +112,7 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
-    compiled.on_unknown(None)
-    for handle in _states:
-        compiled.register(handle, None)
+    compiled.close()
     by_handle.clear()
     states = [_live.pop(name) for name in sorted(_live)]
     votes = [session.vote(sound) for session in states]
@@ -149,10 +146,12 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
 
 
 def _begin(comm: MPI.Intracomm, wishes: int) -> Beginning:
-    """Calls are counted from here on, unless a session is to serve the first one."""
-    state = _states[comm.handle] = Beginning(comm, wishes)
+    """Calls are counted from here on, unless a session is to serve the first one; the compiled engine counts those of
+    later communicators like this one by itself."""
+    state = _states[comm.handle] = Beginning(comm, wishes, compiled.tally(comm.handle))
     if not state.is_eager:
         compiled.register(comm.handle, state.routes, state.tally)
+        compiled.begin_so(_held().key, wishes & ~IS_FIRST, state.rank, state.size, state.routes, state.untouched)
     return state
 
 

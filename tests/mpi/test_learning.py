@@ -272,6 +272,26 @@ def test_many_short_lives(comm: MPI.Intracomm, kind: type[MPI.Intracomm], is_pla
     assert len(lifetime._states) == before
 
 
+@several
+@pytest.mark.skipif(compiled.load()[0] is None, reason="needs the compiled engine")
+def test_no_state_in_python(comm: MPI.Intracomm) -> None:
+    """The compiled engine counts calls on communicators like one before, until Python asks; nothing is left of them."""
+    ours = hiercoll.Intracomm(comm)
+    exchange(ours)
+    for number in range(1, 5):
+        made = ours.Dup()
+        for _ in range(number):
+            exchange(made)
+        handle = made.handle
+        tally = compiled.tally(handle)
+        assert handle not in lifetime._states and tally is not None and tally[0] == beginning.FIRST - number
+        if number % 2:
+            first = first_calls(made)
+            assert first is not None and first.tally is tally
+        made.Free()
+        assert compiled.tally(handle) is None and handle not in lifetime._states
+
+
 def spelled(how: str) -> tuple[str, list[Any], Any]:
     """A call of a drop-in communicator as programs spell it: the method, its arguments, and what the last one is to
     hold."""
