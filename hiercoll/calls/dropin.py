@@ -118,7 +118,7 @@ class Collectives(ObjectMessages):
     def Free(self: Any) -> None:  # noqa: N802  (MPI's name)
         """As mpi4py's."""
         forget(self)
-        super().Free()  # type: ignore[misc]
+        MPI.Comm.Free(self)
 
     def Disconnect(self: Any) -> None:  # noqa: N802
         """As mpi4py's."""
@@ -188,11 +188,14 @@ def drop_in(comm: AnyComm) -> AnyComm:
 def _keep(owner: type, *names: str, together: bool = True) -> None:
     """Let methods that make communicators make those of this kind; ``together``: all ranks call them, so that what they
     have agreed on goes for what they make, too."""
+    kind = owner if issubclass(owner, MPI.Comm) else MPI.Intracomm
     for name in names:
+        native = getattr(kind, name)
 
-        def method(self: Any, *args: Any, _name: str = name, **options: Any) -> Any:
+        def method(self: Any, *args: Any, _native: Native = native, **options: Any) -> Any:
             wishes = inherits(self) if together else None
-            made = drop_in(getattr(super(owner, self), _name)(*args, **options))
+            made = _native(self, *args, **options)
+            made = Intracomm(made) if type(made) is MPI.Intracomm and made else drop_in(made)
             if wishes is not None:
                 begins_with(wishes, made)
             return made

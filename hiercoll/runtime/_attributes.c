@@ -4,6 +4,17 @@
 #include "_engine.h"
 
 static int may_copy;
+int64_t no_communicator;
+
+typedef int (*get_attribute)(intptr_t, int, void *, int *);
+typedef int (*set_attribute)(intptr_t, int, void *);
+
+int find_attribute(int64_t comm, int key, intptr_t *number)
+{
+    int is_there = 0;
+    return comm != no_communicator &&
+           ((get_attribute)mpi_get_attribute)((intptr_t)comm, key, number, &is_there) == 0 && is_there;
+}
 
 /* A communicator has 4 or 8 bytes. */
 static int copy_even(intptr_t comm, int key, void *extra, void *value, void *copy, int *is_copied)
@@ -55,11 +66,42 @@ static PyObject *engine_attribute_key(PyObject *module, PyObject *args)
     return PyLong_FromLong(key);
 }
 
+static PyObject *engine_attribute(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t comm;
+    intptr_t number;
+    (void)module;
+    if (count != 2 || find_handle(args[1], &comm) < 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "two arguments are wanted");
+    if (!find_attribute(comm, (int)PyLong_AsLong(args[0]), &number))
+        Py_RETURN_NONE;
+    return PyLong_FromSsize_t(number);
+}
+
+static PyObject *engine_set_attribute(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t comm;
+    (void)module;
+    if (count != 3 || find_handle(args[1], &comm) < 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "three arguments are wanted");
+    intptr_t number = PyLong_AsSsize_t(args[2]);
+    int error = comm == no_communicator ? 0
+                                        : ((set_attribute)mpi_set_attribute)((intptr_t)comm, (int)PyLong_AsLong(args[0]),
+                                                                             (void *)number);
+    if (error)
+        return PyErr_Format(PyExc_RuntimeError, "MPI_Comm_set_attr: error %d", error);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"attribute_key", engine_attribute_key, METH_VARARGS,
      "attribute_key(deleted, among, copies): a key for attributes of communicators that are numbers, of which duplicates\n"
      "take over even ones, if any. When one is deleted, nothing serves calls of its communicator any more, and\n"
      "deleted(handle) is called if the handle is in the dictionary among, or that is None; not after Python has ended."},
+    {"attribute", FAST(engine_attribute), METH_FASTCALL,
+     "attribute(key, comm): the number that a communicator has by this key; None if there is none."},
+    {"set_attribute", FAST(engine_set_attribute), METH_FASTCALL,
+     "set_attribute(key, comm, number): put it there; nothing on MPI.COMM_NULL."},
     {NULL, NULL, 0, NULL}};
 
 int add_attributes(PyObject *module)

@@ -77,7 +77,7 @@ static struct {
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     Py_ssize_t type_offset;           /* in a datatype */
-    int64_t no_type, no_comm;         /* MPI.DATATYPE_NULL, MPI.COMM_NULL */
+    int64_t no_type;                  /* MPI.DATATYPE_NULL */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
     PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
@@ -109,6 +109,14 @@ static int set_routes(PyObject *handle, PyObject *routes, PyObject *tally)
     return outcome;
 }
 
+int find_handle(PyObject *comm, int64_t *handle)
+{
+    if (!PyType_IsSubtype(Py_TYPE(comm), calls.comm))
+        return PyErr_Format(PyExc_TypeError, "not a communicator: %R", comm), -1;
+    *handle = get_handle((char *)comm + calls.offset);
+    return 0;
+}
+
 void unregister(PyObject *handle)
 {
     calls.last = NULL;
@@ -116,7 +124,6 @@ void unregister(PyObject *handle)
         PyDict_DelItem(calls.routes, handle);
 }
 
-typedef int (*get_attribute)(intptr_t, int, void *, int *);
 typedef int (*get_number)(intptr_t, int *);
 
 /* Let calls of a communicator on which nothing is registered be counted, as Python does on those like it: its attribute
@@ -124,9 +131,8 @@ typedef int (*get_number)(intptr_t, int *);
 static void begin_counting(int64_t handle)
 {
     intptr_t comm = (intptr_t)handle, agreed;
-    int is_there = 0, rank = 0, size = 0;
-    if (!PyDict_Size(calls.beginnings) || ((get_attribute)mpi_get_attribute)(comm, calls.key, &agreed, &is_there) ||
-        !is_there || ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
+    int rank = 0, size = 0;
+    if (!PyDict_Size(calls.beginnings) || !find_attribute(handle, calls.key, &agreed) || ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
         return;
     PyObject *kind = Py_BuildValue("(nii)", (Py_ssize_t)agreed, rank, size);
     PyObject *pair = kind ? PyDict_GetItemWithError(calls.beginnings, kind) : NULL;
@@ -153,12 +159,10 @@ static Routes *find_routes(PyObject *comm)
     int64_t handle = get_handle((char *)comm + calls.offset);
     if (!calls.last || handle != calls.last_handle)
         look_up(handle);
-    if (!calls.last && handle != calls.no_comm)
+    if (!calls.last)
         begin_counting(handle);
     return calls.last && calls.last->is_open && !Py_SIZE(calls.background) ? calls.last : NULL;
 }
-
-#define FAST(function) (PyCFunction)(void (*)(void))function
 
 /* ---- Keys. Functions return 0, or -1 for what Python is to look at (perhaps with an exception, of no interest). */
 
@@ -1192,7 +1196,7 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
                           &calls.observers, &calls.automatic, &calls.sum, &calls.in_place, &example, &data, &flags, &calls.wide, &calls.narrow))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
-    calls.no_comm = no_comm;
+    no_communicator = no_comm;
     calls.no_type = no_type;
     if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
         example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)

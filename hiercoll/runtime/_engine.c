@@ -62,7 +62,7 @@ static struct {
     Py_ssize_t status;    /* bytes */
     PyObject *exception;  /* MPI.Exception */
 } mpi;
-void *mpi_create_keyval, *mpi_get_attribute, *mpi_rank, *mpi_size;
+void *mpi_create_keyval, *mpi_get_attribute, *mpi_set_attribute, *mpi_rank, *mpi_size;
 
 int64_t get_handle(const char *at)
 {
@@ -825,6 +825,7 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
                (mpi.reduce_local = resolve(library, "MPI_Reduce_local")) &&
                (mpi_create_keyval = resolve(library, "MPI_Comm_create_keyval")) &&
                (mpi_get_attribute = resolve(library, "MPI_Comm_get_attr")) &&
+               (mpi_set_attribute = resolve(library, "MPI_Comm_set_attr")) &&
                (mpi_rank = resolve(library, "MPI_Comm_rank")) && (mpi_size = resolve(library, "MPI_Comm_size"));
     return good ? Py_BuildValue("") : NULL;
 }

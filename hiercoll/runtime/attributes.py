@@ -28,7 +28,8 @@ class Attribute:
 
     def __init__(self, deleted: Callable[[int], None], among: dict[int, Any] | None = None) -> None:
         copies = may_copy()
-        engine, _ = compiled.load()
+        engine: Any = compiled.load()[0]
+        self._engine = engine
         self.key: int = (
             engine.attribute_key(deleted, among, copies)
             if engine
@@ -39,13 +40,18 @@ class Attribute:
         )
 
     def get(self, comm: MPI.Comm) -> int | None:
-        """The number on ``comm``. Raises MPI.Exception for COMM_NULL."""
-        found: int | None = comm.Get_attr(self.key)
+        """The number on ``comm``; None for COMM_NULL, too."""
+        if self._engine is not None:
+            return self._engine.attribute(self.key, comm)  # type: ignore[no-any-return]
+        found: int | None = None if comm == MPI.COMM_NULL else comm.Get_attr(self.key)
         return found
 
     def set(self, comm: MPI.Comm, number: int) -> None:
-        """Put it there, where nothing is."""
-        comm.Set_attr(self.key, number)
+        """Put it there, where nothing is; nothing on COMM_NULL."""
+        if self._engine is not None:
+            self._engine.set_attribute(self.key, comm, number)
+        elif comm != MPI.COMM_NULL:
+            comm.Set_attr(self.key, number)
 
     def take(self, comm: MPI.Comm) -> None:
         """Take away what is there."""

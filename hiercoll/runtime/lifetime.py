@@ -90,8 +90,10 @@ def _main_thread() -> int | None:
 
 def forget(comm: MPI.Comm) -> None:
     """A communicator is about to be freed: free its session now, if there is one. The MPI library's own stay."""
-    is_own = isinstance(_states.get(comm.handle), Session) and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF)
-    if is_own and not MPI.Is_finalized():
+    state = _states.get(comm.handle)
+    if state is None or not isinstance(state, Session) or comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        return
+    if not MPI.Is_finalized():
         _held().take(comm)
 
 
@@ -161,22 +163,24 @@ def _goes_on_counting(comm: MPI.Intracomm) -> Beginning | None:
     return None if wishes is None else _begin(comm, wishes)
 
 
-def inherits(comm: MPI.Comm) -> int | None:
+def inherits(comm: MPI.Intracomm) -> int | None:
     """The wishes that communicators made from ``comm`` begin with, if their ranks need not agree anew. Collective where
     the ranks of ``comm`` have not agreed yet; it comes before what makes them, which is collective, too."""
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        return None
-    wishes = _held().get(comm)
+    held = _held()
+    wishes = held.get(comm)
     if wishes is None:
+        if comm == MPI.COMM_NULL:
+            return None
         first_calls(comm)
-        wishes = _held().get(comm)
+        wishes = held.get(comm)
     return None if wishes is None or wishes & IS_SPECIAL else wishes
 
 
-def begins_with(wishes: int, comm: MPI.Comm) -> None:
+def begins_with(wishes: int, comm: MPI.Intracomm) -> None:
     """Let a new communicator begin so, unless it does already, as a duplicate. Local."""
-    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL and _held().get(comm) is None:
-        _held().set(comm, wishes)
+    held = _held()
+    if held.get(comm) is None:
+        held.set(comm, wishes)
 
 
 def _keep(comm: MPI.Intracomm, state: State) -> None:
