@@ -9,11 +9,45 @@ int64_t no_communicator;
 typedef int (*get_attribute)(intptr_t, int, void *, int *);
 typedef int (*set_attribute)(intptr_t, int, void *);
 
-int find_attribute(int64_t comm, int key, intptr_t *number)
+typedef int (*get_group)(intptr_t, void *);
+typedef int (*translate_ranks)(intptr_t, int, const int *, intptr_t, int *);
+typedef int (*free_group)(void *);
+
+/* What communicators of MPI.COMM_WORLD's processes take over. */
+static struct {
+    int is_there, key, undefined; /* MPI.UNDEFINED: no rank */
+    long long number, group;      /* of these processes */
+} everywhere;
+
+/* Others come with MPI's dynamic processes. */
+static int is_of_world(intptr_t comm)
+{
+    int size, is_inter, is_within;
+    int64_t group = 0;
+    if (((get_number)mpi_test_inter)(comm, &is_inter) || is_inter || ((get_number)mpi_size)(comm, &size) ||
+        ((get_group)mpi_group)(comm, &group))
+        return 0;
+    int *ranks = PyMem_Malloc(2 * (size_t)size * sizeof *ranks), *found = ranks + size;
+    for (int rank = 0; ranks && rank < size; rank++)
+        ranks[rank] = rank;
+    is_within = ranks && ((translate_ranks)mpi_translate_ranks)((intptr_t)get_handle((char *)&group), size, ranks,
+                                                                (intptr_t)everywhere.group, found) == 0;
+    for (int rank = 0; is_within && rank < size; rank++)
+        is_within = found[rank] != everywhere.undefined;
+    PyMem_Free(ranks);
+    ((free_group)mpi_free_group)(&group);
+    return is_within;
+}
+
+int find_attribute(int64_t comm, int key, int takes_over, intptr_t *number)
 {
     int is_there = 0;
-    return comm != no_communicator &&
-           ((get_attribute)mpi_get_attribute)((intptr_t)comm, key, number, &is_there) == 0 && is_there;
+    if (comm == no_communicator || ((get_attribute)mpi_get_attribute)((intptr_t)comm, key, number, &is_there))
+        return 0;
+    if (is_there || !takes_over || !everywhere.is_there || key != everywhere.key || !is_of_world((intptr_t)comm))
+        return is_there;
+    *number = (intptr_t)everywhere.number;
+    return ((set_attribute)mpi_set_attribute)((intptr_t)comm, key, (void *)*number) == 0;
 }
 
 /* A communicator has 4 or 8 bytes. */
@@ -71,9 +105,9 @@ static PyObject *engine_attribute(PyObject *module, PyObject *const *args, Py_ss
     int64_t comm;
     intptr_t number;
     (void)module;
-    if (count != 2 || find_handle(args[1], &comm) < 0)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "two arguments are wanted");
-    if (!find_attribute(comm, (int)PyLong_AsLong(args[0]), &number))
+    if (count != 3 || find_handle(args[1], &comm) < 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "three arguments are wanted");
+    if (!find_attribute(comm, (int)PyLong_AsLong(args[0]), args[2] == Py_True, &number))
         Py_RETURN_NONE;
     return PyLong_FromSsize_t(number);
 }
@@ -93,13 +127,28 @@ static PyObject *engine_set_attribute(PyObject *module, PyObject *const *args, P
     Py_RETURN_NONE;
 }
 
+static PyObject *engine_set_everywhere(PyObject *module, PyObject *args)
+{
+    PyObject *number;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iOLi", &everywhere.key, &number, &everywhere.group, &everywhere.undefined))
+        return NULL;
+    everywhere.is_there = number != Py_None;
+    everywhere.number = everywhere.is_there ? PyLong_AsLongLong(number) : 0;
+    return PyErr_Occurred() ? NULL : Py_BuildValue("");
+}
+
 static PyMethodDef functions[] = {
     {"attribute_key", engine_attribute_key, METH_VARARGS,
      "attribute_key(deleted, among, copies): a key for attributes of communicators that are numbers, of which duplicates\n"
      "take over even ones, if any. When one is deleted, nothing serves calls of its communicator any more, and\n"
      "deleted(handle) is called if the handle is in the dictionary among, or that is None; not after Python has ended."},
     {"attribute", FAST(engine_attribute), METH_FASTCALL,
-     "attribute(key, comm): the number that a communicator has by this key; None if there is none."},
+     "attribute(key, comm, takes_over): the number that a communicator has by this key, or (True) takes over from\n"
+     "everywhere; None if there is none."},
+    {"set_everywhere", engine_set_everywhere, METH_VARARGS,
+     "set_everywhere(key, number, group, undefined): what communicators take over that have none by this key, if all of\n"
+     "their processes are in the group; None: nothing any more."},
     {"set_attribute", FAST(engine_set_attribute), METH_FASTCALL,
      "set_attribute(key, comm, number): put it there; nothing on MPI.COMM_NULL."},
     {NULL, NULL, 0, NULL}};

@@ -124,15 +124,13 @@ void unregister(PyObject *handle)
         PyDict_DelItem(calls.routes, handle);
 }
 
-typedef int (*get_number)(intptr_t, int *);
-
 /* Let calls of a communicator on which nothing is registered be counted, as Python does on those like it: its attribute
  * says on what its ranks have agreed. */
 static void begin_counting(int64_t handle)
 {
     intptr_t comm = (intptr_t)handle, agreed;
     int rank = 0, size = 0;
-    if (!PyDict_Size(calls.beginnings) || !find_attribute(handle, calls.key, &agreed) || ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
+    if (!PyDict_Size(calls.beginnings) || !find_attribute(handle, calls.key, 1, &agreed) || ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
         return;
     PyObject *kind = Py_BuildValue("(nii)", (Py_ssize_t)agreed, rank, size);
     PyObject *pair = kind ? PyDict_GetItemWithError(calls.beginnings, kind) : NULL;

@@ -62,7 +62,8 @@ static struct {
     Py_ssize_t status;    /* bytes */
     PyObject *exception;  /* MPI.Exception */
 } mpi;
-void *mpi_create_keyval, *mpi_get_attribute, *mpi_set_attribute, *mpi_rank, *mpi_size;
+void *mpi_create_keyval, *mpi_get_attribute, *mpi_set_attribute, *mpi_rank, *mpi_size, *mpi_test_inter, *mpi_group,
+    *mpi_translate_ranks, *mpi_free_group;
 
 int64_t get_handle(const char *at)
 {
@@ -826,7 +827,11 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
                (mpi_create_keyval = resolve(library, "MPI_Comm_create_keyval")) &&
                (mpi_get_attribute = resolve(library, "MPI_Comm_get_attr")) &&
                (mpi_set_attribute = resolve(library, "MPI_Comm_set_attr")) &&
-               (mpi_rank = resolve(library, "MPI_Comm_rank")) && (mpi_size = resolve(library, "MPI_Comm_size"));
+               (mpi_rank = resolve(library, "MPI_Comm_rank")) && (mpi_size = resolve(library, "MPI_Comm_size")) &&
+               (mpi_test_inter = resolve(library, "MPI_Comm_test_inter")) &&
+               (mpi_group = resolve(library, "MPI_Comm_group")) &&
+               (mpi_translate_ranks = resolve(library, "MPI_Group_translate_ranks")) &&
+               (mpi_free_group = resolve(library, "MPI_Group_free"));
     return good ? Py_BuildValue("") : NULL;
 }
 

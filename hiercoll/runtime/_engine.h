@@ -50,8 +50,10 @@ typedef struct {
 
 extern PyTypeObject *program_type;
 /* Of the MPI library, for attributes. */
-extern void *mpi_create_keyval, *mpi_get_attribute, *mpi_set_attribute, *mpi_rank, *mpi_size;
+extern void *mpi_create_keyval, *mpi_get_attribute, *mpi_set_attribute, *mpi_rank, *mpi_size, *mpi_test_inter, *mpi_group,
+    *mpi_translate_ranks, *mpi_free_group;
 
+typedef int (*get_number)(intptr_t, int *); /* of a communicator */
 extern int64_t no_communicator; /* MPI.COMM_NULL */
 
 /* Words of a copy (_regions.c), the bytes that lie apart, and where they lie together. */
@@ -69,7 +71,8 @@ int begin_program(Program *self);              /* 0, or -1 with an exception */
 int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
 void move_blocks(const Move *move, int outward);
 int find_handle(PyObject *comm, int64_t *handle); /* of a communicator; -1, with an exception, if it is none */
-int find_attribute(int64_t comm, int key, intptr_t *number); /* whether it has one; a null handle has none */
+/* Whether it has one, or takes over that of MPI.COMM_WORLD's processes; a null handle has none. */
+int find_attribute(int64_t comm, int key, int takes_over, intptr_t *number);
 void unregister(PyObject *handle);             /* nothing serves calls of that communicator any more */
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
 int add_regions(PyObject *module);             /* 0, or -1 with an exception */

@@ -30,6 +30,8 @@ class Attribute:
         copies = may_copy()
         engine: Any = compiled.load()[0]
         self._engine = engine
+        self._everywhere: int | None = None
+        self._group = MPI.GROUP_NULL
         self.key: int = (
             engine.attribute_key(deleted, among, copies)
             if engine
@@ -42,9 +44,27 @@ class Attribute:
     def get(self, comm: MPI.Comm) -> int | None:
         """The number on ``comm``; None for COMM_NULL, too."""
         if self._engine is not None:
-            return self._engine.attribute(self.key, comm)  # type: ignore[no-any-return]
+            return self._engine.attribute(self.key, comm, False)  # type: ignore[no-any-return]
         found: int | None = None if comm == MPI.COMM_NULL else comm.Get_attr(self.key)
         return found
+
+    def find(self, comm: MPI.Comm) -> int | None:
+        """The same, after it has taken over that of `everywhere`, where it has none."""
+        if self._engine is not None:
+            return self._engine.attribute(self.key, comm, True)  # type: ignore[no-any-return]
+        found = self.get(comm)
+        if found is None and self._everywhere is not None and comm != MPI.COMM_NULL and _is_of(comm, self._group):
+            found = self._everywhere
+            self.set(comm, found)
+        return found
+
+    def everywhere(self, number: int | None) -> None:
+        """What intracommunicators take over that have none, if all of their processes are of COMM_WORLD; None: nothing
+        any more."""
+        self._everywhere = number
+        self._group = MPI.GROUP_NULL if number is None else MPI.COMM_WORLD.Get_group()
+        if self._engine is not None:
+            self._engine.set_everywhere(self.key, number, compiled.value_of(self._group), MPI.UNDEFINED)
 
     def set(self, comm: MPI.Comm, number: int) -> None:
         """Put it there, where nothing is; nothing on COMM_NULL."""
@@ -56,3 +76,13 @@ class Attribute:
     def take(self, comm: MPI.Comm) -> None:
         """Take away what is there."""
         comm.Delete_attr(self.key)
+
+
+def _is_of(comm: MPI.Comm, world: MPI.Group) -> bool:
+    """Whether its processes are among these: others come with MPI's dynamic processes."""
+    if comm.Is_inter():
+        return False
+    group = comm.Get_group()
+    found = MPI.UNDEFINED not in group.Translate_ranks(None, world)
+    group.Free()
+    return found

@@ -8,6 +8,7 @@ that learning may cost of the time of these calls pays for that, or when a call 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -39,8 +40,10 @@ LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
 
-IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_LEARNED = 1, 2, 4, 8, 16  # what a rank may wish
-SIZES = 58  # of communicators, that wishes tell apart
+# What a rank may wish, or have.
+IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_THREADS, HAS_LEARNED = 1, 2, 4, 8, 16, 32
+ONCE = IS_FIRST | HAS_THREADS  # of these, what goes for one communicator alone
+SIZES = 57  # of communicators, that wishes tell apart
 
 
 def _learned_on(size: int) -> int:
@@ -113,7 +116,8 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> int:
     has one; ``is_first``: hiercoll has not been set up on this rank yet. Raises CollectiveTimeout and CollectiveFailed.
     Collective."""
     global _meeting
-    wishes = np.array(_wishes(comm) | IS_FIRST * is_first, np.int64)
+    is_threaded = len(sys._current_frames()) > 1
+    wishes = np.array(_wishes(comm) | IS_FIRST * is_first | HAS_THREADS * is_threaded, np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)

@@ -3,7 +3,9 @@
 It is found by the handle of the user's communicator, so through any object for it. By an MPI attribute
 hiercoll hears when the communicator is freed, and the session with it, or at the latest at exit,
 before MPI_Finalize. The attribute is what ranks have agreed on in the first call, and duplicates take it over:
-`Dup` is collective, so all ranks made the call before it, or none.
+`Dup` is collective, so all ranks made the call before it, or none. What the ranks of COMM_WORLD have agreed on goes for
+all communicators of their processes that begin after it, if none of them had a second thread then: so each rank made
+that call before its first one on such a communicator, or none did.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.attributes import Attribute
-from hiercoll.runtime.beginning import IS_FIRST, IS_SPECIAL, SET_UP, Beginning, agree
+from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Beginning, agree
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import Session, first_watch
 from hiercoll.topology import Topology
@@ -137,7 +139,10 @@ def first_calls(comm: MPI.Intracomm) -> Beginning | None:
         except (CollectiveTimeout, CollectiveFailed):
             _keep(comm, Unmade(comm.rank))
             raise
-        _held().set(comm, wishes & ~IS_FIRST)
+        _held().set(comm, wishes & ~ONCE)
+        # A thread that makes the first call on another communicator meanwhile would not know yet.
+        if comm == MPI.COMM_WORLD and not wishes & (IS_SPECIAL | HAS_THREADS):
+            _held().everywhere(wishes & ~ONCE)
         state = _begin(comm, wishes)
         if state.is_eager:
             get_session(comm)
@@ -153,13 +158,14 @@ def _begin(comm: MPI.Intracomm, wishes: int) -> Beginning:
     state = _states[comm.handle] = Beginning(comm, wishes, compiled.tally(comm.handle))
     if not state.is_eager:
         compiled.register(comm.handle, state.routes, state.tally)
-        compiled.begin_so(_held().key, wishes & ~IS_FIRST, state.rank, state.size, state.routes, state.untouched)
+        compiled.begin_so(_held().key, wishes & ~ONCE, state.rank, state.size, state.routes, state.untouched)
     return state
 
 
 def _goes_on_counting(comm: MPI.Intracomm) -> Beginning | None:
-    """What counts the calls on a new communicator that has been made from one whose ranks have agreed. Local."""
-    wishes = None if comm.handle in _states else _held().get(comm)
+    """What counts the calls on a new communicator that has been made from one whose ranks have agreed, or begins after
+    those of COMM_WORLD have. Local."""
+    wishes = None if comm.handle in _states else _held().find(comm)
     return None if wishes is None else _begin(comm, wishes)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hiercoll import learned, settings
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
-from hiercoll.errors import BufferSizeError, LearnedWarning
+from hiercoll.errors import BufferSizeError, CommunicatorError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
 from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.attributes import may_copy
@@ -469,6 +469,88 @@ def test_families_agree_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
     assert len(agreed) == len(alone)
     for each in (*made, *duplicates, *alone):
         each.Free()
+
+
+class OtherWorld(MPI.Intracomm):
+    """A communicator that stands for COMM_WORLD: the largest tag is the MPI library's."""
+
+    def Get_attr(self, keyval: int) -> Any:  # noqa: N802  (MPI's name)
+        return (WORLD if keyval == MPI.TAG_UB else super()).Get_attr(keyval)
+
+
+@pytest.fixture
+def as_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[MPI.Intracomm], None]]:
+    """Lets a communicator stand for COMM_WORLD, until the end of the test."""
+    yield lambda comm: monkeypatch.setattr(MPI, "COMM_WORLD", OtherWorld(comm))
+    lifetime._held().everywhere(None)
+
+
+@several
+def test_world_agrees_for_all(
+    comm: MPI.Intracomm, as_world: Callable[[MPI.Intracomm], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a first call on COMM_WORLD communicators of its processes need no agreement, whoever makes them."""
+    agreed, wait_for = [], beginning.wait_for
+    monkeypatch.setattr(beginning, "wait_for", lambda *given: (agreed.append(given[1]), wait_for(*given)))
+    early = comm.Split()
+    as_world(comm)
+    alltoall(comm, 0)
+    monkeypatch.setenv("HIERCOLL_CHECK", "1" if RANK else "0")  # which comes too late
+    for salt, made in enumerate([early, comm.Dup(), comm.Split(RANK % 2, -RANK), comm.Create_group(comm.group)]):
+        mine = np.arange(made.size) + 10 * made.rank + salt
+        due = 10 * np.arange(made.size) + made.rank + salt
+        for _ in range(2):
+            assert np.array_equal(hiercoll.alltoall(made, mine, np.empty_like(mine)), due)
+        tally = compiled.tally(made.handle) or lifetime._states[made.handle].tally
+        assert tally[0] == (beginning.FIRST if made.size > 1 else beginning.FOR_GOOD) - 2
+        assert not is_set_up(made)
+        made.Free()
+    assert len(agreed) == 1
+
+
+@several
+def test_world_is_not_everybody(
+    comm: MPI.Intracomm, as_world: Callable[[MPI.Intracomm], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where processes of others are in a communicator, or it is an intercommunicator, nothing is taken over."""
+    agreed, wait_for = [], beginning.wait_for
+    monkeypatch.setattr(beginning, "wait_for", lambda *given: (agreed.append(given[1]), wait_for(*given)))
+    part = comm.Split(RANK % 2)
+    as_world(part)
+    hiercoll.alltoall(part, np.zeros(part.size))
+    before = len(agreed)
+    alltoall(comm, 0)
+    assert len(agreed) == before + 1
+    between = part.Create_intercomm(0, comm, 1 - RANK % 2)
+    with pytest.raises(CommunicatorError):
+        hiercoll.alltoall(between, np.zeros(between.remote_size), np.zeros(between.remote_size))  # type: ignore[arg-type]
+    assert lifetime._held().get(between) is None
+    between.Free()
+    part.Free()
+
+
+@several
+@pytest.mark.parametrize("why", ["a second thread", "a wish"])
+def test_world_does_not_agree_for_all(
+    comm: MPI.Intracomm, as_world: Callable[[MPI.Intracomm], None], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Where one rank has a second thread, which may be about to make a first call, or wishes something from the first
+    call on, each communicator agrees for itself."""
+    as_world(comm)
+    done = threading.Event()
+    second = threading.Thread(target=done.wait)
+    if RANK == SIZE - 1:
+        if why == "a wish":
+            monkeypatch.setenv("HIERCOLL_CHECK", "1")
+        else:
+            second.start()
+    alltoall(comm, 0)
+    done.set()
+    monkeypatch.setenv("HIERCOLL_CHECK", "1" if RANK else "0")
+    made = comm.Split()
+    alltoall(made, 0)
+    assert is_set_up(made)
+    made.Free()
 
 
 @several
