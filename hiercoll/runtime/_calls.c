@@ -15,6 +15,7 @@ enum {
     MOST_KNOWN = 256, /* calls on a communicator */
     PLACES = 512,     /* for them: so many that a free one is near */
     MOST_WORDS = 24,  /* of a key */
+    MOST_KINDS = 64,  /* of communicators that begin by themselves: as many as Python keeps */
     MOST_ENTRIES = 32 /* functions, and methods of drop-in communicators */
 };
 
@@ -1236,6 +1237,8 @@ static PyObject *engine_begin_so(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "iOO", &calls.key, &kind, &pair))
         return NULL;
+    if (PyDict_Size(calls.beginnings) >= MOST_KINDS)
+        PyDict_Clear(calls.beginnings); /* Python says anew what comes again */
     return PyDict_SetItem(calls.beginnings, kind, pair) < 0 ? NULL : Py_BuildValue("");
 }
 
