@@ -171,6 +171,11 @@ class Collective:
         return "send" if self.is_rooted and self.send is not Holds.EACH else "recv"
 
     @property
+    def of_root(self) -> int:
+        """Which buffer only the root has, send (0) or recv (1); -1: none."""
+        return -1 if not self.is_rooted else 1 if self.everywhere == "send" else 0
+
+    @property
     def more(self) -> tuple[str, ...]:
         """The arguments of MPI's functions after the buffers."""
         counts = ("recvcounts",) if self.operation and not self.is_even else ()

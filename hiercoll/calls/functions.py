@@ -456,6 +456,7 @@ def scatter(
     return _call(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
 
 
+@_quick(GATHERV)
 def gatherv(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -475,6 +476,7 @@ def gatherv(
     return _call(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
 
 
+@_quick(SCATTERV)
 def scatterv(
     comm: MPI.Intracomm,
     sendbuf: Any,

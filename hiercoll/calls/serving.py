@@ -518,12 +518,16 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
     """Let such calls find the plan or method; those that a ``learner`` counts, as long as it does not ask again."""
     collective, program = request.collective, None if plan is None else plan.program
     tally = None if learner is None else learner.tally
-    if not collective.is_even and (collective.more or collective.typed):
+    if not collective.is_even and (collective.operation or collective.typed):
         return
     if not collective.is_even:
+        root_knows = collective.sizes is Sizes.ROOT  # then "auto" is one choice, and nothing is learned
         if program is not None and given.limit == LIMIT:
-            if given.algorithm != AUTO or (learner is not None and collective.sizes is Sizes.OWN):
+            if given.algorithm != AUTO or root_knows or (learner is not None and collective.sizes is Sizes.OWN):
                 _remember_call(session, program, collective, given, tally)
+        elif root_knows and request.is_native:
+            if _may_pass(session, request, given):
+                _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
         elif plan is not None and program is None and learner is None:
             session.remember(uneven_alias(collective, given), plan)
         return
@@ -575,16 +579,21 @@ def _remember_native(
         if session.unwatched:
             _remember_typed(session, collective, given, tally)
         return
-    if collective.is_even:
-        left_out = None if collective.is_rooted else MPI.IN_PLACE
-        ends = [given.recv] if collective.one_buffer else [given.send, given.recv]
-        # With counts or datatypes, too: mpi4py reads them.
-        arrays = [each[0] if type(each) in (list, tuple) and each else each for each in ends if each is not left_out]
+    if collective.is_even or collective.is_rooted:
+        arrays = _arrays(collective, given)
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
-    if session.unwatched and (collective.is_even or not collective.more) and all(map(_suits_mpi4py, arrays)):
+    is_known = collective.is_even or not collective.operation
+    if session.unwatched and is_known and all(map(_suits_mpi4py, arrays)):
         _remember_call(session, method, collective, given, tally)
+
+
+def _arrays(collective: Collective, given: Arguments) -> list[Any]:
+    """Of the buffers that a call has, without the counts or datatypes that they may come with: mpi4py reads them."""
+    left_out = None if collective.is_rooted else MPI.IN_PLACE
+    ends = [given.recv] if collective.one_buffer else [given.send, given.recv]
+    return [each[0] if type(each) in (list, tuple) and each else each for each in ends if each is not left_out]
 
 
 def _remember_call(
@@ -604,7 +613,7 @@ def _remember_call(
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     """Whether the call may go to mpi4py as it is: its own, and nobody looks on."""
-    is_known = given.recv is None or _suits_mpi4py(given.recv)
+    is_known = all(map(_suits_mpi4py, _arrays(request.collective, given)))
     is_its_own = request.variant.is_native and not request.accumulates
     return is_known and is_its_own and session.unwatched
 

@@ -165,6 +165,15 @@ static Routes *find_routes(PyObject *comm)
 
 /* ---- Keys. Functions return 0, or -1 for what Python is to look at (perhaps with an exception, of no interest). */
 
+/* What a record says of blocks and buffers. */
+typedef struct {
+    int is_even;    /* whether blocks have one size */
+    int by_total;   /* whether "auto" goes by the sum of sizes, which differ */
+    int is_typed;   /* whether each block has a datatype of its own */
+    int of_root;    /* which buffer only the root has, 0 or 1; -1: none */
+    int root_knows; /* whether blocks have any sizes, all of which only the root knows */
+} Kind;
+
 /* The arguments of a call, and what tells it from others. */
 typedef struct {
     PyObject *comm;
@@ -174,11 +183,9 @@ typedef struct {
     Py_buffer views[2];     /* of these */
     char *data[2];          /* where they lie; NULL for None */
     PyObject *options[OPTIONS];
-    int is_even;  /* whether blocks have one size */
-    int by_total; /* whether "auto" goes by the sum of sizes, which differ */
-    int is_typed; /* whether each block has a datatype of its own */
-    int rank;     /* once it is served */
-    PyObject *tally; /* of the communicator, likewise */
+    Kind kind;
+    int rank;
+    PyObject *tally; /* of the communicator, once it is served */
     PyObject **server; /* where to say what served it: the name of a plan, or "native"; NULL: nowhere */
     Key key;
 } Call;
@@ -332,25 +339,29 @@ static int add_typed(Call *call, int end)
     return 0;
 }
 
-/* Of blocks of any sizes the key says only that they are: sizes come with each start. None: there are fewer than two
- * buffers, or only the root has two. */
+/* Of blocks of any sizes the key says only that they are, as counts of many or of one: sizes come with each start. None:
+ * there are fewer than two buffers, or only the root has two, whatever other ranks give. */
 static int add_buffer(Call *call, int end)
 {
-    if (call->given[end] == Py_None)
+    const Kind *kind = &call->kind;
+    if (call->given[end] == Py_None || (end == kind->of_root && PyLong_AsLong(call->options[ROOT]) != call->rank))
         return add_number(&call->key, -3);
-    if (end == 0 && call->given[end] == calls.in_place)
+    if ((end == 0 || kind->of_root == 0) && call->given[end] == calls.in_place)
         return add_number(&call->key, -4);
-    if (call->is_typed)
+    if (kind->is_typed)
         return add_typed(call, end);
-    PyObject *buffer = call->is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
+    PyObject *buffer = kind->is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
     if (!buffer || Py_TYPE(buffer) != calls.array)
-        return buffer && call->is_even ? add_view(call, end, buffer) : -1;
+        return buffer && kind->is_even ? add_view(call, end, buffer) : -1;
     const Array *array = (const Array *)buffer;
     if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
         return -1;
     call->arrays[end] = array;
     call->data[end] = array->data;
-    int64_t size = call->blocks[end] ? -2 : call->blocks[1] ? -1 : elements(array);
+    PyObject *blocks = call->blocks[end];
+    int64_t size = blocks                               ? (PyLong_CheckExact(blocks) ? -10 : -2)
+                   : call->blocks[1] || kind->root_knows ? -1
+                                                         : elements(array);
     return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
 }
 
@@ -381,7 +392,7 @@ static int64_t total_of(PyObject *counts)
 static int add_total(Call *call)
 {
     PyObject *counts = call->blocks[1];
-    if (!call->by_total || !counts || call->options[ALGORITHM] != calls.automatic)
+    if (!call->kind.by_total || !counts || call->options[ALGORITHM] != calls.automatic)
         return 0;
     if (PyTuple_CheckExact(counts))
         counts = PyTuple_Size(counts) == 2 ? PyTuple_GetItem(counts, 0) : NULL;
@@ -389,9 +400,10 @@ static int add_total(Call *call)
     return total < 0 ? -1 : add_number(&call->key, total);
 }
 
-static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *recv)
+static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *recv, Kind kind)
 {
     call->comm = comm;
+    call->kind = kind;
     call->given[0] = send;
     call->given[1] = recv;
     call->arrays[0] = call->arrays[1] = NULL;
@@ -401,7 +413,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
-    call->is_even = call->by_total = call->is_typed = 0;
+    call->rank = 0;
     call->server = NULL;
     call->key.objects = 0;
     call->key.length = 0;
@@ -430,13 +442,13 @@ static int describe(Call *call, PyObject *collective, unsigned options, PyObject
 {
     PyObject *const *given = call->options;
     Key *key = &call->key;
-    if (read_options(call, options, values, names) < 0 || add_buffer(call, 1) < 0 || add_buffer(call, 0) < 0 ||
-        add_total(call) < 0)
+    if (read_options(call, options, values, names) < 0 || !PyLong_CheckExact(given[ROOT]) || add_buffer(call, 1) < 0 ||
+        add_buffer(call, 0) < 0 || add_total(call) < 0)
         return -1;
     if (call->given[0] == call->given[1] && call->given[0] != Py_None)
         return -1; /* one buffer for both */
-    if (given[STREAM] != Py_None || !PyLong_CheckExact(given[ROOT]) || add_whole_number(key, given[ROOT]) < 0 ||
-        add_text(key, given[ALGORITHM]) < 0 || add_text(key, given[TRANSPORT]) < 0)
+    if (given[STREAM] != Py_None || add_whole_number(key, given[ROOT]) < 0 || add_text(key, given[ALGORITHM]) < 0 ||
+        add_text(key, given[TRANSPORT]) < 0)
         return -1;
     if ((given[OP] != Py_None && add_object(key, given[OP]) < 0) || (given[ORDER] != Py_None && add_text(key, given[ORDER]) < 0))
         return -1;
@@ -465,14 +477,17 @@ static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
     return 0;
 }
 
-/* Sizes and places in bytes, of an array's counts or of (counts, displacements) in its elements. */
+/* Sizes and places in bytes, of an array's counts or of (counts, displacements) in its elements; of one block that may be
+ * a number, or all of the array. */
 static int read_blocks(const Call *call, int end, int64_t item, Py_ssize_t count, int64_t *sizes, int64_t *places)
 {
     PyObject *displacements = NULL, *counts = call->blocks[end];
     int64_t next = 0, most = elements(call->arrays[end]);
-    if (!counts && most * item <= INT32_MAX) { /* all of the array */
-        sizes[0] = most * item;
-        return 0;
+    if (count == 1 && (!counts || PyLong_CheckExact(counts))) {
+        int64_t size = counts ? PyLong_AsLongLong(counts) : most; /* a number that is too large: -1 */
+        sizes[0] = size * item;
+        places[0] = 0;
+        return size < 0 || size > most || size * item > INT32_MAX ? -1 : 0;
     }
     if (counts && PyTuple_CheckExact(counts))
         counts = PyTuple_Size(counts) == 2 ? split(counts, &displacements) : NULL;
@@ -556,15 +571,16 @@ static int is_so(PyObject *collective, const char *name)
     return outcome;
 }
 
-/* Of a record: whether blocks have one size, whether those that differ are known to all ranks, and whether each block
- * has a datatype of its own. */
-static int read_sizes(PyObject *collective, int *is_even, int *by_total, int *is_typed)
+/* See `Kind`; -1 with an exception. */
+static int read_kind(PyObject *collective, Kind *kind)
 {
-    int is_private = is_so(collective, "is_private");
-    *is_even = is_so(collective, "is_even");
-    *is_typed = is_so(collective, "typed");
-    *by_total = !*is_even && !is_private && !*is_typed;
-    return is_private < 0 || *is_even < 0 || *is_typed < 0 ? -1 : 0;
+    int is_private = is_so(collective, "is_private"), is_even = is_so(collective, "is_even");
+    kind->is_even = is_even;
+    kind->is_typed = is_so(collective, "typed");
+    kind->by_total = !is_even && !is_private && !kind->is_typed;
+    kind->of_root = (int)number_of(collective, "of_root");
+    kind->root_knows = !is_even && kind->of_root >= 0;
+    return is_private < 0 || is_even < 0 || kind->is_typed < 0 || PyErr_Occurred() ? -1 : 0;
 }
 
 /* What Python gives of a copy: (words, address, packed, nbytes); None where nothing is copied. */
@@ -747,23 +763,30 @@ static int run_native(PyObject *method, const Call *call, int buffers)
     return done ? 1 : -1;
 }
 
-/* The sizes and places of this call's blocks, for the program, if there is one. Whether they are sound. */
+/* Whether sizes come with the call: of many blocks, or, where the root knows all, of one. */
+static int is_by_block(const Call *call) { return call->blocks[1] || call->kind.is_typed || call->kind.root_knows; }
+
+/* The sizes and places of this call's blocks, for the program, if there is one. Whether they are sound: a rank's block
+ * for itself is as long at both ends, where it has both. */
 static int have_blocks(const Routes *routes, const Known *known, const Program *program, const Call *call)
 {
-    int64_t *sizes[2] = {NULL, NULL};
+    int64_t own[2] = {-1, -1};
     for (int end = 0; end < 2; end++) {
-        if (!call->arrays[end] && !program)
-            continue; /* in place: the MPI library knows where */
-        if (!call->arrays[end])
+        PyObject *counts = call->blocks[end];
+        if (!call->arrays[end]) { /* what only the root has; or in place: the MPI library knows where */
+            if (program && program->blocks[end])
+                return 0;
+            continue;
+        }
+        Py_ssize_t count = program ? program->blocks[end] : counts && !PyLong_CheckExact(counts) ? routes->size : 1;
+        int64_t *numbers = routes->numbers + 2 * end * routes->size;
+        int64_t *places = program ? program->tables[end].places : numbers + routes->size;
+        int64_t *sizes = program ? program->tables[end].sizes : numbers;
+        if (read_blocks(call, end, known->items[end], count, sizes, places) < 0)
             return 0;
-        Py_ssize_t count = program ? program->blocks[end] : routes->size;
-        int64_t *own = routes->numbers + 2 * end * routes->size;
-        int64_t *places = program ? program->tables[end].places : own + routes->size;
-        sizes[end] = program ? program->tables[end].sizes : own;
-        if (read_blocks(call, end, known->items[end], count, sizes[end], places) < 0)
-            return 0;
+        own[end] = sizes[count == 1 ? 0 : routes->rank];
     }
-    return !sizes[0] || sizes[0][call->blocks[0] ? routes->rank : 0] == sizes[1][routes->rank];
+    return own[0] < 0 || own[1] < 0 || own[0] == own[1];
 }
 
 /* Whether what came with an array is as it was: the same objects in lists, the same bytes in an array of numbers; no
@@ -834,15 +857,15 @@ static int serve(Routes *routes, const Call *call)
 {
     const Known *known = *place_of(routes, &call->key);
     Program *program = known && Py_TYPE(known->target) == program_type ? (Program *)known->target : NULL;
-    int by_block = call->blocks[1] != NULL || call->is_typed;
+    int by_block = is_by_block(call);
     PyObject *counter = known && !known->left ? call->tally : known ? known->counter : Py_None;
     int64_t *left = known && known->left ? known->left : numbers_in(counter);
     if (!known || (left && *left <= 0) ||
-        (program && (program->is_freed || program->active || by_block != (program->blocks[1] > 0))))
+        (program && (program->is_freed || program->active || by_block != (program->blocks[0] + program->blocks[1] > 0))))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
     const char *from = call->data[0], *to = call->data[1];
-    if (call->is_typed) {
+    if (call->kind.is_typed) {
         if (known->typed.given && !are_as_they_were(&known->typed, call))
             return 0;
     } else if (by_block) {
@@ -886,9 +909,9 @@ static int serve_known(Call *call, PyObject *collective, int any, unsigned optio
 }
 
 /* Of Python's: send, recv, root, algorithm, transport; of a reduction operation and order. */
-static void begin_named(Call *call, PyObject *comm, PyObject *const *args, int is_reduction)
+static void begin_named(Call *call, PyObject *comm, PyObject *const *args, int is_reduction, Kind kind)
 {
-    begin_call(call, comm, args[0], args[1]);
+    begin_call(call, comm, args[0], args[1], kind);
     call->options[ROOT] = args[2];
     call->options[ALGORITHM] = args[3];
     call->options[TRANSPORT] = args[4];
@@ -907,10 +930,11 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
     if (!has_arguments(count, count == 7 ? 7 : 9))
         return NULL;
     Call call;
-    begin_named(&call, args[1], args + 2, count == 9);
-    int outcome = read_sizes(args[0], &call.is_even, &call.by_total, &call.is_typed) < 0
-                      ? -1
-                      : serve_known(&call, args[0], 0, 0, args + count, names);
+    Kind kind;
+    if (read_kind(args[0], &kind) < 0)
+        return NULL;
+    begin_named(&call, args[1], args + 2, count == 9, kind);
+    int outcome = serve_known(&call, args[0], 0, 0, args + count, names);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
@@ -919,16 +943,15 @@ static PyObject *engine_watched(PyObject *module, PyObject *args)
 {
     PyObject *collective, *comm, *send, *recv, *root, *op, *server = NULL;
     Call call;
+    Kind kind;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOOOO", &collective, &comm, &send, &recv, &root, &op))
+    if (!PyArg_ParseTuple(args, "OOOOOO", &collective, &comm, &send, &recv, &root, &op) || read_kind(collective, &kind) < 0)
         return NULL;
-    begin_call(&call, comm, send, recv);
+    begin_call(&call, comm, send, recv, kind);
     call.options[ROOT] = root;
     call.options[OP] = op;
     call.server = &server;
-    if (read_sizes(collective, &call.is_even, &call.by_total, &call.is_typed) < 0)
-        return NULL;
-    int outcome = serve_known(&call, collective, !call.is_even, 0, NULL, NULL);
+    int outcome = serve_known(&call, collective, !kind.is_even, 0, NULL, NULL);
     if (outcome > 0)
         return server;
     Py_XDECREF(server);
@@ -941,7 +964,8 @@ static PyObject *Routes_remember_all(Routes *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOO", &target, &counter, &collective))
         return NULL;
     Call call;
-    begin_call(&call, NULL, Py_None, Py_None);
+    Kind none = {.of_root = -1};
+    begin_call(&call, NULL, Py_None, Py_None, none);
     if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter, Py_None) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -952,9 +976,12 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
     if (!has_arguments(count, 11))
         return NULL;
     Call call;
-    begin_named(&call, NULL, args + 3, 1);
-    int good = read_sizes(args[2], &call.is_even, &call.by_total, &call.is_typed);
-    good = good < 0 ? -1 : describe(&call, args[2], 0, args + count, names);
+    Kind kind;
+    if (read_kind(args[2], &kind) < 0)
+        return NULL;
+    begin_named(&call, NULL, args + 3, 1, kind);
+    call.rank = self->rank;
+    int good = describe(&call, args[2], 0, args + count, names);
     good = good == 0 && keep(self, &call, args[2], args[0], args[1], args[10]) > 0;
     end_call(&call);
     PyErr_Clear(); /* a call that is not known is Python's to serve */
@@ -964,9 +991,9 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
 /* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
 
 static struct entry {
-    int buffers, only_root;    /* how many it takes; whether only the root has a result */
-    int any;                   /* of methods, whether it may be known of all calls alike what serves them */
-    int is_even, by_total, is_typed; /* of methods; see `Call` */
+    int buffers;      /* how many it takes */
+    int any;          /* of methods, whether it may be known of all calls alike what serves them */
+    Kind kind;        /* of functions never even: their result is an array */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
     PyObject *collective, *python;
@@ -999,24 +1026,20 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
 {
     const struct entry *entry = &entries[index];
     Py_ssize_t first = self == NULL, buffers = entry->buffers, more = count - first - buffers;
-    int is_plain = more == 0;
+    int lacks_recv = !self && more == -1 && entry->kind.of_root == 1; /* which only the root has to give */
+    int is_plain = more == 0 || lacks_recv;
     if (self)
         is_plain = (is_plain || (more > 0 && more <= entry->more && !names)) && !Py_SIZE(calls.observers);
     if (is_plain) {
         Call call;
         begin_call(&call, self ? self : args[0], buffers == 2 ? args[first] : Py_None,
-                   buffers ? args[first + buffers - 1] : Py_None);
+                   buffers && !lacks_recv ? args[first + buffers - 1] : Py_None, entry->kind);
         if (entry->options >> OP & 1)
             call.options[OP] = calls.sum;
         for (Py_ssize_t each = 0; each < more; each++)
             call.options[entry->place[each]] = args[first + buffers + each];
-        call.is_even = entry->is_even;
-        call.by_total = entry->by_total;
-        call.is_typed = entry->is_typed;
         int outcome = serve_known(&call, entry->collective, entry->any, entry->options, args + count, names);
         int has_result = !self && outcome > 0 && call.arrays[1];
-        if (has_result && entry->only_root)
-            has_result = PyLong_AsLong(call.options[ROOT]) == call.rank;
         PyObject *result = has_result ? (PyObject *)call.arrays[1] : Py_None;
         if (outcome)
             return outcome < 0 ? NULL : (Py_INCREF(result), result);
@@ -1055,15 +1078,10 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
                 entry->options |= 1u << option;
                 entry->place[entry->more++] = option;
             }
-    PyObject *everywhere = PyObject_GetAttrString(entry->collective, "everywhere");
-    if (!everywhere)
+    if (read_kind(entry->collective, &entry->kind) < 0)
         return NULL;
-    entry->only_root = PyUnicode_CompareWithASCIIString(everywhere, "send") == 0;
-    Py_DECREF(everywhere);
-    if (read_sizes(entry->collective, &entry->is_even, &entry->by_total, &entry->is_typed) < 0)
-        return NULL;
-    entry->any = !entry->is_even && type != Py_None;
-    entry->is_even &= type != Py_None; /* of functions, whose result is an array */
+    entry->any = !entry->kind.is_even && type != Py_None;
+    entry->kind.is_even &= type != Py_None;
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
     entry->definition = made;

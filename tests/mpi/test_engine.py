@@ -574,6 +574,117 @@ def test_wrong_blocks_of_known_calls(what: str, comm: MPI.Intracomm) -> None:
     np.testing.assert_array_equal(recv, want)
 
 
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls of functions whose arguments Python has looked at, by collective."""
+    seen: Counter[str] = Counter()
+    original = hiercoll.calls.functions.make_request
+
+    def make(session: Any, collective: Any, *rest: Any, **options: Any) -> Any:
+        seen[collective.name] += 1
+        return original(session, collective, *rest, **options)
+
+    monkeypatch.setattr(hiercoll.calls.functions, "make_request", make)
+    return seen
+
+
+def a_root_and_its_blocks(comm: MPI.Intracomm, turn: int, others: str, spelling: str, **how: Any) -> None:
+    """Gatherv and scatterv with counts drawn anew, which the root alone has; ``others``: what other ranks give."""
+    random = np.random.default_rng(turn)
+    root, counts = how["root"], random.integers(0, 7, SIZE) + 700 * (random.random(SIZE) < random.choice([0, 0.3]))
+    gaps = random.integers(0, 3, SIZE) if spelling == "displacements" else np.zeros(SIZE, int)
+    at, whole = np.cumsum(counts + gaps) - counts, np.full(int((counts + gaps).sum()) + 1, -1)
+    for rank in range(SIZE):
+        whole[at[rank] : at[rank] + counts[rank]] = np.arange(counts[rank]) + 1000 * rank + turn
+    own, into = whole[at[RANK] : at[RANK] + counts[RANK]].copy(), np.full_like(whole, -1)
+    given: Any = {"a list": counts.tolist(), "int32": counts.astype("i4")}.get(spelling, counts)
+    given = (counts, at) if spelling == "displacements" else given
+    spare = np.full(3, -1)
+    unused: Any = {"none": None, "wrong counts": [spare, [9] * 9], "no array": [None, counts]}[others]
+    many = [into, given] if root == RANK else unused
+    found = hiercoll.gatherv(comm, [own, own.size] if spelling == "a number" else own, many, **how)
+    assert found is (into if root == RANK else None)
+    if root == RANK:
+        np.testing.assert_array_equal(into, whole)
+    part = np.full(own.size, -1)
+    assert hiercoll.scatterv(comm, many, (part, own.size) if spelling == "a number" else part, **how) is part
+    np.testing.assert_array_equal(part, own)
+    np.testing.assert_array_equal(spare, -1)
+
+
+@pytest.mark.parametrize("others", ["none", "wrong counts", "no array"])
+@pytest.mark.parametrize("spelling", ["counts", "displacements", "a list", "int32", "a number"])
+@pytest.mark.parametrize("algorithm", ["auto", "native", "linear", "aggregate"])
+def test_blocks_of_which_the_root_knows_the_sizes(
+    algorithm: str, spelling: str, others: str, comm: MPI.Intracomm, looked_at: Counter[str]
+) -> None:
+    """Whatever counts the root gives, and whatever others give for what only the root has: each is looked at once."""
+    get_session(comm)
+    for turn in range(12):
+        a_root_and_its_blocks(comm, turn, others, spelling, root=SIZE - 1, algorithm=algorithm)
+    assert looked_at == {"gatherv": 1, "scatterv": 1}
+
+
+def test_roots_of_any_sizes_in_turns(comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """A call with another root is another call; without a recvbuf on other ranks it is the same."""
+    for turn in range(4 * SIZE):
+        a_root_and_its_blocks(comm, turn, "none", "counts", root=turn % SIZE, algorithm="linear")
+    assert looked_at == {"gatherv": SIZE, "scatterv": SIZE}
+    if RANK != 0:
+        assert hiercoll.gatherv(comm, np.full(1, RANK), root=0, algorithm="linear") is None
+    else:
+        whole = np.full(SIZE, -1)
+        hiercoll.gatherv(comm, np.full(1, RANK), [whole, [1] * SIZE], root=0, algorithm="linear")
+        assert whole.tolist() == list(range(SIZE))
+    assert looked_at["gatherv"] == SIZE
+
+
+@pytest.mark.parametrize("choices", [{}, {"gatherv": ("linear", {}), "scatterv": ("aggregate", {})}], ids=str)
+def test_drop_in_methods_of_any_sizes(choices: Any, comm: MPI.Intracomm, python_calls: Counter[str]) -> None:
+    """Counts on the root alone, with or without mpi4py's datatypes; each is looked at once."""
+    ours, root = hiercoll.Intracomm(comm), SIZE - 1
+    get_session(comm).policy.forced.update(forced_variants(choices))
+    for turn in range(6):
+        counts = (np.arange(SIZE) + turn) % 4
+        whole, own = np.repeat(np.arange(SIZE), counts) + turn, np.full(counts[RANK], RANK + turn)
+        into = np.full_like(whole, -1)
+        ours.Gatherv(own, [into, counts] if root == RANK else None, root)
+        part = np.full_like(own, -1)
+        ours.Scatterv([whole, counts] if root == RANK else None, part, root)
+        np.testing.assert_array_equal(part, own)
+        if root == RANK:
+            np.testing.assert_array_equal(into, whole)
+    assert python_calls == (dict.fromkeys(("gatherv", "scatterv"), 1) if choices and SIZE > 1 else {})
+
+
+@pytest.mark.parametrize("algorithm", ["native", "linear"])
+@pytest.mark.parametrize("what", WRONG_BLOCKS)
+def test_wrong_blocks_of_a_known_root(what: str, algorithm: str, comm: MPI.Intracomm) -> None:
+    """Each rank is the root of calls of its own; they are refused there, and leave the call as it was."""
+    alone = comm.Split(RANK)
+    for each in (alone, comm):
+        size, root = each.size, each.rank if each is alone else 0
+        counts, whole, own = np.full(size, 2), np.full(2 * size, -1), np.arange(2) + 100 * each.rank
+        how: Any = {"root": root, "algorithm": algorithm}
+        many = [whole, counts] if root == each.rank else None
+        for _ in range(2):
+            hiercoll.gatherv(each, own, many, **how)
+            hiercoll.scatterv(each, many, own, **how)
+            if root != each.rank:
+                continue
+            wrong = WRONG_BLOCKS[what] if each is comm else [[3], [-1], [10**20], ["x"], ([2], [9])][len(what) % 5]
+            with pytest.raises(hiercoll.ArgumentError):
+                hiercoll.gatherv(each, own, [whole, wrong], **how)
+            with pytest.raises(hiercoll.ArgumentError):
+                hiercoll.scatterv(each, [whole, wrong], own, **how)
+            with pytest.raises(hiercoll.ArgumentError):
+                hiercoll.scatterv(each, many, [own, 3], **how)
+            with pytest.raises(hiercoll.ArgumentError):  # less than what others have, all within the buffers
+                hiercoll.gatherv(each, own, [whole, [2 - (peer == root) for peer in range(size)]], **how)
+        assert own.tolist() == [100 * each.rank, 100 * each.rank + 1]
+    alone.Free()
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("cores", [1, 10**6])
 def test_more_ranks_than_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
