@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
 from hiercoll.algorithms.bcast import above, branches, subtree
 from hiercoll.algorithms.grouping import ARRIVED, DONE, WRITTEN, ranks_before
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import GATHER, GATHERV, SCATTER, SCATTERV
-from hiercoll.schedule import RECV, SEND, SIZES, Builder, Schedule, in_order
+from hiercoll.schedule import RECV, SEND, SIZES, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
 RADIX = Parameter("radix", 2, (2, 3, 4), "of the tree (k-nomial): rounds are fewer where it is larger", 2)
@@ -313,4 +313,101 @@ def aggregate_scatter(topology: Topology, rank: int, *, root: int, window: int) 
     if rank == root:
         with b.segment(STRAIGHT):
             _straight_scatter(b, topology, root, window)
+    return in_order(b.build())
+
+
+@register(GATHERV, RADIX, WINDOW, auto=({},), search=lambda topology: grid(radix=(4, 8)))
+def binomial_gatherv(topology: Topology, rank: int, *, root: int, radix: int, window: int) -> Schedule:
+    """Up a binomial tree, the small blocks of a subtree together, and before them their sizes; large ones straight.
+
+    Contract: gatherv. Segments as in `aggregate`. Who is between others and the root learns the sizes
+    of its subtree's blocks, and has a place for each.
+
+        node 0: 0 1 2   | sizes: 3 -> 2, 5 -> 4;  small: 1 -> 0, 3 -> 2, 5 -> 4;  2 -> 0, 4 -> 0 two blocks each
+        node 1: 3 4 5   | large: 1 -> 0, 2 -> 0, 3 -> 0, 4 -> 0, 5 -> 0  (ranks counted from the root)
+
+    Counts (root; any number of ranks): messages = 0; scratch = 0
+    Constraints: none. On the host only.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4, for equal blocks; for others Traff 2017, arXiv 1702.05967.
+    """
+    b, me, line = Builder(rank, 2), (rank - root) % topology.size, _from_root(topology, root)
+    below, under = line(subtree(topology.size, me, radix)), _subtrees(topology, me, line, radix)
+    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
+    up = line([above(me, radix)[0]])[0] if me else root
+    if me and under:
+        b.gate([b.recv(peer, SIZES[ranks], tag=TOLD) for peer, ranks in under])
+    if up != root:
+        b.send(up, SIZES[below], tag=TOLD)
+    with b.segment(TOGETHER):
+        if rank == root:
+            for peer, ranks in under:
+                b.recv(peer, RECV[ranks], tag=NODE)
+            b.copy(SEND[0], RECV[root])
+        elif not under:
+            b.send(up, SEND[0], tag=NODE)
+        else:
+            slots = _slots(b, below)
+            here = [b.recv(peer, slots(ranks), tag=NODE) for peer, ranks in under]
+            b.send(up, slots(below), tag=NODE, after=[*here, b.copy(SEND[0], slots([rank]))])
+    with b.segment(STRAIGHT):
+        _straight_gather(b, topology, root, window)
+    return in_order(b.build())
+
+
+def _from_root(topology: Topology, root: int) -> Callable[[Iterable[int]], list[int]]:
+    """What makes ranks of positions, which are counted from the root."""
+    return lambda positions: [(root + position) % topology.size for position in positions]
+
+
+def _subtrees(
+    topology: Topology, me: int, line: Callable[[Iterable[int]], list[int]], radix: int
+) -> list[tuple[int, list[int]]]:
+    """Whom position ``me`` serves, and the ranks below each with itself."""
+    p = topology.size
+    return [(line([peer])[0], line(subtree(p, peer, radix))) for peer in branches(p, me, radix)]
+
+
+def _slots(b: Builder, ranks: list[int]) -> Callable[[list[int]], Region]:
+    """A place in scratch for the block of each of the ``ranks``: what gives those of some."""
+    piece = b.scratch(len(ranks))
+    return lambda some: piece[[ranks.index(rank) for rank in some]].of(some)
+
+
+@register(SCATTERV, RADIX, WINDOW, auto=({},), search=lambda topology: grid(radix=(4, 8)))
+def binomial_scatterv(topology: Topology, rank: int, *, root: int, radix: int, window: int) -> Schedule:
+    """Down a binomial tree, the sizes of a subtree's blocks and the small ones together; large ones straight.
+
+    Contract: scatterv. Segments as in `aggregate`; sizes and places as in gatherv.
+
+        node 0: 0 1 2   | small: 0 -> 4, 0 -> 2 sizes, and two blocks;  0 -> 1, 2 -> 3, 4 -> 5
+        node 1: 3 4 5   | large: 0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4, 0 -> 5  (ranks counted from the root)
+
+    Counts (root; p a power of two): messages = p-1+max(2*log2(p)-1, 0); scratch = 0
+    Constraints: none. On the host only.
+    Reference: Thakur, Rabenseifner, Gropp 2005, section 4, for equal blocks; for others Traff 2017, arXiv 1702.05967.
+    """
+    b, me, line = Builder(rank, 2), (rank - root) % topology.size, _from_root(topology, root)
+    below, under = line(subtree(topology.size, me, radix)), _subtrees(topology, me, line, radix)
+    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
+    up = line([above(me, radix)[0]])[0] if me else root
+    if me and under:
+        b.gate([b.recv(up, SIZES[below], tag=TOLD)])
+    for peer, ranks in under:
+        if len(ranks) > 1:
+            b.send(peer, SIZES[ranks], tag=TOLD)
+    with b.segment(TOGETHER):
+        if rank == root:
+            for peer, ranks in under:
+                b.send(peer, SEND[ranks], tag=NODE)
+            b.copy(SEND[root], RECV[0])
+        elif not under:
+            b.recv(up, RECV[0], tag=NODE)
+        else:
+            slots = _slots(b, below)
+            here = [b.recv(up, slots(below), tag=NODE)]
+            for peer, ranks in under:
+                b.send(peer, slots(ranks), tag=NODE, after=here)
+            b.copy(slots([rank]), RECV[0], after=here)
+    with b.segment(STRAIGHT):
+        _straight_scatter(b, topology, root, window)
     return in_order(b.build())

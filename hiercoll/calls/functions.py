@@ -470,8 +470,8 @@ def gatherv(
 ) -> Any:
     """Gather the ``sendbuf`` of every rank, each of its own size, on rank ``root``.
 
-    ``recvbuf``, on ``root`` alone, as for `alltoallv`. Algorithms are "linear" and "aggregate"; "auto" is native. All
-    else as for `gather`. Collective (MPI 4.1, 6.5).
+    ``recvbuf``, on ``root`` alone, as for `alltoallv`. Algorithms are "linear", "aggregate" and "binomial"; "auto" is
+    native. All else as for `gather`. Collective (MPI 4.1, 6.5).
     """
     return _call(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
 

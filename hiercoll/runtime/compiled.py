@@ -30,7 +30,7 @@ from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.messages import Datatypes, typed
 from hiercoll.runtime.operations import Operation
-from hiercoll.runtime.sizes import GivenSizes, Places
+from hiercoll.runtime.sizes import Areas, GivenSizes, Places, Slots
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import SIZE_BUFFERS, BufferName, Copy, Recv, Reduce, Send, Signal, Wait
 from hiercoll.schedule.lowering import Kind, Steps
@@ -183,7 +183,7 @@ class Tabulated:
         key = (buffer, part)
         if key in self._tables:
             return self._tables[key]
-        if buffer == "shared" and self._areas is not None:
+        if self._areas is not None and buffer == self._areas.buffer:
             return self._add(key, self._areas.blocks, below=self._limit)
         least, below = (0, self._limit) if part == TOGETHER else (self._limit, ANY_SIZE)
         return self._add(key, 0, self._tables[buffer, None], least, below)
@@ -212,17 +212,17 @@ class Tabulated:
         """See `Data`: there are none of such blocks."""
         return ()
 
-    def at_first(self) -> Iterator[tuple[int, ...]]:
-        """Words that place the blocks of the node's buffer by what is known before others' sizes are learned."""
-        return self._placed([] if self._areas is None else self._areas.at_first())
+    def at_first(self) -> Iterable[tuple[int, ...]]:
+        """Words that place blocks (`Areas.buffer`) by what is known before others' sizes are learned."""
+        return () if self._areas is None else self._placed(self._areas, self._areas.at_first())
 
-    def learned(self) -> Iterator[tuple[int, ...]]:
+    def learned(self) -> Iterable[tuple[int, ...]]:
         """See `Data`."""
-        return self._placed([] if self._areas is None else self._areas.learned())
+        return () if self._areas is None else self._placed(self._areas, self._areas.learned())
 
-    def _placed(self, places: Places) -> Iterator[tuple[int, ...]]:
+    def _placed(self, areas: Areas | Slots, places: Places) -> Iterator[tuple[int, ...]]:
         for start, entries in places:
-            yield PLACE, self._table("shared", TOGETHER), BASES.index("sizes"), start, *entries
+            yield PLACE, self._table(areas.buffer, TOGETHER), BASES.index("sizes"), start, *entries
 
 
 def compile_steps(

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.algorithms import get_algorithm
@@ -156,7 +157,7 @@ class PlanFactory:
         return not traced and not request.collective.is_even and self.moves(request)
 
     def schedule(self, request: Request) -> Schedule:
-        """This rank's schedule, generated once. Raises ConstraintError."""
+        """This rank's schedule, generated once. Raises ConstraintError, also for a device where it has slots."""
         variant, family = request.variant, request.collective.family
         key = (
             family,
@@ -174,7 +175,12 @@ class PlanFactory:
             how |= {"order": request.combining.order, "accumulate": request.accumulates}
             system = entry.system(topology, variant.params, **how)
             self._schedules[key] = system[self._session.rank]
-        return self._schedules[key]
+        found = self._schedules[key]
+        if found.knows and not found.shared and request.memory != "host":  # with slots in scratch, on some rank
+            got = f"the memory of {request.received.place}"
+            what = f"algorithm {variant.algorithm!r}"
+            raise ConstraintError(what, "arrays on the host", got, self._session.rank)
+        return found
 
     def private(self, request: Request) -> Request:
         """The request without shared memory: as it is, or, where the choice is hiercoll's, by the next algorithm that
@@ -245,11 +251,10 @@ class PlanFactory:
         if self._by_block(request, traced):
             sent = 0 if request.sent is None else request.sent.blocks
             given = GivenSizes((sent, request.received.blocks), laid.areas, laid.limit)
-        elif laid.areas is not None and window is not None:
-            shared = cast(Any, MPI.buffer.fromaddress(window.address, laid.areas.nbytes))
+        elif laid.areas is not None:
             layout: Any = laid.layout
-            blocks = request.blocks(session.rank)
-            table = SizeTable(laid.areas, rows_at(shared, laid.areas), blocks, laid.limit, layout, TOGETHER)
+            rows = None if window is None else _rows_in(window, laid.areas)
+            table = SizeTable(laid.areas, rows, request.blocks(session.rank), laid.limit, layout, TOGETHER)
             places.places["sizes"] = table.address
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
@@ -298,20 +303,25 @@ class PlanFactory:
         if request.collective.sizes is Sizes.KNOWN:
             known, nbytes = known_layout(schedule, blocks, request.item)
             return Laid(known, nbytes["shared"], lower(schedule), nbytes)
-        blocks_of_lane = 1 if request.collective.sizes is Sizes.ROOT else 2 * self._session.size
-        limit = min(request.limit, MOST_SHARED // (max(self._session.topology.node_sizes) * blocks_of_lane))
+        most = max(self._session.topology.node_sizes)  # blocks in a buffer: of a node, or of a rank
+        if request.collective.sizes is not Sizes.ROOT:
+            most *= 2 * self._session.size
+        elif not schedule.shared:
+            most = self._session.size
+        limit = min(request.limit, MOST_SHARED // most)
         key = (id(schedule), limit)  # schedules are kept as long as this is
         if key not in self._lowered:
             self._lowered[key] = Lowered.of(schedule)
-            if schedule.shared:
+            if schedule.shared or schedule.knows:
                 self._areas[key] = areas_of(schedule, self._session.topology, limit, request.collective)
         lowered, areas = self._lowered[key], self._areas.get(key)
-        shared = areas.nbytes if areas is not None else 0
+        of_areas: dict[BufferName, int] = {} if areas is None else {areas.buffer: areas.nbytes}
+        shared, scratch = of_areas.pop("shared", 0), of_areas  # what there is of one of them
         if by_block:  # the layout comes with each start
-            return Laid(BlockLayout(0), shared, lowered.steps, areas=areas, limit=limit)
+            return Laid(BlockLayout(0), shared, lowered.steps, scratch, areas, limit)
         own, large, nbytes = own_layout(schedule, blocks, limit)
         steps = lowered.steps if large else lowered.small
-        return Laid(own, shared, steps, nbytes, areas, limit)
+        return Laid(own, shared, steps, {**nbytes, **scratch}, areas, limit)
 
     def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime, memory: Memory) -> Places:
         """Where the plan's buffers lie, and what keeps them."""
@@ -448,6 +458,11 @@ class PlanFactory:
 
 def _nothing() -> None:
     """There are no bytes to copy."""
+
+
+def _rows_in(window: Window, areas: Areas | Slots) -> npt.NDArray[np.int64]:
+    """The rows of sizes that ranks of a node tell each other."""
+    return rows_at(cast(Any, MPI.buffer.fromaddress(window.address, areas.nbytes)), areas)
 
 
 def _private(schedule: Schedule, block: int) -> dict[BufferName, int]:

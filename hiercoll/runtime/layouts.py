@@ -61,7 +61,7 @@ def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLa
         ("recv", blocks.received_at, blocks.received),
     )
     for name, at, sizes in ends:
-        if not schedule.shared:
+        if schedule.segments == 1:
             layout.place(name, None, at, sizes)
         else:
             small = sizes < limit
@@ -69,11 +69,12 @@ def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLa
             layout.place(name, TOGETHER, at, sizes * small)
             layout.place(name, STRAIGHT, at, sizes * ~small)
     every: dict[BufferName, Sizes] = {name: sizes for name, _, sizes in ends}
-    if not schedule.shared:
+    if schedule.segments == 1:
         return layout, large, _place_passed(layout, schedule, {None: every})
     small_ones = {name: sizes * (sizes < limit) for name, sizes in every.items()}
     large_ones = {name: sizes * (sizes >= limit) for name, sizes in every.items()}
-    return layout, large, _place_passed(layout, schedule, {TOGETHER: small_ones, STRAIGHT: large_ones})
+    names = [name for name in PASSED if name != "scratch" or not schedule.slots]  # which sizes that come place
+    return layout, large, _place_passed(layout, schedule, {TOGETHER: small_ones, STRAIGHT: large_ones}, names)
 
 
 def _place_passed(
@@ -200,4 +201,4 @@ class Lowered(NamedTuple):
             for index, op in enumerate(schedule.ops)
             if any(region.part == STRAIGHT for region in (*reads(op), *writes(op)))
         ]
-        return cls(steps, without(steps, straight) if schedule.shared else steps)
+        return cls(steps, without(steps, straight) if schedule.segments > 1 else steps)

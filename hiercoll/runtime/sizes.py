@@ -43,6 +43,7 @@ class Areas:
     """
 
     ends: tuple[BufferName, ...] = ("send", "recv")  # whose blocks a row has the sizes of
+    buffer: BufferName = "shared"  # where the places are
 
     def __init__(self, schedule: Schedule, topology: Topology, most: int) -> None:
         node, lane_of = topology.node_of[schedule.rank], topology.lane_of
@@ -111,7 +112,8 @@ class Areas:
 
 class Slots:
     """The same of one block for each lane, which has a place of its own: that of its rank in the ``collective``. Rows
-    are the sizes of all ranks' blocks, which the root knows (`Schedule.knows`)."""
+    are the sizes of all ranks' blocks, which the root knows (`Schedule.knows`). Or of such places in a rank's own
+    scratch (`Schedule.slots`)."""
 
     width = 1
 
@@ -120,10 +122,12 @@ class Slots:
         self.ends: tuple[BufferName, ...] = ("recv",) if is_root is gathers else ("send",)
         # To the root all rows are one.
         self.lane, self.lanes = (0, 1) if is_root else (schedule.rank, topology.size)
-        self.blocks, self._knows = schedule.shared, list(schedule.knows)
-        self._ranks, self.rows = np.array(topology.node(schedule.rank)), topology.size
-        self._at = 8 * topology.size + np.arange(self.blocks, dtype=np.int64) * most
-        self.nbytes = 8 * topology.size + self.blocks * most
+        self.buffer: BufferName = "shared" if schedule.shared else "scratch"
+        ranks, first = (topology.node(schedule.rank), 8 * topology.size) if schedule.shared else (schedule.slots, 0)
+        self.blocks, self._knows = len(ranks), list(schedule.knows)
+        self._ranks, self.rows = np.array(ranks, np.intp), topology.size
+        self._at = first + np.arange(self.blocks, dtype=np.int64) * most
+        self.nbytes = first + self.blocks * most
 
     def fill(self, rows: Sizes, blocks: Blocks) -> None:
         """See `Areas`."""
@@ -167,11 +171,18 @@ class SizeTable:
     and receives from each, or one per rank (`Slots`). The buffers ``sizes``, and ``shared_sizes`` at ``address``, hold
     such rows.
 
-    Places blocks of the ``shared`` buffer, of which ``part`` fits it, in the layout: at first this rank's own.
+    Places blocks of the ``shared`` buffer (or of scratch, where nothing is shared), of which ``part`` fits it, in the
+    layout: at first this rank's own.
     """
 
     def __init__(
-        self, areas: Areas | Slots, shared: Sizes, blocks: Blocks, limit: int, layout: UnevenLayout, part: int | None
+        self,
+        areas: Areas | Slots,
+        shared: Sizes | None,
+        blocks: Blocks,
+        limit: int,
+        layout: UnevenLayout,
+        part: int | None,
     ) -> None:
         self._areas, self._shared, self._limit, self._layout, self._part = areas, shared, limit, layout, part
         self._rows = np.zeros((areas.rows, areas.width), np.int64)
@@ -179,7 +190,7 @@ class SizeTable:
         self.address = self._rows.ctypes.data
         lengths = np.full(areas.rows, 8 * areas.width)
         layout.place("sizes", None, np.cumsum(lengths) - lengths, lengths)
-        layout.place("shared", part, *areas.own(self._rows, limit))
+        layout.place(areas.buffer, part, *areas.own(self._rows, limit))
 
     @property
     def rows(self) -> bytes:
@@ -188,10 +199,11 @@ class SizeTable:
 
     def place(self) -> None:
         """Place all blocks as the rows say."""
-        self._layout.place("shared", self._part, *self._areas.all(self._rows, self._limit))
+        self._layout.place(self._areas.buffer, self._part, *self._areas.all(self._rows, self._limit))
 
     def copy(self, op: Copy) -> Action:
         """What publishes, or learns, the rows that the operation names."""
+        assert self._shared is not None
         source, target = (self._rows, self._shared) if op.source.buffer == "sizes" else (self._shared, self._rows)
         blocks = op.source.blocks
         which: Any = list(blocks)

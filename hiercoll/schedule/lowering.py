@@ -118,13 +118,14 @@ class Steps:
     @cached_property
     def are_by_block(self) -> bool:
         """Whether sizes and places of the blocks of send and recv may come with each start: nothing else depends on
-        them, but for shared blocks where sizes are learned."""
+        them, but for shared blocks, or slots in scratch, where sizes are learned."""
         if any(isinstance(op, Reduce) for op in self.schedule.ops):
             return False
         regions = [region for op in self.schedule.ops for region in (*reads(op), *writes(op))]
         if self.schedule.sizes:
             moved = [each for each in regions if each.buffer not in SIZE_BUFFERS]
-            return self._are_simple and all(each.buffer in ("send", "recv", "shared") for each in moved)
+            known = {"send", "recv", "scratch" if self.schedule.slots else "shared"}
+            return self._are_simple and known.issuperset(each.buffer for each in moved)
         plain = all(each.part is None and each.buffer in ("send", "recv") for each in regions)
         return plain and self._are_simple and not self.schedule.flags
 
@@ -175,7 +176,7 @@ def _lower(schedule: Schedule, by_message: bool) -> Steps:
     rounds = None if schedule.flags or by_message else schedule.rounds
     if rounds is not None:
         steps = _in_rounds(schedule, rounds)
-    elif schedule.is_in_order and not (by_message and schedule.rounds is not None):
+    elif schedule.is_in_order and (schedule.sizes or not (by_message and schedule.rounds is not None)):
         steps = _in_order(schedule)
     else:
         if schedule.sizes or schedule.flags:
@@ -196,7 +197,7 @@ def is_sized(schedule: Schedule, op: Op) -> bool:
     blocks of ``shared`` that are not all this rank's own. Those it places from its own sizes alone. Where each rank has
     one block, others' matter to messages only (`Schedule.knows`)."""
     if schedule.knows:
-        return isinstance(op, (Send, Recv)) and op.region.buffer == "shared"
+        return isinstance(op, (Send, Recv)) and op.region.buffer in ("shared", "scratch")
     return bool(schedule.sizes) and any(
         schedule.holds[block][0] != schedule.rank
         for region in (*reads(op), *writes(op))

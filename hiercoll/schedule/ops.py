@@ -289,7 +289,8 @@ class Schedule:
 
     ``knows``: where each rank has one block only, and the root of the collective all: there is a row for every rank,
     which is the size of its block; these are the rows that this rank knows at the beginning. Then each lane has one
-    block of ``shared``, in a place of its own that is as long as such a block may be.
+    block of ``shared``, in a place of its own that is as long as such a block may be; or, where nothing is shared,
+    ranks have such places in ``scratch`` (`slots`).
 
     ``accumulates``: the elements of the buffers `WIDE` are twice as long as all others, which copies convert (see
     `accumulated`); then ``narrow`` and ``wide_host`` are the sizes of the buffers of these names, in blocks: what
@@ -324,6 +325,18 @@ class Schedule:
     def row_bytes(self, ranks: int) -> int:
         """Of a row of sizes, which are 8 bytes each, among so many ranks."""
         return 8 if self.knows else 16 * ranks
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """Where there is a row for every rank, and nothing is shared: the rank whose block lies in each block of
+        scratch, as regions say (`Region.like`); -1 where none does, or where they differ."""
+        found = dict[int, set[int]]()
+        for op in self.ops if self.knows and not self.shared else ():
+            for region in (*reads(op), *writes(op)):
+                if region.buffer == "scratch":
+                    for block, rank in zip(region.blocks, region.like or [-1] * region.size, strict=False):
+                        found.setdefault(block, set()).add(rank)
+        return tuple(found[block].pop() if len(found.get(block, ())) == 1 else -1 for block in range(self.scratch))
 
     @property
     def tags(self) -> int:
@@ -421,11 +434,14 @@ def size_rows(schedule: Schedule, topology: Topology) -> tuple[frozenset[int], .
 
 
 def sizes_read(op: Op, rows: Sequence[frozenset[int]]) -> Region | None:
-    """What an operation on ``shared`` reads besides its blocks: the ``rows`` (`size_rows`) that say where they lie."""
+    """What an operation on ``shared``, or on slots in scratch, reads besides its blocks: the ``rows`` (`size_rows`)
+    that say where they lie."""
     if not rows:
         return None
-    blocks = [region.blocks for region in (*reads(op), *writes(op)) if region.buffer == "shared"]
+    regions = (*reads(op), *writes(op))
+    blocks = [region.blocks for region in regions if region.buffer == "shared"]
     needed = frozenset[int]().union(*{rows[block] for listed in blocks for block in listed})
+    needed |= {row for region in regions if region.buffer == "scratch" for row in region.like or ()}
     return SIZES[sorted(needed)] if needed else None
 
 

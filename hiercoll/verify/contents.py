@@ -75,7 +75,8 @@ def contents(given: Numbered) -> Iterator[Finding]:
                 yield given.finding("size", gid, f"writes sizes of other ranks to {target}", target)
                 return
         if (like := given.like(rank, target)) is not None:
-            blocks = [sums.block_of(token) for token in result[:: given.segments if target.part is None else 1]]
+            whole = result[:: given.segments if target.part is None else 1]
+            blocks = [_block_of(given, sums, token) for token in whole]
             if blocks != list(like):
                 wrong_at = next(i for i, (a, b) in enumerate(zip(blocks, like, strict=True)) if a != b)
                 text = f"writes data of block {blocks[wrong_at]} to a place for block {like[wrong_at]}"
@@ -94,6 +95,13 @@ def contents(given: Numbered) -> Iterator[Finding]:
         _put(cells.writers, units, [gid] * len(result))
     wrong = list(_undelivered(given, memory, sums))
     yield from wrong or _unneeded(given, memory, sources)
+
+
+def _block_of(given: Numbered, sums: Sums, token: int) -> int:
+    """The number of the block that a value is of; where each rank has one, and it is for the root, of the rank."""
+    record = given.contract.record
+    by_rank = record.is_rooted and not record.is_cut and record.everywhere == "send"
+    return given.contract.rank_of(token) if by_rank else sums.block_of(token)
 
 
 def _held(given: Numbered) -> list[list[int]]:

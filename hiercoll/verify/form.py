@@ -61,7 +61,7 @@ def malformed(given: Numbered) -> Iterator[Finding]:
             yield Finding("malformed", f"says that it knows the sizes of ranks {schedule.knows}", rank)
             return
         is_first = rank == given.topology.node(rank)[0]  # the others of its node ask alike
-        if is_first and schedule.sizes and (text := _wrong_sizes(given, schedule)):
+        if (is_first or schedule.scratch) and schedule.sizes and (text := _wrong_sizes(given, schedule)):
             yield Finding("malformed", text, rank)
             return
         for index, op in enumerate(schedule.ops):
@@ -95,6 +95,8 @@ def _wrong_slots(given: Numbered, schedule: Schedule, ranks: list[int]) -> str:
     contract = given.contract
     if schedule.sizes != contract.size:
         return f"has the sizes of {schedule.sizes} blocks of {contract.size} ranks"
+    if not schedule.shared:
+        return "" if -1 not in schedule.slots else f"has blocks of ranks {list(schedule.slots)} in scratch"
     own = [source if contract.record.everywhere == "send" else target for source, target in schedule.holds]
     return "" if own == ranks else f"shares the blocks of ranks {own} on a node of ranks {ranks}"
 

@@ -472,6 +472,12 @@ def test_what_cannot_be_of_any_sizes(device: LateDevice, comm: MPI.Intracomm) ->
         hiercoll.alltoallv(comm, [here, counts], [there, counts])
     with pytest.raises(BufferTypeError, match="an array of its own"):
         hiercoll.alltoallv(comm, MPI.IN_PLACE, [there, counts], algorithm="pairwise")
+    own, many = device.array(np.zeros(1)), [there, counts] if RANK == 0 else None
+    for call, given in ((hiercoll.gatherv, (own, many)), (hiercoll.scatterv, (many, own))):
+        with pytest.raises(
+            ConstraintError, match="algorithm 'binomial': expected arrays on the host, got the memory of"
+        ):
+            call(comm, *given, algorithm="binomial")
     for _ in range(2):
         hiercoll.alltoallv(comm, [here, counts], [here.copy(), counts], algorithm="pairwise")
         with pytest.raises(ParameterError, match="'auto', 'direct', 'staged', 'peer'"):

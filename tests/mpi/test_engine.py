@@ -614,7 +614,7 @@ def a_root_and_its_blocks(comm: MPI.Intracomm, turn: int, others: str, spelling:
 
 @pytest.mark.parametrize("others", ["none", "wrong counts", "no array"])
 @pytest.mark.parametrize("spelling", ["counts", "displacements", "a list", "int32", "a number"])
-@pytest.mark.parametrize("algorithm", ["auto", "native", "linear", "aggregate"])
+@pytest.mark.parametrize("algorithm", ["auto", "native", "linear", "aggregate", "binomial"])
 def test_blocks_of_which_the_root_knows_the_sizes(
     algorithm: str, spelling: str, others: str, comm: MPI.Intracomm, looked_at: Counter[str]
 ) -> None:

@@ -98,7 +98,7 @@ COUNTS = {  # elements per rank
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-@pytest.mark.parametrize("name", ["auto", "native", "linear", "aggregate"])
+@pytest.mark.parametrize("name", ["auto", "native", "linear", "aggregate", "binomial"])
 def test_blocks_of_any_sizes(comm: MPI.Intracomm, name: str, counts: Array) -> None:
     """Gatherv and scatterv: with gaps between the root's blocks, in place or not, in all forms but that what needs
     shared memory does not go on in the background."""
@@ -146,8 +146,9 @@ def refusal_in_background(name: str) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_sizes_from_and_to_any_rank(comm: MPI.Intracomm, seed: int) -> None:
-    """Call after call by "aggregate", nobody waiting for others between them: blocks that are small, large, empty, and
+@pytest.mark.parametrize(("name", "params"), [("aggregate", {}), ("binomial", {}), ("binomial", {"radix": 3})])
+def test_random_sizes_from_and_to_any_rank(comm: MPI.Intracomm, name: str, params: Any, seed: int) -> None:
+    """Call after call, nobody waiting for others between them: blocks that are small, large, empty, and
     lie in any order; of plain numbers, or of a type with gaps."""
     same = np.random.default_rng(seed)  # on all ranks
     pairs = MPI.DOUBLE.Create_vector(2, 1, 2).Create_resized(0, 32).Commit()
@@ -161,7 +162,7 @@ def test_random_sizes_from_and_to_any_rank(comm: MPI.Intracomm, seed: int) -> No
         for rank in range(SIZE):
             whole[places[rank] : places[rank] + counts[rank], ::2] = 1e6 * rank + 1e3 * turn + seed
         own, found = whole[places[RANK] : places[RANK] + count].copy(), np.full_like(whole, -1)
-        how: Any = {"root": root, "algorithm": "aggregate", "window": window}
+        how: Any = {"root": root, "algorithm": name, "window": window, **params}
         many: Any = [found, (counts, places), pairs] if root == RANK else None
         aside = in_place and root == RANK
         if aside:
@@ -216,8 +217,8 @@ def test_a_scatter_waits_for_root_and_leader_only(comm: MPI.Intracomm, root: int
 def test_algorithms_that_need_all_sizes(comm: MPI.Intracomm) -> None:
     """Are refused on all ranks, before any data move."""
     recv: Any = [np.zeros(SIZE), np.ones(SIZE, int)] if RANK == 0 else None
-    with pytest.raises(hiercoll.UnknownAlgorithmError, match="auto, native, linear, aggregate, got 'binomial'"):
-        hiercoll.gatherv(comm, np.ones(1), recv, algorithm="binomial")
+    with pytest.raises(hiercoll.UnknownAlgorithmError, match="auto, native, linear, aggregate, binomial, got 'ring'"):
+        hiercoll.gatherv(comm, np.ones(1), recv, algorithm="ring")
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)

@@ -1493,3 +1493,37 @@ def test_sizes_in_words() -> None:
     contract = Contract("alltoall", 3, 2)
     assert contract.describe(int(contract.own_sizes(2)[1])) == "the sizes of rank 2"
     assert not any(contract.is_reduction(int(token)) for token in contract.own_sizes(0))
+
+
+@pytest.mark.parametrize("collective", ["gatherv", "scatterv"])
+def test_wrong_places_of_blocks_on_the_way(collective: str) -> None:
+    """Each place is for the block of one rank, which comes there, and of which the size is known."""
+    topology = parse_layout("1x4")
+    system = get_algorithm(collective, "binomial").system(topology, {})
+    right, contract = system.schedules(), system.contract
+    assert right[2].slots == (2, 3) and all(each.slots == () for each in (right[0], right[1], right[3]))
+
+    def refute(change: Callable[[Region], Region], kind: str, words: str) -> None:
+        """With other regions in scratch on rank 2."""
+        ops = [
+            op._replace(**{
+                name: change(region) for name, region in op._asdict().items()
+                if isinstance(region, Region) and region.buffer == "scratch"
+            })
+            for op in right[2].ops
+        ]  # fmt: skip
+        refuted([*right[:2], replace(right[2], ops=tuple(ops)), right[3]], contract, kind, words, topology=topology)
+
+    refute(lambda region: region._replace(like=None), "malformed", "blocks of ranks [-1, -1] in scratch")
+    turned = {(2, 3): (3, 2)}  # where both are named
+    refute(lambda region: region.of(turned.get(tuple(region.like or ()), region.like or ())), "malformed", "[-1, -1]")
+    swapped = {2: 3, 3: 2}
+    refute(lambda region: region.of([swapped[rank] for rank in region.like or ()]), "size", "to a place for block")
+    learning = next(i for i, op in enumerate(right[2].ops) for each in writes(op) if each.buffer == "sizes")
+    deaf = with_op(right, 2, learning, Join(right[2].ops[learning].deps))
+    telling = next(
+        (rank, i) for rank in range(4) for i, op in enumerate(right[rank].ops) for each in reads(op)
+        if each.buffer == "sizes" and isinstance(op, Send) and op.peer == 2
+    )  # fmt: skip
+    deaf = with_op(deaf, *telling, Join(right[telling[0]].ops[telling[1]].deps))
+    refuted(deaf, contract, "undefined", "which have not been learned", topology=topology)
