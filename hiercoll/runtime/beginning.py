@@ -8,7 +8,6 @@ that learning may cost of the time of these calls pays for that, or when a call 
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,7 +19,7 @@ from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.learned import gaining_ranks
-from hiercoll.runtime import compiled
+from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.checking import wait_for
 from hiercoll.runtime.memories import Memories
@@ -116,8 +115,7 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> int:
     has one; ``is_first``: hiercoll has not been set up on this rank yet. Raises CollectiveTimeout and CollectiveFailed.
     Collective."""
     global _meeting
-    is_threaded = len(sys._current_frames()) > 1
-    wishes = np.array(_wishes(comm) | IS_FIRST * is_first | HAS_THREADS * is_threaded, np.int64)
+    wishes = np.array(_wishes(comm) | IS_FIRST * is_first | HAS_THREADS * progress.other_threads(), np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)

@@ -6,6 +6,7 @@ They go on in every call of hiercoll that waits or tests, and, if asked for, in 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from functools import cache
@@ -65,6 +66,12 @@ def want_thread() -> None:
         _thread = threading.Thread(target=_run, name="hiercoll progress", daemon=True)
         _thread.start()
     _wanted.set()
+
+
+def other_threads() -> bool:
+    """Whether a thread of the program may make calls besides this one: any that Python knows but hiercoll's own."""
+    own = {None if _thread is None else _thread.ident, threading.get_ident()}
+    return not own.issuperset(sys._current_frames())
 
 
 def stop() -> None:

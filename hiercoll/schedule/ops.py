@@ -329,9 +329,11 @@ class Schedule:
     @cached_property
     def slots(self) -> tuple[int, ...]:
         """Where there is a row for every rank, and nothing is shared: the rank whose block lies in each block of
-        scratch, as regions say (`Region.like`); -1 where none does, or where they differ."""
+        scratch, as regions say (`Region.like`); -1 where none does, or where they differ. Else none."""
+        if not self.knows or self.shared:
+            return ()
         found = dict[int, set[int]]()
-        for op in self.ops if self.knows and not self.shared else ():
+        for op in self.ops:
             for region in (*reads(op), *writes(op)):
                 if region.buffer == "scratch":
                     for block, rank in zip(region.blocks, region.like or [-1] * region.size, strict=False):
