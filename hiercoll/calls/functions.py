@@ -464,6 +464,7 @@ def gatherv(
     *,
     root: int = 0,
     algorithm: str = "auto",
+    limit: int = LIMIT,
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
@@ -471,9 +472,10 @@ def gatherv(
     """Gather the ``sendbuf`` of every rank, each of its own size, on rank ``root``.
 
     ``recvbuf``, on ``root`` alone, as for `alltoallv`. Algorithms are "linear", "aggregate" and "binomial"; "auto" is
-    native. All else as for `gather`. Collective (MPI 4.1, 6.5).
+    native. ``limit`` (bytes, equal on all ranks): by the last two smaller blocks travel together. All else as for
+    `gather`. Collective (MPI 4.1, 6.5).
     """
-    return _call(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+    return _call(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, limit))
 
 
 @_quick(SCATTERV)
@@ -484,16 +486,17 @@ def scatterv(
     *,
     root: int = 0,
     algorithm: str = "auto",
+    limit: int = LIMIT,
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
 ) -> Any:
     """Send block j of the ``sendbuf`` of rank ``root``, of any size, to rank j.
 
-    ``sendbuf``, on ``root`` alone, as for `alltoallv`. Algorithms as for `gatherv`, all else as for `scatter`.
-    Collective (MPI 4.1, 6.6).
+    ``sendbuf``, on ``root`` alone, as for `alltoallv`. Algorithms and ``limit`` as for `gatherv`, all else as for
+    `scatter`. Collective (MPI 4.1, 6.6).
     """
-    return _call(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+    return _call(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, limit))
 
 
 def reduce_scatterv(
@@ -721,12 +724,13 @@ def gatherv_init(
     *,
     root: int = 0,
     algorithm: str = "auto",
+    limit: int = LIMIT,
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
 ) -> Plan:
     """A plan for `gatherv` on these buffers with these counts; see `alltoall_init`."""
-    return _init(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+    return _init(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, limit))
 
 
 def scatterv_init(
@@ -736,12 +740,13 @@ def scatterv_init(
     *,
     root: int = 0,
     algorithm: str = "auto",
+    limit: int = LIMIT,
     transport: str = "auto",
     stream: Any = None,
     **params: Any,
 ) -> Plan:
     """A plan for `scatterv` on these buffers with these counts; see `alltoall_init`."""
-    return _init(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+    return _init(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream, limit))
 
 
 def reduce_scatterv_init(
@@ -902,10 +907,11 @@ def igatherv(
     *,
     root: int = 0,
     algorithm: str = "auto",
+    limit: int = LIMIT,
     **params: Any,
 ) -> BackgroundCall:
     """`gatherv` that returns at once; see `ialltoall`."""
-    return _begin(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params))
+    return _begin(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, limit=limit))
 
 
 def iscatterv(
@@ -915,10 +921,11 @@ def iscatterv(
     *,
     root: int = 0,
     algorithm: str = "auto",
+    limit: int = LIMIT,
     **params: Any,
 ) -> BackgroundCall:
     """`scatterv` that returns at once; see `ialltoall`."""
-    return _begin(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params))
+    return _begin(comm, SCATTERV, Arguments(sendbuf, recvbuf, root, algorithm, params, limit=limit))
 
 
 def ireduce_scatterv(

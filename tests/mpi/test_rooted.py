@@ -176,6 +176,39 @@ def test_random_sizes_from_and_to_any_rank(comm: MPI.Intracomm, name: str, param
     pairs.Free()
 
 
+@pytest.mark.parametrize("name", ["linear", "aggregate", "binomial", "native"])
+@pytest.mark.parametrize("limit", [0, 8, 24, 10**7])
+def test_limits_of_what_travels_together(comm: MPI.Intracomm, name: str, limit: int) -> None:
+    """Right data whatever the limit is, from call to call, and in all forms."""
+    for turn in range(3):
+        counts, root = np.arange(SIZE) + turn, turn % SIZE
+        whole, how = np.repeat(np.arange(SIZE), counts) + turn, dict[str, Any](root=root, algorithm=name, limit=limit)
+        own, into = np.full(counts[RANK], RANK + turn), np.full_like(whole, -1)
+        many: Any = [into, counts] if root == RANK else None
+        hiercoll.gatherv(comm, own, many, **how)
+        assert root != RANK or (into == whole).all()
+        part = np.full_like(own, -1)
+        hiercoll.scatterv(comm, many, part, **how)
+        np.testing.assert_array_equal(part, own)
+        if name != "aggregate":
+            into[:] = -1
+            hiercoll.igatherv(comm, own, many, **how).wait()
+            part[:] = -1
+            hiercoll.iscatterv(comm, many, part, **how).wait()
+            np.testing.assert_array_equal(part, own)
+        for plan in (
+            hiercoll.gatherv_init(comm, own, many, **how),
+            hiercoll.scatterv_init(comm, many, part, **how),
+        ):
+            into[:], part[:] = (whole if root == RANK else -1), own
+            plan()
+            plan.free()
+            assert root != RANK or (into == whole).all()
+            np.testing.assert_array_equal(part, own)
+    with pytest.raises(hiercoll.ParameterError, match="limit"):
+        hiercoll.gatherv(comm, own, many, root=root, algorithm=name, limit=-1)
+
+
 @several
 @pytest.mark.parametrize("root", [0, SIZE - 1])
 def test_who_has_written_leaves_a_gather(comm: MPI.Intracomm, root: int) -> None:
