@@ -45,10 +45,10 @@ unit: $(ENGINE)
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/3 --no-programs
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/3
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/6 --no-programs
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/24 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/4 --no-programs
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/4
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/8 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/32 --no-programs
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)
