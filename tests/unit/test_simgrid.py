@@ -16,10 +16,10 @@ from hiercoll.algorithms import Algorithm
 from hiercoll.errors import ArgumentError, ConstraintError
 from hiercoll.model.machine import Machine, Parameters
 from hiercoll.model.simgrid import platform, star, traces
-from hiercoll.schedule import RECV, SEND, Builder, Copy, Reduce, Send
+from hiercoll.schedule import RECV, SEND, SIZE_BUFFERS, Builder, Copy, Reduce, Region, Schedule, Send
 from hiercoll.schedule.transports import Transport
 from hiercoll.tools.proving import generate
-from hiercoll.topology import parse_layout
+from hiercoll.topology import Topology, parse_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import simgrid_check
@@ -62,6 +62,13 @@ def replayed(texts: list[str]) -> Counter[tuple[int, int, int, int]]:
     return Counter((*key, size) for key, both in sizes.items() for size in both)
 
 
+def bytes_of(region: Region, schedule: Schedule, topology: Topology) -> int:
+    """Of a message: blocks of 120 bytes, parts of such, or rows of sizes."""
+    if region.buffer in SIZE_BUFFERS:
+        return region.size * schedule.row_bytes(topology.size)
+    return region.size * 120 // (1 if region.part is None else schedule.segments)
+
+
 @each_entry
 def test_every_algorithm_can_be_replayed(entry: Algorithm) -> None:
     """But those with flags. Messages and bytes are those of the schedules."""
@@ -72,7 +79,7 @@ def test_every_algorithm_can_be_replayed(entry: Algorithm) -> None:
             continue
         found = replayed(list(traces(schedules, topology, 120, STAR)))
         sent = Counter(
-            (s.rank, op.peer, op.tag, op.region.size * 120 // (1 if op.region.part is None else s.segments))
+            (s.rank, op.peer, op.tag, bytes_of(op.region, s, topology))
             for s in schedules
             for op in s.ops
             if isinstance(op, Send)
