@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hiercoll.algorithms.alltoallv import STRAIGHT, TOGETHER
 from hiercoll.algorithms.bcast import above, branches, subtree
-from hiercoll.algorithms.grouping import ARRIVED, DONE, WRITTEN, ranks_before
+from hiercoll.algorithms.grouping import ARRIVED, DONE, WRITTEN, line_from, ranks_before
 from hiercoll.algorithms.registry import Parameter, grid, register
 from hiercoll.collectives import GATHER, GATHERV, SCATTER, SCATTERV
 from hiercoll.schedule import RECV, SEND, SIZES, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
 RADIX = Parameter("radix", 2, (2, 3, 4), "of the tree (k-nomial): rounds are fewer where it is larger", 2)
+
+
+class _Tree(NamedTuple):
+    """A rank's place in a k-nomial tree: who is above it, the ranks of its subtree, itself first, and whom it serves,
+    each with the ranks of theirs, the largest subtrees first. Nobody is above the root: it has itself there."""
+
+    up: int
+    below: list[int]
+    under: list[tuple[int, list[int]]]
+
+
+def _tree(topology: Topology, rank: int, root: int, radix: int) -> _Tree:
+    line = line_from(range(topology.size), root)
+    p, me = topology.size, line.index(rank)
+
+    def ranks_below(position: int) -> list[int]:
+        return [line[each] for each in subtree(p, position, radix)]
+
+    up = line[above(me, radix)[0]] if me else root
+    return _Tree(up, ranks_below(me), [(line[peer], ranks_below(peer)) for peer in branches(p, me, radix)])
 
 
 @register(GATHER, RADIX, auto=({},), search=lambda topology: grid(radix=(4, 8)))
@@ -28,21 +49,19 @@ def binomial_gather(topology: Topology, rank: int, *, root: int, radix: int) -> 
     Constraints: none.
     Reference: Thakur, Rabenseifner, Gropp 2005, section 4; Bruck et al. 1997.
     """
-    p, b = topology.size, Builder(rank)
-    me, ranks = (rank - root) % p, [(root + place) % p for place in range(p)]
-    below = subtree(p, me, radix)
-    if me == 0:
+    b, (up, below, under) = Builder(rank), _tree(topology, rank, root, radix)
+    if rank == root:
         b.copy(SEND[0], RECV[root])
-        for peer in branches(p, 0, radix):
-            b.recv(ranks[peer], RECV[[ranks[place] for place in subtree(p, peer, radix)]])
-    elif len(below) == 1:
-        b.send(ranks[above(me, radix)[0]], SEND[0])
+        for peer, ranks in under:
+            b.recv(peer, RECV[ranks])
+    elif not under:
+        b.send(up, SEND[0])
     else:
         piece = b.scratch(len(below))
         here = [b.copy(SEND[0], piece[0])]
-        for peer in branches(p, me, radix):
-            here.append(b.recv(ranks[peer], piece[[place - me for place in subtree(p, peer, radix)]]))
-        b.send(ranks[above(me, radix)[0]], piece[0 : len(below)], after=here)
+        for peer, ranks in under:
+            here.append(b.recv(peer, piece[[below.index(each) for each in ranks]]))
+        b.send(up, piece[0 : len(below)], after=here)
     return in_order(b.build())
 
 
@@ -59,20 +78,18 @@ def binomial_scatter(topology: Topology, rank: int, *, root: int, radix: int) ->
     Constraints: none.
     Reference: Thakur, Rabenseifner, Gropp 2005, section 4.
     """
-    p, b = topology.size, Builder(rank)
-    me, ranks = (rank - root) % p, [(root + place) % p for place in range(p)]
-    below = subtree(p, me, radix)
-    if me == 0:
-        for peer in branches(p, 0, radix):
-            b.send(ranks[peer], SEND[[ranks[place] for place in subtree(p, peer, radix)]])
+    b, (up, below, under) = Builder(rank), _tree(topology, rank, root, radix)
+    if rank == root:
+        for peer, ranks in under:
+            b.send(peer, SEND[ranks])
         b.copy(SEND[root], RECV[0])
-    elif len(below) == 1:
-        b.recv(ranks[above(me, radix)[0]], RECV[0])
+    elif not under:
+        b.recv(up, RECV[0])
     else:
         piece = b.scratch(len(below))
-        here = [b.recv(ranks[above(me, radix)[0]], piece[0 : len(below)])]
-        for peer in branches(p, me, radix):
-            b.send(ranks[peer], piece[[place - me for place in subtree(p, peer, radix)]], after=here)
+        here = [b.recv(up, piece[0 : len(below)])]
+        for peer, ranks in under:
+            b.send(peer, piece[[below.index(each) for each in ranks]], after=here)
         b.copy(piece[0], RECV[0], after=here)
     return in_order(b.build())
 
@@ -220,6 +237,13 @@ def hierarchical_scatter(topology: Topology, rank: int, *, root: int) -> Schedul
 NODE, TOLD = 1, 2  # tags of the small blocks of a node, and of their sizes; what goes straight has 0
 
 
+def _of_any_sizes(topology: Topology, rank: int, root: int) -> Builder:
+    """For blocks in two segments, whose sizes the root knows, and each rank its own."""
+    b = Builder(rank, 2)
+    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
+    return b
+
+
 @register(GATHERV, WINDOW, auto=({},), search=lambda topology: grid(window=(8, 128)))
 def aggregate_gather(topology: Topology, rank: int, *, root: int, window: int) -> Schedule:
     """Small blocks through a buffer that their node shares, and on to the root together; large ones straight.
@@ -235,9 +259,9 @@ def aggregate_gather(topology: Topology, rank: int, *, root: int, window: int) -
     Constraints: none.
     Reference: hiercoll's own; for equal blocks Karonis et al. 2000 (multilevel collectives).
     """
-    b, own, lane, others = Builder(rank, 2), topology.node(rank), topology.lane_of[rank], ranks_before(topology, rank)
+    b, own = _of_any_sizes(topology, rank, root), topology.node(rank)
+    lane, others = topology.lane_of[rank], ranks_before(topology, rank)
     leader, slots = _leader(topology, topology.node_of[rank], root), b.shared(len(own), [(peer, 0) for peer in own])
-    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
     with b.segment(TOGETHER):
         if rank == root:
             for peer, ranks in _other_nodes(topology, root):
@@ -280,9 +304,9 @@ def aggregate_scatter(topology: Topology, rank: int, *, root: int, window: int) 
     Constraints: none.
     Reference: hiercoll's own; for equal blocks Karonis et al. 2000 (multilevel collectives).
     """
-    b, own, lane, others = Builder(rank, 2), topology.node(rank), topology.lane_of[rank], ranks_before(topology, rank)
+    b, own = _of_any_sizes(topology, rank, root), topology.node(rank)
+    lane, others = topology.lane_of[rank], ranks_before(topology, rank)
     leader, slots = _leader(topology, topology.node_of[rank], root), b.shared(len(own), [(root, peer) for peer in own])
-    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
     for peer, ranks in _other_nodes(topology, root) if rank == root else ():
         if len(ranks) > 1:
             b.send(peer, SIZES[ranks], tag=TOLD)
@@ -330,11 +354,8 @@ def binomial_gatherv(topology: Topology, rank: int, *, root: int, radix: int, wi
     Constraints: none. On the host only.
     Reference: Thakur, Rabenseifner, Gropp 2005, section 4, for equal blocks; for others Traff 2017, arXiv 1702.05967.
     """
-    b, me, line = Builder(rank, 2), (rank - root) % topology.size, _from_root(topology, root)
-    below, under = line(subtree(topology.size, me, radix)), _subtrees(topology, me, line, radix)
-    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
-    up = line([above(me, radix)[0]])[0] if me else root
-    if me and under:
+    b, (up, below, under) = _of_any_sizes(topology, rank, root), _tree(topology, rank, root, radix)
+    if rank != root and under:
         b.gate([b.recv(peer, SIZES[ranks], tag=TOLD) for peer, ranks in under])
     if up != root:
         b.send(up, SIZES[below], tag=TOLD)
@@ -352,19 +373,6 @@ def binomial_gatherv(topology: Topology, rank: int, *, root: int, radix: int, wi
     with b.segment(STRAIGHT):
         _straight_gather(b, topology, root, window)
     return in_order(b.build())
-
-
-def _from_root(topology: Topology, root: int) -> Callable[[Iterable[int]], list[int]]:
-    """What makes ranks of positions, which are counted from the root."""
-    return lambda positions: [(root + position) % topology.size for position in positions]
-
-
-def _subtrees(
-    topology: Topology, me: int, line: Callable[[Iterable[int]], list[int]], radix: int
-) -> list[tuple[int, list[int]]]:
-    """Whom position ``me`` serves, and the ranks below each with itself."""
-    p = topology.size
-    return [(line([peer])[0], line(subtree(p, peer, radix))) for peer in branches(p, me, radix)]
 
 
 def _slots(b: Builder, ranks: list[int]) -> Callable[[list[int]], Region]:
@@ -386,11 +394,8 @@ def binomial_scatterv(topology: Topology, rank: int, *, root: int, radix: int, w
     Constraints: none. On the host only.
     Reference: Thakur, Rabenseifner, Gropp 2005, section 4, for equal blocks; for others Traff 2017, arXiv 1702.05967.
     """
-    b, me, line = Builder(rank, 2), (rank - root) % topology.size, _from_root(topology, root)
-    below, under = line(subtree(topology.size, me, radix)), _subtrees(topology, me, line, radix)
-    b.sizes(topology.size, knows=range(topology.size) if rank == root else [rank])
-    up = line([above(me, radix)[0]])[0] if me else root
-    if me and under:
+    b, (up, below, under) = _of_any_sizes(topology, rank, root), _tree(topology, rank, root, radix)
+    if rank != root and under:
         b.gate([b.recv(up, SIZES[below], tag=TOLD)])
     for peer, ranks in under:
         if len(ranks) > 1:

@@ -208,7 +208,9 @@ def register(
         return order(topology, params) if callable(order) else order
 
     def enter(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        name = function.__name__.removesuffix("v").removesuffix(f"_{collective.name.removesuffix('v')}")
+        name = function.__name__.removesuffix(f"_{collective.name}").removesuffix(
+            f"_{collective.name.removesuffix('v')}"
+        )
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
         able = in_place or collective.one_buffer
         entry = Algorithm(

@@ -165,24 +165,22 @@ class Intercomm(MPI.Intercomm):
     """mpi4py's; what it is merged to is an `Intracomm`."""
 
 
-_KINDS: tuple[tuple[type[MPI.Comm], type[MPI.Comm]], ...] = (
-    (MPI.Cartcomm, Cartcomm),
-    (MPI.Graphcomm, Graphcomm),
-    (MPI.Distgraphcomm, Distgraphcomm),
-    (MPI.Intercomm, Intercomm),
-    (pkl5.Intracomm, Pkl5Intracomm),
-    (MPI.Intracomm, Intracomm),
-)
+_KINDS: dict[type[MPI.Comm], type[MPI.Comm]] = {
+    MPI.Cartcomm: Cartcomm,
+    MPI.Graphcomm: Graphcomm,
+    MPI.Distgraphcomm: Distgraphcomm,
+    MPI.Intercomm: Intercomm,
+    pkl5.Intracomm: Pkl5Intracomm,
+    MPI.Intracomm: Intracomm,  # the last: others are of this kind, too
+}
 
 
 def drop_in(comm: AnyComm) -> AnyComm:
     """The same communicator with its collectives through hiercoll."""
     if isinstance(comm, Collectives) or comm == MPI.COMM_NULL:
         return comm
-    for kind, ours in _KINDS:
-        if isinstance(comm, kind):
-            return ours(comm)  # type: ignore[return-value]
-    return comm
+    ours = _KINDS.get(type(comm)) or next((ours for kind, ours in _KINDS.items() if isinstance(comm, kind)), None)
+    return comm if ours is None else ours(comm)  # type: ignore[return-value]
 
 
 def _keep(owner: type, *names: str, together: bool = True) -> None:
@@ -194,8 +192,7 @@ def _keep(owner: type, *names: str, together: bool = True) -> None:
 
         def method(self: Any, *args: Any, _native: Native = native, **options: Any) -> Any:
             wishes = inherits(self) if together else None
-            made = _native(self, *args, **options)
-            made = Intracomm(made) if type(made) is MPI.Intracomm and made else drop_in(made)
+            made = drop_in(_native(self, *args, **options))
             if wishes is not None:
                 begins_with(wishes, made)
             return made

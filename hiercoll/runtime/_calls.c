@@ -131,7 +131,8 @@ static void begin_counting(int64_t handle)
 {
     intptr_t comm = (intptr_t)handle, agreed;
     int rank = 0, size = 0;
-    if (!PyDict_Size(calls.beginnings) || !find_attribute(handle, calls.key, 1, &agreed) || ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
+    if (!PyDict_Size(calls.beginnings) || !find_attribute(handle, calls.key, 1, &agreed) ||
+        ((get_number)mpi_rank)(comm, &rank) || ((get_number)mpi_size)(comm, &size))
         return;
     PyObject *kind = Py_BuildValue("(nii)", (Py_ssize_t)agreed, rank, size);
     PyObject *pair = kind ? PyDict_GetItemWithError(calls.beginnings, kind) : NULL;

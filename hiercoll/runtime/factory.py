@@ -315,13 +315,13 @@ class PlanFactory:
             if schedule.shared or schedule.knows:
                 self._areas[key] = areas_of(schedule, self._session.topology, limit, request.collective)
         lowered, areas = self._lowered[key], self._areas.get(key)
-        of_areas: dict[BufferName, int] = {} if areas is None else {areas.buffer: areas.nbytes}
-        shared, scratch = of_areas.pop("shared", 0), of_areas  # what there is of one of them
+        placed: dict[BufferName, int] = {} if areas is None else {areas.buffer: areas.nbytes}
+        shared = placed.get("shared", 0)
         if by_block:  # the layout comes with each start
-            return Laid(BlockLayout(0), shared, lowered.steps, scratch, areas, limit)
+            return Laid(BlockLayout(0), shared, lowered.steps, placed, areas, limit)
         own, large, nbytes = own_layout(schedule, blocks, limit)
         steps = lowered.steps if large else lowered.small
-        return Laid(own, shared, steps, {**nbytes, **scratch}, areas, limit)
+        return Laid(own, shared, steps, {**nbytes, **placed}, areas, limit)
 
     def _places(self, request: Request, schedule: Schedule, laid: Laid, lifetime: Lifetime, memory: Memory) -> Places:
         """Where the plan's buffers lie, and what keeps them."""

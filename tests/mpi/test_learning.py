@@ -443,11 +443,17 @@ def exchange(comm: MPI.Intracomm) -> None:
     np.testing.assert_array_equal(everyone, 10 * np.arange(comm.size) + comm.rank)
 
 
+@pytest.fixture
+def agreed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ranks have agreed on in first calls, one entry each time."""
+    found, wait_for = list[str](), beginning.wait_for
+    monkeypatch.setattr(beginning, "wait_for", lambda *given: (found.append(given[1]), wait_for(*given)))
+    return found
+
+
 @several
-def test_families_agree_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_families_agree_once(comm: MPI.Intracomm, agreed: list[str]) -> None:
     """What is made from a communicator begins as that one, however it is made, and however often."""
-    agreed, wait_for = [], beginning.wait_for
-    monkeypatch.setattr(beginning, "wait_for", lambda *given: (agreed.append(given[1]), wait_for(*given)))
     ours = hiercoll.Intracomm(comm)
     grid = ours.Create_cart([SIZE])
     made = [ours.Split(0, -RANK), ours.Dup(), ours.Clone(), grid, grid.Sub([True]), ours.Create(ours.group)]
@@ -487,11 +493,12 @@ def as_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[MPI.Intracom
 
 @several
 def test_world_agrees_for_all(
-    comm: MPI.Intracomm, as_world: Callable[[MPI.Intracomm], None], monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm,
+    as_world: Callable[[MPI.Intracomm], None],
+    agreed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a first call on COMM_WORLD communicators of its processes need no agreement, whoever makes them."""
-    agreed, wait_for = [], beginning.wait_for
-    monkeypatch.setattr(beginning, "wait_for", lambda *given: (agreed.append(given[1]), wait_for(*given)))
     early = comm.Split()
     as_world(comm)
     alltoall(comm, 0)
@@ -510,11 +517,9 @@ def test_world_agrees_for_all(
 
 @several
 def test_world_is_not_everybody(
-    comm: MPI.Intracomm, as_world: Callable[[MPI.Intracomm], None], monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, as_world: Callable[[MPI.Intracomm], None], agreed: list[str]
 ) -> None:
     """Where processes of others are in a communicator, or it is an intercommunicator, nothing is taken over."""
-    agreed, wait_for = [], beginning.wait_for
-    monkeypatch.setattr(beginning, "wait_for", lambda *given: (agreed.append(given[1]), wait_for(*given)))
     part = comm.Split(RANK % 2)
     as_world(part)
     hiercoll.alltoall(part, np.zeros(part.size))
