@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hiercoll.errors import ArgumentError
@@ -170,7 +171,7 @@ class Collective:
         """The buffer that every rank has."""
         return "send" if self.is_rooted and self.send is not Holds.EACH else "recv"
 
-    @property
+    @cached_property
     def of_root(self) -> int:
         """Which buffer only the root has, send (0) or recv (1); -1: none."""
         return -1 if not self.is_rooted else 1 if self.everywhere == "send" else 0
