@@ -1,9 +1,15 @@
 """What learning costs, and what it finds: "auto" without a table beside native, native again, and a tuned table.
 
 Run under MPI. For each size a new communicator makes calls one at a time, each after a barrier, in turns with the
-others; a call's time is that of the slowest rank. Prints a line of JSON per size: the sums of the first calls' times
-over native's ("first"; "control" is native's own repetition), the medians of the calls after that over native's
-("after", "table"), and what has been found. ``HIERCOLL_LEARNED`` names where it is kept: a second run begins with it.
+others; a call's time is that of the slowest rank. Prints a line of JSON per size:
+
+- "first": the sum of the first calls' times over the mean of native's, which takes two turns, and "control" the one of
+  these over the other; "first_call": the seconds of each subject's first call; "spent": seconds of the set-up within
+  them, and of all that finding out cost, by the budget's account
+- "settled": after how many calls all had been tried, if it had
+- "after": medians of the calls after that over native's; "found": what is known then to serve best
+
+``HIERCOLL_LEARNED`` names where it is kept: a second run begins with it.
 
     mpiexec -n 16 python scripts/learning.py alltoall --sizes 8,64,512,4K,32K --table docs/lab/table-mpich-4x4.json
 """
@@ -27,12 +33,13 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.cli.common import SizesType
 from hiercoll.collectives import COLLECTIVES
-from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.lifetime import get_session, known_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.tuning.policy import Wanted
 
 WORLD = MPI.COMM_WORLD
 Call = Callable[[], Any]
+STRIDE = 20  # calls between two looks at whether all has been tried
 
 
 def slowest(call: Call) -> float:
@@ -53,7 +60,32 @@ def in_turns(calls: dict[str, Call], number: int) -> dict[str, list[float]]:
     return times
 
 
-def measure(name: str, size: int, first: int, after: int, table: Path | None) -> dict[str, Any]:
+def spent_on(comm: MPI.Intracomm) -> dict[str, float]:
+    """Seconds that setting it up took, and of all that learning has cost on it."""
+    session = known_session(comm)
+    return {} if session is None else {"set_up": session.set_up_seconds, "all": session.policy.budget.cost}
+
+
+def is_settled(comm: MPI.Intracomm) -> bool:
+    """Whether all that calls of a communicator may try has been."""
+    session = known_session(comm)
+    return session is not None and session.policy.is_settled
+
+
+def settle(call: Call, is_settled: Callable[[], bool], calls: int, most: int) -> int | None:
+    """Make calls until all has been tried, so many in all at most, of which ``calls`` are made. After how many that
+    was; None if it was not."""
+    while not WORLD.allreduce(is_settled(), op=MPI.LAND):
+        if calls >= most:
+            return None
+        for _ in range(STRIDE):
+            WORLD.Barrier()
+            call()
+        calls += STRIDE
+    return calls
+
+
+def measure(name: str, size: int, first: int, after: int, patience: int, table: Path | None) -> dict[str, Any]:
     """The record of a size."""
     record, ours = COLLECTIVES[name], WORLD.Dup()
     comms = {"native": WORLD.Dup(), "control": WORLD.Dup()}
@@ -66,8 +98,11 @@ def measure(name: str, size: int, first: int, after: int, table: Path | None) ->
     call = getattr(hiercoll, name)  # which imports the package, the first time
     calls["auto"] = lambda: call(ours, *buffers)
     times = in_turns(calls, first)
-    ratio = {label: sum(each) / sum(times["native"]) for label, each in times.items()}
-    cold = times["auto"][0]
+    native = (sum(times["native"]) + sum(times["control"])) / 2
+    ratio = {"auto": sum(times["auto"]) / native, "control": sum(times["control"]) / sum(times["native"])}
+    cold = {label: each[0] for label, each in times.items()}
+    spent = spent_on(ours)
+    settled = settle(calls["auto"], lambda: is_settled(ours), first, patience)
     if table is not None:
         comms["table"] = WORLD.Dup()
         hiercoll.configure(comms["table"], table=table)
@@ -78,7 +113,7 @@ def measure(name: str, size: int, first: int, after: int, table: Path | None) ->
     finding = None if found is None else found.finding
     line = {
         "collective": name, "size": size, "calls": first, "first": ratio["auto"], "control": ratio["control"],
-        "first_call": cold, "native": median(times["native"]),
+        "first_call": cold, "spent": spent, "settled": settled, "native": median(times["native"]),
         "after": {label: median(each) / median(times["native"]) for label, each in times.items() if label != "native"},
         "found": None if finding is None else finding.variant.spelled(name),
         "found_after": None if finding is None else finding.calls,
@@ -95,11 +130,14 @@ def measure(name: str, size: int, first: int, after: int, table: Path | None) ->
 @click.option("--sizes", "-s", type=SizesType(), default="8,64,512,4K,32K", help="Bytes per block.")
 @click.option("--first", default=300, help="Calls whose times are added up.")
 @click.option("--after", default=60, help="Calls after that, for the medians.")
+@click.option(
+    "--patience", default=0, help="Calls in all, at most, until all has been tried; before those for the medians."
+)
 @click.option("--table", type=click.Path(exists=True, path_type=Path), help="A tuned table to compare with.")
-def main(collective: str, sizes: list[int], first: int, after: int, table: Path | None) -> None:
+def main(collective: str, sizes: list[int], first: int, after: int, patience: int, table: Path | None) -> None:
     """See the top of this file."""
     for size in sizes:
-        line = measure(collective, size, first, after, table)
+        line = measure(collective, size, first, after, patience, table)
         if WORLD.rank == 0:
             print(json.dumps(line), flush=True)
 
