@@ -35,6 +35,7 @@ from hiercoll.cli.common import SizesType
 from hiercoll.collectives import COLLECTIVES
 from hiercoll.runtime.lifetime import get_session, known_session
 from hiercoll.runtime.native import mpi_library
+from hiercoll.tools.cores import Cores
 from hiercoll.tuning.policy import Wanted
 
 WORLD = MPI.COMM_WORLD
@@ -50,11 +51,12 @@ def slowest(call: Call) -> float:
     return float(WORLD.allreduce(perf_counter() - begin, op=MPI.MAX))
 
 
-def in_turns(calls: dict[str, Call], number: int) -> dict[str, list[float]]:
-    """Seconds of so many calls of each, each turn beginning with another one."""
+def in_turns(calls: dict[str, Call], number: int, between: Callable[[], None] = lambda: None) -> dict[str, list[float]]:
+    """Seconds of so many calls of each, each turn beginning with another one, with what is to be done ``between``."""
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(number):
+        between()
         for name in (names[(turn + place) % len(names)] for place in range(len(names))):
             times[name].append(slowest(calls[name]))
     return times
@@ -97,6 +99,8 @@ def measure(name: str, size: int, first: int, after: int, patience: int, table: 
         calls[label] = partial(getattr(comm, record.native), *buffers)
     call = getattr(hiercoll, name)  # which imports the package, the first time
     calls["auto"] = lambda: call(ours, *buffers)
+    cores = Cores(WORLD)
+    cores.shuffle()  # once: a program's ranks stay where they are
     times = in_turns(calls, first)
     native = (sum(times["native"]) + sum(times["control"])) / 2
     ratio = {"auto": sum(times["auto"]) / native, "control": sum(times["control"]) / sum(times["native"])}
@@ -108,7 +112,7 @@ def measure(name: str, size: int, first: int, after: int, patience: int, table: 
         hiercoll.configure(comms["table"], table=table)
         calls["table"] = lambda: call(comms["table"], *buffers)
         in_turns({"table": calls["table"]}, 3)
-    times = in_turns(calls, after)
+    times = in_turns(calls, after, cores.shuffle)
     found = get_session(ours).policy.learner(Wanted(record, size, record.one_buffer))
     finding = None if found is None else found.finding
     line = {

@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.runtime.native import mpi_library
+from hiercoll.tools.cores import Cores
 
 WORLD = MPI.COMM_WORLD
 Array = Any
@@ -83,7 +84,9 @@ def measure(number: int, algorithms: list[str], seconds: float, first: int) -> d
             calls[name]()
     turns = WORLD.bcast(max(5, int(seconds / once / len(calls))))
     names, times = list(calls), {name: list[float]() for name in calls}
+    cores = Cores(WORLD)
     for turn in range(turns):
+        cores.shuffle()
         for name in (names[(turn + place) % len(names)] for place in range(len(names))):
             times[name].append(slowest(calls[name]))
     for _, types in (send, recv):

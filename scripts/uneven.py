@@ -31,6 +31,7 @@ import hiercoll
 from hiercoll.cli.common import parse_algorithm
 from hiercoll.statistics import ratio_interval
 from hiercoll.tools.bench import provenance
+from hiercoll.tools.cores import Cores
 from hiercoll.tools.measuring import DataError
 from hiercoll.tools.workload import POISON, tokens
 
@@ -108,9 +109,10 @@ def measure(kind: str, mean: int, options: argparse.Namespace) -> dict[str, list
                 drawn = [next(source) for _ in range(8)]  # what ranks do between calls is no part of those
             timed(calls[name], drawn[done % 8 : done % 8 + 1])
     times: dict[str, list[float]] = {name: [] for name in calls}
-    begin, turns = time.perf_counter(), 0
+    begin, turns, cores = time.perf_counter(), 0, Cores(COMM)
     while goes_on(begin, options.seconds, turns, FEWEST):
         row = [next(source) for _ in range(options.row)]
+        cores.shuffle()
         for name in order.sample(list(calls), len(calls)):
             times[name].append(timed(calls[name], row) / options.row)
             wrong = any(not np.array_equal(each.recv[0], each.expected) for each in row)

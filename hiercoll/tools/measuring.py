@@ -33,6 +33,7 @@ from hiercoll.errors import ConstraintError, DeviceError, HiercollError, NativeW
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
+from hiercoll.tools.cores import Cores
 from hiercoll.tools.workload import POISON, Bytes, Workload
 
 Call: TypeAlias = "Callable[[], object]"
@@ -177,6 +178,7 @@ class Contest:
         self._arguments, self._options = work.arguments(comm.rank, self.send, self.recv)
         self._subjects: dict[tuple[int, bool], _Subject | None] = {}
         self._other, self._other_seconds = OtherWork(), 0.0
+        self._cores = Cores(self._plain)
         if self._record.sizes is Sizes.OWN:
             self._session.forget_choices()  # those made for blocks of other sizes
 
@@ -208,7 +210,8 @@ class Contest:
         return (self.look(index, timing) + timing.endswith(COLD) * self._other_seconds) * self.calls(timing)
 
     def times(self, which: Sequence[Entry], turns: int) -> list[list[float]]:
-        """Seconds of these variants, timed so, ``turns`` samples of each; infinite where one cannot run.
+        """Seconds of these variants, timed so, ``turns`` samples of each; infinite where one cannot run. Each turn has
+        ranks on other cores (`Cores`).
 
         A sample is the median of some single calls, or the mean of a row of them; of each call, or row, the
         slowest rank's time counts.
@@ -216,6 +219,7 @@ class Contest:
         able = [(place, *entry) for place, entry in enumerate(which) if self.able(*entry)]
         taken: dict[int, list[list[float]]] = {place: [] for place, *_ in able}
         for _ in range(turns):
+            self._cores.shuffle()
             for place, index, timing in self._order.sample(able, len(able)):
                 taken[place].append(self._take(index, timing))
         own = np.array([time for rows in taken.values() for row in rows for time in row])

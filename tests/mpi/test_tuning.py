@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.tables import OLD, Choice, Entry, Figure, Table, Variant, dump, load
 from hiercoll.tools.bench import Bench
+from hiercoll.tools.cores import Cores
 from hiercoll.tools.measuring import Contest
 from hiercoll.tuning.policy import Wanted
 from hiercoll.tuning.search import Search, variants
@@ -135,6 +137,37 @@ def test_search_measures_everything_it_shows(on_layout: OnLayout) -> None:
         results = search.run([16, 1024])
         assert WORLD.allgather(str(results)) == [str(results)] * WORLD.size
         assert all(figure.median > 0 for result in results for figure in result.figures)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not let processes choose cores")
+def test_cores_are_shared_evenly_and_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7, 9})
+    moves: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: moves.append(set(cores)))
+    cores = Cores(WORLD)
+    for _ in range(20):
+        cores.shuffle()
+    monkeypatch.undo()
+    taken = [WORLD.allgather(sorted(move)) for move in moves]
+    if WORLD.size <= 2:  # a core for each
+        assert not moves
+        return
+    assert taken[1::2] == [[[7, 9]] * WORLD.size] * 20
+    places = [tuple(core for (core,) in each) for each in taken[::2]]
+    assert all(abs(each.count(7) - each.count(9)) <= 1 for each in places)
+    assert len(set(places)) > 1
+    Cores(WORLD).shuffle()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_contest_moves_ranks_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[int] = []
+    monkeypatch.setattr(Cores, "shuffle", lambda self: moves.append(1))
+    contest = Contest(WORLD, "alltoall", [Variant("native", {})], 24)
+    contest.times([(0, "single"), (0, "row")], 3)
+    contest.close()
+    assert len(moves) == 3
 
 
 def test_contest_runs_every_variant(on_layout: OnLayout) -> None:
