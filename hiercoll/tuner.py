@@ -38,7 +38,8 @@ class Combining(NamedTuple):
 
     @property
     def of_auto(self) -> Order:
-        """The order of algorithms that "auto" may choose: where bits are to stay the same, that of one tree."""
+        """The order of algorithms that "auto" may choose, unless by a table for the very layout: where bits are to stay
+        the same, that of one tree."""
         return self.order if self.changes else Order.FIXED
 
     def __str__(self) -> str:
@@ -330,12 +331,14 @@ def is_able(
 def _by_entry(
     entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool, combining: Combining
 ) -> Decision:
-    """By an entry for this very layout."""
-    able = partial(is_able, entry.collective, topology, inplace, order=combining.of_auto, native=combining.native)
+    """By an entry for this very layout. It chooses one algorithm for a size, so that the bits of a sum stay the same,
+    in whatever order, if calls in place choose as others do."""
+    alike = inplace or not combining.changes
+    able = partial(is_able, entry.collective, topology, alike, order=combining.order, native=combining.native)
     ranking = tuple(Candidate(f.variant, f.median) for f in entry.measured(block) if able(f.variant))
     variant, why = entry.choice(block, held=held), f"{source}: measured for {entry.layout} with {entry.mpi}"
     if not able(variant):
-        what = "work in place" if combining == FREE else f"give {_ORDERED[combining.of_auto]}"
+        what = "work in place" if combining.order is Order.ANY else f"give {_ORDERED[combining.order]}"
         variant, why = NATIVE_VARIANT, f"{why}; the choice there cannot {what}"
     if not able(variant):
         others = ranking or _modelled(entry.collective, topology, block, inplace, combining)

@@ -17,6 +17,7 @@ from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import COLLECTIVES, Order, tuned
 from hiercoll.model.cost import DEFAULT_LINKS, Link, count_rank, predict
 from hiercoll.model.machine import get_machine
+from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.tools.proving import prove
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.tuner import MOST_SHARED, NATIVE, SHORTEST, Candidate, Combining, decide, rank_by_model
@@ -228,3 +229,20 @@ def test_sums_in_a_wider_type_are_ranked_by_their_bytes() -> None:
         for name in plain:
             assert half[name] < wide[name]
         assert wide["all_pairs"] / plain["all_pairs"] < wide["recursive_doubling"] / plain["recursive_doubling"]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_layouts_table_may_choose_any_order_for_sums(inplace: bool) -> None:
+    """One algorithm for a size gives the same bits again, in whatever order; not so what a table of another layout
+    suggests, and not where a call asks for an order."""
+    topology, ring = parse_layout("2x4"), Variant("ring", {})
+    entry = Entry("allreduce", "MPICH", "host", (4, 4), "block", (Choice(1, NATIVE_VARIANT), Choice(4096, ring)))
+    table, sums, ordered = Table((entry,)), Combining(changes=False), Combining(Order.FIXED, native=False)
+
+    def algorithm(where: Topology, combining: Combining) -> str:
+        given = {"inplace": inplace, "table": table, "mpi": "MPICH", "combining": combining}
+        return decide("allreduce", where, 8192, **given).variant.algorithm
+
+    assert algorithm(topology, sums) == "ring"
+    assert algorithm(topology, ordered) not in ("ring", NATIVE)
+    assert algorithm(parse_layout("4x4"), sums) != "ring"
