@@ -26,6 +26,7 @@ from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.datatypes import element_of
+from hiercoll.runtime.direct import direct
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan, abandoned
@@ -426,7 +427,7 @@ def _remember_typed(
         program = known.holder, *moves, rows.tobytes()
     choice = (given.root, given.algorithm, given.transport, None, None)
     session.routes.remember(
-        target, counter, collective, given.send, given.recv, *choice, (parts, *program), **given.params
+        target, counter, collective, given.send, given.recv, *choice, (parts, *program), None, **given.params
     )
 
 
@@ -608,7 +609,9 @@ def _remember_call(
     choice = (given.root, given.algorithm, given.transport, *_how(collective, given))
     if not _has_known_operation(collective, given):
         return
-    session.routes.remember(target, counter, collective, send, given.recv, *choice, None, **given.named)
+    is_native = target is getattr(MPI.Intracomm, collective.native)
+    function = direct(session.user, collective, given) if is_native else None
+    session.routes.remember(target, counter, collective, send, given.recv, *choice, None, function, **given.named)
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:

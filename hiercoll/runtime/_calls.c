@@ -46,10 +46,20 @@ typedef struct {
     const int64_t *rows;
 } Typed;
 
-/* A call, and what serves it: a program, or mpi4py's method of communicators. */
+/* How the MPI library's own collective is called where all but the places of buffers is the same each time. */
+enum shape { EXCHANGE, SPREAD, COMBINE }; /* send and recv with counts; one buffer and a root; one count, an operation */
+typedef struct {
+    void *function; /* NULL: mpi4py's method is called */
+    int shape, is_large, root; /* is_large: of counts with 8 bytes */
+    long long counts[2], types[2], operation;
+    char *in_place; /* MPI_IN_PLACE */
+} Direct;
+
+/* A call, and what serves it: a program, or mpi4py's method of communicators, which a function may stand for. */
 typedef struct {
     Key key;
     Typed typed;
+    Direct direct;
     PyObject *target;
     PyObject *counter;          /* calls that the target still serves, and nanoseconds they took, in an array; or None */
     int64_t *left;              /* in there; NULL: it serves all */
@@ -633,10 +643,24 @@ static int64_t *numbers_in(PyObject *counter)
     return view.buf;
 }
 
+/* What Python gives of it: (name, shape, root, counts and datatypes of send and recv, operation, MPI_IN_PLACE). A function
+ * that the MPI library lacks is none. */
+static int read_direct(PyObject *given, Direct *direct)
+{
+    const char *name;
+    unsigned long long in_place;
+    if (!PyArg_ParseTuple(given, "siiLLLLLK", &name, &direct->shape, &direct->root, &direct->counts[0], &direct->types[0],
+                          &direct->counts[1], &direct->types[1], &direct->operation, &in_place))
+        return -1;
+    direct->in_place = (char *)(uintptr_t)in_place;
+    direct->function = find_collective(name, &direct->is_large);
+    return 0;
+}
+
 /* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. ``typed``: see
- * `read_typed`; None for other calls. */
+ * `read_typed`; ``direct``: see `read_direct`; None for other calls. */
 static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter,
-                PyObject *typed)
+                PyObject *typed, PyObject *direct)
 {
     Known *known = PyMem_Calloc(1, sizeof(Known));
     if (!known)
@@ -651,6 +675,7 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
     known->left = numbers_in(counter);
     int good = counter == Py_None || known->left;
     good = good && (typed == Py_None || read_typed(typed, &known->typed) == 0);
+    good = good && (direct == Py_None || read_direct(direct, &known->direct) == 0);
     for (int end = 0; end < 2 && good; end++) {
         known->items[end] = call->arrays[end] ? number_of(call->arrays[end]->type, "itemsize") : 1;
         known->bytes[end] = call->arrays[end]      ? known->items[end] * elements(call->arrays[end])
@@ -764,6 +789,48 @@ static int run_native(PyObject *method, const Call *call, int buffers)
     return done ? 1 : -1;
 }
 
+typedef int (*exchange)(const void *, int, intptr_t, void *, int, intptr_t, intptr_t);
+typedef int (*spread)(void *, int, intptr_t, int, intptr_t);
+typedef int (*combine)(const void *, void *, int, intptr_t, intptr_t, intptr_t);
+typedef int (*large_exchange)(const void *, int64_t, intptr_t, void *, int64_t, intptr_t, intptr_t);
+typedef int (*large_spread)(void *, int64_t, intptr_t, int, intptr_t);
+typedef int (*large_combine)(const void *, void *, int64_t, intptr_t, intptr_t, intptr_t);
+
+static int call_function(const Direct *this, const char *send, char *recv, intptr_t comm)
+{
+    void *function = this->function;
+    intptr_t types[] = {(intptr_t)this->types[0], (intptr_t)this->types[1]}, operation = (intptr_t)this->operation;
+    const long long *large = this->counts;
+    int counts[] = {(int)large[0], (int)large[1]};
+    if (this->shape == EXCHANGE)
+        return this->is_large
+                   ? ((large_exchange)function)(send, large[0], types[0], recv, large[1], types[1], comm)
+                   : ((exchange)function)(send, counts[0], types[0], recv, counts[1], types[1], comm);
+    if (this->shape == SPREAD)
+        return this->is_large ? ((large_spread)function)(recv, large[1], types[1], this->root, comm)
+                              : ((spread)function)(recv, counts[1], types[1], this->root, comm);
+    return this->is_large ? ((large_combine)function)(send, recv, large[1], types[1], operation, comm)
+                          : ((combine)function)(send, recv, counts[1], types[1], operation, comm);
+}
+
+static int run_direct(const Direct *known, const Call *call)
+{
+    Direct direct = *known; /* Python may forget the call while it runs */
+    intptr_t comm = (intptr_t)get_handle((char *)call->comm + calls.offset);
+    const char *send = call->given[0] == calls.in_place ? direct.in_place : call->data[0];
+    char *recv = call->data[1];
+    PyObject *arrays[] = {(PyObject *)call->arrays[0], (PyObject *)call->arrays[1]};
+    int code;
+    for (int end = 0; end < 2; end++)
+        Py_XINCREF(arrays[end]);
+    Py_BEGIN_ALLOW_THREADS
+    code = call_function(&direct, send, recv, comm);
+    Py_END_ALLOW_THREADS
+    for (int end = 0; end < 2; end++)
+        Py_XDECREF(arrays[end]);
+    return code ? failed(code) : 1;
+}
+
 /* Whether sizes come with the call: of many blocks, or, where the root knows all, of one. */
 static int is_by_block(const Call *call) { return call->blocks[1] || call->kind.is_typed || call->kind.root_knows; }
 
@@ -848,6 +915,8 @@ static int run_typed(Routes *routes, Program *program, const Call *call, const T
 
 static int run_known(Routes *routes, const Known *known, const Call *call)
 {
+    if (known->direct.function)
+        return run_direct(&known->direct, call);
     if (Py_TYPE(known->target) != program_type)
         return run_native(known->target, call, known->buffers);
     Program *program = (Program *)known->target;
@@ -967,14 +1036,14 @@ static PyObject *Routes_remember_all(Routes *self, PyObject *args)
     Call call;
     Kind none = {.of_root = -1};
     begin_call(&call, NULL, Py_None, Py_None, none);
-    if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter, Py_None) < 0)
+    if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter, Py_None, Py_None) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (!has_arguments(count, 11))
+    if (!has_arguments(count, 12))
         return NULL;
     Call call;
     Kind kind;
@@ -983,7 +1052,7 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
     begin_named(&call, NULL, args + 3, 1, kind);
     call.rank = self->rank;
     int good = describe(&call, args[2], 0, args + count, names);
-    good = good == 0 && keep(self, &call, args[2], args[0], args[1], args[10]) > 0;
+    good = good == 0 && keep(self, &call, args[2], args[0], args[1], args[10], args[11]) > 0;
     end_call(&call);
     PyErr_Clear(); /* a call that is not known is Python's to serve */
     return PyBool_FromLong(good);
@@ -1176,10 +1245,11 @@ static PyMethodDef routes_methods[] = {
     {"clear", (PyCFunction)Routes_clear, METH_NOARGS, "Forget all calls."},
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
-     "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, typed, **params): let a "
+     "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, typed, direct, **params): let a "
      "program, or a method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; "
      "whether it will. typed, of blocks with datatypes of their own: (what came with each array, in tuples, and bytes of "
-     "arrays), a list with the owner of the memory, the copies before and after, sizes and places."},
+     "arrays), a list with the owner of the memory, the copies before and after, sizes and places. direct, for a method: "
+     "what the MPI library's function is called with in its place."},
     {"remember_all", (PyCFunction)Routes_remember_all, METH_VARARGS,
      "remember_all(method, counter, collective): let mpi4py's method serve all calls of a drop-in communicator on memory "
      "of the host, so many as the counter says, unless something else serves them."},

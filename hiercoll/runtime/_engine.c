@@ -61,6 +61,7 @@ static struct {
     long long null, byte; /* MPI_REQUEST_NULL, MPI_BYTE */
     Py_ssize_t status;    /* bytes */
     PyObject *exception;  /* MPI.Exception */
+    void *library;        /* mpi4py's module, which has loaded the MPI library */
 } mpi;
 void *mpi_create_keyval, *mpi_get_attribute, *mpi_set_attribute, *mpi_rank, *mpi_size, *mpi_test_inter, *mpi_group,
     *mpi_translate_ranks, *mpi_free_group;
@@ -96,7 +97,7 @@ typedef int (*type_any)(void *);
 typedef int (*reduce_int)(const void *, void *, int, int, int);
 typedef int (*reduce_pointer)(const void *, void *, int, void *, void *);
 
-static int failed(int code)
+int failed(int code)
 {
     PyObject *error = PyObject_CallFunction(mpi.exception, "i", code);
     if (error)
@@ -795,15 +796,29 @@ PyTypeObject *program_type;
 
 /* ---- The module */
 
-/* As mpi4py's own calls resolve: what wraps MPI functions for the whole process comes first. */
-static void *resolve(void *library, const char *name)
+/* As mpi4py's own calls resolve: what wraps MPI functions for the whole process comes first. NULL if there is none. */
+static void *find(void *library, const char *name)
 {
     void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found && library)
-        found = dlsym(library, name);
+    return found || !library ? found : dlsym(library, name);
+}
+
+static void *resolve(void *library, const char *name)
+{
+    void *found = find(library, name);
     if (!found)
         PyErr_Format(PyExc_OSError, "%s is not found", name);
     return found;
+}
+
+void *find_collective(const char *name, int *is_large)
+{
+    char full[64];
+    PyOS_snprintf(full, sizeof full, "MPI_%s_c", name);
+    void *found = find(mpi.library, full);
+    *is_large = found != NULL;
+    full[strlen(full) - 2] = 0;
+    return found ? found : find(mpi.library, full);
 }
 
 static PyObject *engine_setup(PyObject *module, PyObject *args)
@@ -816,7 +831,7 @@ static PyObject *engine_setup(PyObject *module, PyObject *args)
     Py_INCREF(mpi.exception);
     if (mpi.width != 4 && mpi.width != 8)
         return PyErr_Format(PyExc_OSError, "handles have %d bytes", mpi.width);
-    void *library = dlopen(path, RTLD_NOLOAD | RTLD_LAZY);
+    void *library = mpi.library = dlopen(path, RTLD_NOLOAD | RTLD_LAZY);
     int good = (mpi.isend = resolve(library, "MPI_Isend")) && (mpi.irecv = resolve(library, "MPI_Irecv")) &&
                (mpi.testall = resolve(library, "MPI_Testall")) && (mpi.testsome = resolve(library, "MPI_Testsome")) &&
                (mpi.test = resolve(library, "MPI_Test")) && (mpi.iprobe = resolve(library, "MPI_Iprobe")) &&

@@ -67,6 +67,9 @@ typedef struct {
 
 int64_t get_handle(const char *at);
 int64_t handle_of(intptr_t argument);          /* that the MPI library calls a function with */
+int failed(int code);                          /* -1 with MPI.Exception */
+/* MPI's function of that name, that for large counts if there is one; NULL if there is none. */
+void *find_collective(const char *name, int *is_large);
 int begin_program(Program *self);              /* 0, or -1 with an exception */
 int advance_program(Program *self, int block); /* 1 when all is done, 0 if not, -1 with an exception */
 void move_blocks(const Move *move, int outward);

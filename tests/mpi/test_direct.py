@@ -1,0 +1,144 @@
+"""Calls that are left to the MPI library, by the compiled engine without mpi4py's method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORLD
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.calls import serving
+from hiercoll.collectives import get_collective
+from hiercoll.runtime import compiled
+from hiercoll.runtime.direct import COMBINE, EXCHANGE, SPREAD, Direct, direct
+from hiercoll.runtime.request import Arguments
+
+SIZE, RANK = WORLD.size, WORLD.rank
+ITEMS = 3
+compiled_only = pytest.mark.skipif(compiled.load()[0] is None, reason="no compiled engine: mpi4py's methods are called")
+
+
+@pytest.fixture
+def comm(monkeypatch: pytest.MonkeyPatch) -> Iterator[MPI.Intracomm]:
+    """On which "auto" stays native."""
+    monkeypatch.setenv("HIERCOLL_LEARN", "0")
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    made = WORLD.Dup()
+    yield made
+    made.Free()
+
+
+def tokens(rank: int, turn: int, items: int, kind: Any) -> Any:
+    return (np.arange(items) + items * (rank + SIZE * turn)).astype(kind)
+
+
+@pytest.mark.parametrize("name", ["alltoall", "allgather", "bcast", "allreduce"])
+def test_what_the_function_is_called_with(name: str) -> None:
+    """As mpi4py would; nothing where mpi4py's method has more to say."""
+    record = get_collective(name)
+    items = ITEMS * SIZE
+    send, recv = np.zeros(items if name != "allgather" else ITEMS), np.zeros(items)
+    of_double = compiled.value_of(MPI.DOUBLE)
+    count = items if name in ("bcast", "allreduce") else ITEMS
+    made = direct(WORLD, record, Arguments(send, recv))
+    assert made is not None
+    assert made.shape == {"bcast": SPREAD, "allreduce": COMBINE}.get(name, EXCHANGE)
+    assert (made.name, made.recv_count, made.recv_type) == (name.capitalize(), count, of_double)
+    if name != "bcast":
+        assert (made.send_count, made.send_type) == (count, of_double)
+    as_bytes = direct(WORLD, record, Arguments([send, MPI.BYTE], [recv, MPI.BYTE]))
+    assert as_bytes is not None and as_bytes.recv_count == 8 * count
+    pair = MPI.DOUBLE.Create_contiguous(1).Commit()
+    others: list[tuple[Any, Any]] = [
+        ([send, count, MPI.DOUBLE], [recv, count, MPI.DOUBLE]),  # counts: mpi4py looks whether they fit
+        ([send, pair], [recv, pair]),  # may be freed
+        (send.astype(">f8"), recv.astype(">f8")),
+        (bytearray(send.nbytes), bytearray(recv.nbytes)),
+        (np.zeros((items, 2))[:, 0], np.zeros((items, 2))[:, 0]),
+    ]
+    assert [direct(WORLD, record, Arguments(*each)) for each in others] == [None] * len(others)
+    pair.Free()
+    if name in ("alltoall", "allgather") and SIZE > 1:
+        assert direct(WORLD, record, Arguments(send, np.zeros(items + 1))) is None
+    if name == "allreduce":
+        assert direct(WORLD, record, Arguments(send, recv[1:])) is None
+        assert direct(WORLD, record, Arguments(send, np.zeros(items, "i8"))) is None
+    for other in ("gather", "reduce", "barrier", "alltoallv", "reduce_scatter"):
+        assert direct(WORLD, get_collective(other), Arguments(send, recv)) is None
+
+
+@pytest.mark.parametrize("kind", ["f8", "f4", "i4", "u1", "c16", "?"])
+@pytest.mark.parametrize("spelled", [lambda array: array, lambda array: [array, MPI._typedict[array.dtype.char]]])
+@pytest.mark.parametrize("algorithm", ["auto", "native"])
+def test_data(comm: MPI.Intracomm, kind: str, spelled: Callable[[Any], Any], algorithm: str) -> None:
+    """Of calls that come again, in other arrays, as drop-in methods and as functions."""
+    ours, root = hiercoll.Intracomm(comm), SIZE - 1
+    for turn in range(4):
+        blocks = tokens(RANK, turn, ITEMS * SIZE, kind)
+        recv = np.full(ITEMS * SIZE, 99, kind)
+        given = {} if turn % 2 and algorithm == "auto" else {"algorithm": algorithm}
+
+        def call(name: str, *buffers: Any, given: Any = given, **more: Any) -> None:
+            if given:
+                getattr(hiercoll, name)(comm, *map(spelled, buffers), **more, **given)
+            else:
+                getattr(ours, name.capitalize())(*map(spelled, buffers), **more)
+
+        call("alltoall", blocks, recv)
+        every = [tokens(rank, turn, ITEMS * SIZE, kind) for rank in range(SIZE)]
+        own = slice(ITEMS * RANK, ITEMS * (RANK + 1))
+        assert np.array_equal(recv, np.concatenate([each[own] for each in every]))
+        recv[:] = 99
+        call("allgather", blocks[:ITEMS].copy(), recv)
+        assert np.array_equal(recv, np.concatenate([each[:ITEMS] for each in every]))
+        recv[:] = every[root] if root == RANK else 99
+        call("bcast", recv, root=root)
+        assert np.array_equal(recv, every[root])
+        op, expected = (MPI.LOR, np.logical_or.reduce) if kind == "?" else (MPI.SUM, sum)
+        recv[:] = 99
+        call("allreduce", blocks, recv, op=op)
+        want = np.asarray(expected(every)).astype(kind)
+        assert np.array_equal(recv, want)
+
+
+def test_sums_in_place(comm: MPI.Intracomm) -> None:
+    ours = hiercoll.Intracomm(comm)
+    for turn in range(4):
+        buffer = tokens(RANK, turn, ITEMS, "f8")
+        ours.Allreduce(MPI.IN_PLACE, buffer, MPI.SUM)
+        assert np.array_equal(buffer, sum(tokens(rank, turn, ITEMS, "f8") for rank in range(SIZE)))
+
+
+@compiled_only
+def test_the_function_is_called(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen by giving it another operation."""
+
+    def other(*given: Any) -> Direct | None:
+        made = direct(*given)
+        return made and made._replace(operation=compiled.value_of(MPI.MAX))
+
+    monkeypatch.setattr(serving, "direct", other)
+    results = []
+    for _ in range(3):
+        result = np.full(1237, -1.0)  # a size of its own: others may be known
+        hiercoll.allreduce(comm, np.full(1237, RANK + 1.0), result)
+        results.append(result[0])
+    assert results == [SIZE * (SIZE + 1) / 2, *[float(SIZE)] * 2]
+
+
+@compiled_only
+def test_errors_are_mpi4pys(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library refuses in a call that is known is MPI.Exception; seen by giving it a wrong root."""
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    monkeypatch.setattr(serving, "direct", lambda *given: (made := direct(*given)) and made._replace(root=SIZE))
+    buffer = np.ones(1237)
+    hiercoll.bcast(comm, buffer)
+    if SIZE > 1:  # some libraries do not look at it on one rank
+        with pytest.raises(MPI.Exception) as caught:
+            hiercoll.bcast(comm, buffer)
+        assert caught.value.Get_error_class() == MPI.ERR_ROOT
