@@ -47,7 +47,7 @@ typedef struct {
 } Typed;
 
 /* How the MPI library's own collective is called where all but the places of buffers is the same each time. */
-enum shape { EXCHANGE, SPREAD, COMBINE }; /* send and recv with counts; one buffer and a root; one count, an operation */
+enum shape { EXCHANGE, SPREAD, COMBINE, ROOTED, COMBINE_AT }; /* as in direct.py */
 typedef struct {
     void *function; /* NULL: mpi4py's method is called */
     int shape, is_large, root; /* is_large: of counts with 8 bytes */
@@ -789,29 +789,35 @@ static int run_native(PyObject *method, const Call *call, int buffers)
     return done ? 1 : -1;
 }
 
-typedef int (*exchange)(const void *, int, intptr_t, void *, int, intptr_t, intptr_t);
-typedef int (*spread)(void *, int, intptr_t, int, intptr_t);
-typedef int (*combine)(const void *, void *, int, intptr_t, intptr_t, intptr_t);
-typedef int (*large_exchange)(const void *, int64_t, intptr_t, void *, int64_t, intptr_t, intptr_t);
-typedef int (*large_spread)(void *, int64_t, intptr_t, int, intptr_t);
-typedef int (*large_combine)(const void *, void *, int64_t, intptr_t, intptr_t, intptr_t);
-
-static int call_function(const Direct *this, const char *send, char *recv, intptr_t comm)
-{
-    void *function = this->function;
-    intptr_t types[] = {(intptr_t)this->types[0], (intptr_t)this->types[1]}, operation = (intptr_t)this->operation;
-    const long long *large = this->counts;
-    int counts[] = {(int)large[0], (int)large[1]};
-    if (this->shape == EXCHANGE)
-        return this->is_large
-                   ? ((large_exchange)function)(send, large[0], types[0], recv, large[1], types[1], comm)
-                   : ((exchange)function)(send, counts[0], types[0], recv, counts[1], types[1], comm);
-    if (this->shape == SPREAD)
-        return this->is_large ? ((large_spread)function)(recv, large[1], types[1], this->root, comm)
-                              : ((spread)function)(recv, counts[1], types[1], this->root, comm);
-    return this->is_large ? ((large_combine)function)(send, recv, large[1], types[1], operation, comm)
-                          : ((combine)function)(send, recv, counts[1], types[1], operation, comm);
-}
+/* MPI's functions, with counts of a type. */
+#define CALL(count)                                                                                                    \
+    static int call_##count(const Direct *this, const void *send, void *recv, intptr_t comm)                           \
+    {                                                                                                                  \
+        count out = (count)this->counts[0], in = (count)this->counts[1];                                               \
+        intptr_t kind = (intptr_t)this->types[0], other = (intptr_t)this->types[1], op = (intptr_t)this->operation;    \
+        int root = this->root;                                                                                         \
+        typedef int (*exchange)(const void *, count, intptr_t, void *, count, intptr_t, intptr_t);                     \
+        typedef int (*spread)(void *, count, intptr_t, int, intptr_t);                                                 \
+        typedef int (*combine)(const void *, void *, count, intptr_t, intptr_t, intptr_t);                             \
+        typedef int (*rooted)(const void *, count, intptr_t, void *, count, intptr_t, int, intptr_t);                  \
+        typedef int (*combine_at)(const void *, void *, count, intptr_t, intptr_t, int, intptr_t);                     \
+        switch (this->shape) {                                                                                         \
+        case EXCHANGE:                                                                                                 \
+            return ((exchange)this->function)(send, out, kind, recv, in, other, comm);                                 \
+        case SPREAD:                                                                                                   \
+            return ((spread)this->function)(recv, in, other, root, comm);                                              \
+        case COMBINE:                                                                                                  \
+            return ((combine)this->function)(send, recv, in, other, op, comm);                                         \
+        case ROOTED:                                                                                                   \
+            return ((rooted)this->function)(send, out, kind, recv, in, other, root, comm);                             \
+        default:                                                                                                       \
+            return ((combine_at)this->function)(send, recv, in, other, op, root, comm);                                \
+        }                                                                                                              \
+    }
+typedef int few;
+typedef int64_t many;
+CALL(few)
+CALL(many)
 
 static int run_direct(const Direct *known, const Call *call)
 {
@@ -819,12 +825,12 @@ static int run_direct(const Direct *known, const Call *call)
     intptr_t comm = (intptr_t)get_handle((char *)call->comm + calls.offset);
     const char *send = call->given[0] == calls.in_place ? direct.in_place : call->data[0];
     char *recv = call->data[1];
-    PyObject *arrays[] = {(PyObject *)call->arrays[0], (PyObject *)call->arrays[1]};
+    PyObject *arrays[] = {(PyObject *)call->arrays[0], (PyObject *)call->arrays[1]}; /* of views there are references */
     int code;
     for (int end = 0; end < 2; end++)
         Py_XINCREF(arrays[end]);
     Py_BEGIN_ALLOW_THREADS
-    code = call_function(&direct, send, recv, comm);
+    code = (direct.is_large ? call_many : call_few)(&direct, send, recv, comm);
     Py_END_ALLOW_THREADS
     for (int end = 0; end < 2; end++)
         Py_XDECREF(arrays[end]);

@@ -15,7 +15,8 @@ from hiercoll.collectives import Collective, Holds
 from hiercoll.runtime.compiled import value_of
 from hiercoll.runtime.request import Arguments
 
-EXCHANGE, SPREAD, COMBINE = range(3)  # send and recv; one buffer and a root; an operation; as in _calls.c
+# Send and recv; one buffer, a root; an operation; send and recv, a root; an operation, a root. As in _calls.c
+EXCHANGE, SPREAD, COMBINE, ROOTED, COMBINE_AT = range(5)
 
 
 class Direct(NamedTuple):
@@ -32,59 +33,76 @@ class Direct(NamedTuple):
     in_place: int  # the address that stands for it
 
 
-class _Elements(NamedTuple):
-    """Of a buffer; nothing of one that is in place."""
+class _Block(NamedTuple):
+    """Elements of a block in a buffer, and their type; nothing of a buffer that is in place, or not this rank's."""
 
-    number: int = 0
+    elements: int = 0
     type: int = 0
 
 
 def direct(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Direct | None:
-    """How the MPI library's own collective is called on equal blocks that all ranks have, in arrays, alone or with a
-    predefined datatype; None for other calls, which mpi4py's method serves."""
+    """How the MPI library's own collective is called on equal blocks, in arrays alone, or in buffers with a predefined
+    datatype, and perhaps a count; None for other calls, which mpi4py's method serves."""
     shape = _shape(collective)
-    send = _Elements() if collective.one_buffer else _elements(given.send)
-    recv = _elements(given.recv)
-    if shape is None or send is None or recv is None or given.named:
+    if shape is None or given.named:
         return None
-    if given.send is MPI.IN_PLACE:
-        if shape != COMBINE:
+    blocks = [_block(*each, comm.size) for each in _buffers(collective, given, comm.rank)]
+    send, recv = blocks
+    if send is None or recv is None:
+        return None
+    is_in_place = given.send is MPI.IN_PLACE or given.recv is MPI.IN_PLACE
+    if is_in_place and shape != COMBINE:
+        return None
+    if collective.operation:
+        if not is_in_place and _Block() not in blocks and send != recv:
             return None
-    elif shape == COMBINE and send != recv:
-        return None
-    (send_count, send_rest), (recv_count, recv_rest) = (
-        divmod(each.number, collective.blocks(holds, comm.size))
-        for each, holds in ((send, collective.send), (recv, collective.recv))
-    )
-    if send_rest or recv_rest:
-        return None
-    operation = value_of(given.op) if shape == COMBINE else 0
-    types, in_place = (send.type, recv.type), int(MPI.IN_PLACE) % (1 << 64)
-    return Direct(collective.native, shape, given.root, send_count, types[0], recv_count, types[1], operation, in_place)
+        send = recv = recv if send == _Block() else send
+    elif shape == ROOTED:  # the other one does not matter, but is to be sound
+        send, recv = (recv if send == _Block() else send), (send if recv == _Block() else recv)
+    operation, in_place = value_of(given.op) if collective.operation else 0, int(MPI.IN_PLACE) % (1 << 64)
+    return Direct(collective.native, shape, given.root, *send, *recv, operation, in_place)
 
 
 def _shape(collective: Collective) -> int | None:
     """How MPI's function takes its arguments, if it is one of those that can be called."""
-    if not collective.is_even or collective.is_rooted or not collective.buffers:
+    if not collective.is_even or not collective.buffers:
         return None
     if collective.operation:
-        return COMBINE if collective.send is collective.recv is Holds.VECTOR else None
-    return SPREAD if collective.one_buffer else EXCHANGE
+        is_whole = collective.send is collective.recv is Holds.VECTOR
+        return None if not is_whole else COMBINE_AT if collective.is_rooted else COMBINE
+    return ROOTED if collective.is_rooted else SPREAD if collective.one_buffer else EXCHANGE
 
 
-def _elements(buffer: Any) -> _Elements | None:
-    """Of an array, or an array and a datatype, as mpi4py counts them; None for other buffers."""
-    if buffer is MPI.IN_PLACE:
-        return _Elements()
-    kind = None
-    if type(buffer) in (list, tuple) and len(buffer) == 2 and isinstance(buffer[1], MPI.Datatype):
-        buffer, kind = buffer
-    if type(buffer) is not np.ndarray or not buffer.flags.c_contiguous:
-        return None
+def _buffers(collective: Collective, given: Arguments, rank: int) -> list[tuple[Any, Holds]]:
+    """send and recv, None for what is not this rank's, and what they hold."""
+    buffers = [None if collective.one_buffer else given.send, given.recv]
+    if collective.is_rooted and rank != given.root:
+        buffers[collective.of_root] = None
+    return list(zip(buffers, (collective.send, collective.recv), strict=True))
+
+
+def _block(buffer: Any, holds: Holds, size: int) -> _Block | None:
+    """A block in a buffer, as mpi4py counts its elements; None where mpi4py has more to say."""
+    if buffer is None or buffer is MPI.IN_PLACE:
+        return _Block()
+    blocks, kind, count = size if holds is Holds.EACH else 1, None, None
+    if type(buffer) in (list, tuple):
+        buffer, *counts, kind = buffer if len(buffer) in (2, 3) else (None, None)
+        count = counts[0] if counts else None
+        if not isinstance(kind, MPI.Datatype) or not (count is None or type(count) is int):
+            return None
     known: Any = MPI._typedict
-    if kind is None and buffer.dtype.isnative:
-        kind = known.get(buffer.dtype.char)
+    if type(buffer) is np.ndarray:
+        if not buffer.flags.c_contiguous or not buffer.dtype.isnative:
+            return None
+        nbytes, kind = buffer.nbytes, known.get(buffer.dtype.char) if kind is None else kind
+    elif type(buffer) is bytearray:
+        nbytes = len(buffer)
+    else:
+        return None
     if kind is None or not kind.is_predefined or kind.Get_extent() != (0, kind.Get_size()) or not kind.Get_size():
         return None
-    count, rest = divmod(buffer.nbytes, kind.Get_size())
-    return None if rest else _Elements(count, value_of(kind))
+    every, rest = divmod(nbytes, blocks * kind.Get_size())
+    if count is not None:
+        return _Block(count, value_of(kind)) if 0 <= count <= every else None
+    return None if rest else _Block(every, value_of(kind))

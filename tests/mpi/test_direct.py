@@ -14,7 +14,7 @@ import hiercoll
 from hiercoll.calls import serving
 from hiercoll.collectives import get_collective
 from hiercoll.runtime import compiled
-from hiercoll.runtime.direct import COMBINE, EXCHANGE, SPREAD, Direct, direct
+from hiercoll.runtime.direct import COMBINE, COMBINE_AT, EXCHANGE, ROOTED, SPREAD, Direct, direct
 from hiercoll.runtime.request import Arguments
 
 SIZE, RANK = WORLD.size, WORLD.rank
@@ -37,28 +37,37 @@ def tokens(rank: int, turn: int, items: int, kind: Any) -> Any:
     return (np.arange(items) + items * (rank + SIZE * turn)).astype(kind)
 
 
-@pytest.mark.parametrize("name", ["alltoall", "allgather", "bcast", "allreduce"])
+@pytest.mark.parametrize("name", ["alltoall", "allgather", "bcast", "allreduce", "gather", "scatter", "reduce"])
 def test_what_the_function_is_called_with(name: str) -> None:
     """As mpi4py would; nothing where mpi4py's method has more to say."""
     record = get_collective(name)
     items = ITEMS * SIZE
-    send, recv = np.zeros(items if name != "allgather" else ITEMS), np.zeros(items)
+    one, every = np.zeros(ITEMS), np.zeros(items)
+    send, recv = {"allgather": (one, every), "gather": (one, every), "scatter": (every, one)}.get(
+        name, (every, every + 1)
+    )
     of_double = compiled.value_of(MPI.DOUBLE)
-    count = items if name in ("bcast", "allreduce") else ITEMS
+    count = items if name in ("bcast", "allreduce", "reduce") else ITEMS
     made = direct(WORLD, record, Arguments(send, recv))
     assert made is not None
-    assert made.shape == {"bcast": SPREAD, "allreduce": COMBINE}.get(name, EXCHANGE)
+    shapes = {"bcast": SPREAD, "allreduce": COMBINE, "gather": ROOTED, "scatter": ROOTED, "reduce": COMBINE_AT}
+    assert made.shape == shapes.get(name, EXCHANGE)
     assert (made.name, made.recv_count, made.recv_type) == (name.capitalize(), count, of_double)
     if name != "bcast":
         assert (made.send_count, made.send_type) == (count, of_double)
-    as_bytes = direct(WORLD, record, Arguments([send, MPI.BYTE], [recv, MPI.BYTE]))
+    as_bytes = direct(WORLD, record, Arguments([bytearray(send), MPI.BYTE], [recv, MPI.BYTE]))
     assert as_bytes is not None and as_bytes.recv_count == 8 * count
+    fewer = direct(WORLD, record, Arguments([send, count - 1, MPI.DOUBLE], [recv, count - 1, MPI.DOUBLE]))
+    assert fewer is not None and fewer.recv_count == count - 1
     pair = MPI.DOUBLE.Create_contiguous(1).Commit()
     others: list[tuple[Any, Any]] = [
-        ([send, count, MPI.DOUBLE], [recv, count, MPI.DOUBLE]),  # counts: mpi4py looks whether they fit
+        ([send, count + 1, MPI.DOUBLE], [recv, count + 1, MPI.DOUBLE]),
+        ([send, -1, MPI.DOUBLE], [recv, -1, MPI.DOUBLE]),
+        ([send, True, MPI.DOUBLE], [recv, True, MPI.DOUBLE]),
+        ([send, "d"], [recv, "d"]),
         ([send, pair], [recv, pair]),  # may be freed
         (send.astype(">f8"), recv.astype(">f8")),
-        (bytearray(send.nbytes), bytearray(recv.nbytes)),
+        (bytearray(send), bytearray(recv)),
         (np.zeros((items, 2))[:, 0], np.zeros((items, 2))[:, 0]),
     ]
     assert [direct(WORLD, record, Arguments(*each)) for each in others] == [None] * len(others)
@@ -68,42 +77,60 @@ def test_what_the_function_is_called_with(name: str) -> None:
     if name == "allreduce":
         assert direct(WORLD, record, Arguments(send, recv[1:])) is None
         assert direct(WORLD, record, Arguments(send, np.zeros(items, "i8"))) is None
-    for other in ("gather", "reduce", "barrier", "alltoallv", "reduce_scatter"):
+    if name != "allreduce":
+        assert direct(WORLD, record, Arguments(MPI.IN_PLACE, recv)) is None or name in ("bcast", "scatter")
+    for other in ("barrier", "alltoallv", "reduce_scatter"):
         assert direct(WORLD, get_collective(other), Arguments(send, recv)) is None
 
 
+Spelled = Callable[[Any, int], Any]
+SPELLINGS: list[Spelled] = [
+    lambda array, blocks: array,
+    lambda array, blocks: [array, MPI._typedict[array.dtype.char]],
+    lambda array, blocks: (array, array.size // blocks, MPI._typedict[array.dtype.char]),
+]
+
+
 @pytest.mark.parametrize("kind", ["f8", "f4", "i4", "u1", "c16", "?"])
-@pytest.mark.parametrize("spelled", [lambda array: array, lambda array: [array, MPI._typedict[array.dtype.char]]])
+@pytest.mark.parametrize("spelled", SPELLINGS)
 @pytest.mark.parametrize("algorithm", ["auto", "native"])
-def test_data(comm: MPI.Intracomm, kind: str, spelled: Callable[[Any], Any], algorithm: str) -> None:
+def test_data(comm: MPI.Intracomm, kind: str, spelled: Spelled, algorithm: str) -> None:
     """Of calls that come again, in other arrays, as drop-in methods and as functions."""
     ours, root = hiercoll.Intracomm(comm), SIZE - 1
     for turn in range(4):
-        blocks = tokens(RANK, turn, ITEMS * SIZE, kind)
-        recv = np.full(ITEMS * SIZE, 99, kind)
-        given = {} if turn % 2 and algorithm == "auto" else {"algorithm": algorithm}
-
-        def call(name: str, *buffers: Any, given: Any = given, **more: Any) -> None:
-            if given:
-                getattr(hiercoll, name)(comm, *map(spelled, buffers), **more, **given)
-            else:
-                getattr(ours, name.capitalize())(*map(spelled, buffers), **more)
-
-        call("alltoall", blocks, recv)
+        blocks, recv, one = tokens(RANK, turn, ITEMS * SIZE, kind), np.empty(ITEMS * SIZE, kind), np.empty(ITEMS, kind)
         every = [tokens(rank, turn, ITEMS * SIZE, kind) for rank in range(SIZE)]
         own = slice(ITEMS * RANK, ITEMS * (RANK + 1))
+        op = MPI.LOR if kind == "?" else MPI.SUM
+        total = np.logical_or.reduce(every) if kind == "?" else np.asarray(sum(every)).astype(kind)
+        firsts = np.concatenate([each[:ITEMS] for each in every])
+        is_drop_in = turn % 2 and algorithm == "auto"
+
+        def call(name: str, *buffers: tuple[Any, int], is_drop_in: bool = bool(is_drop_in), **more: Any) -> None:
+            given = [None if array is None else spelled(array, blocks) for array, blocks in buffers]
+            if given[-1] is not None and name != "bcast":
+                buffers[-1][0][...] = 99
+            if is_drop_in:
+                getattr(ours, name.capitalize())(*given, **more)
+            else:
+                getattr(hiercoll, name)(comm, *given, **more, algorithm=algorithm)
+
+        call("alltoall", (blocks, SIZE), (recv, SIZE))
         assert np.array_equal(recv, np.concatenate([each[own] for each in every]))
-        recv[:] = 99
-        call("allgather", blocks[:ITEMS].copy(), recv)
-        assert np.array_equal(recv, np.concatenate([each[:ITEMS] for each in every]))
+        call("allgather", (blocks[:ITEMS].copy(), 1), (recv, SIZE))
+        assert np.array_equal(recv, firsts)
         recv[:] = every[root] if root == RANK else 99
-        call("bcast", recv, root=root)
+        call("bcast", (recv, 1), root=root)
         assert np.array_equal(recv, every[root])
-        op, expected = (MPI.LOR, np.logical_or.reduce) if kind == "?" else (MPI.SUM, sum)
-        recv[:] = 99
-        call("allreduce", blocks, recv, op=op)
-        want = np.asarray(expected(every)).astype(kind)
-        assert np.array_equal(recv, want)
+        call("allreduce", (blocks, 1), (recv, 1), op=op)
+        assert np.array_equal(recv, total)
+        here = root == RANK
+        call("reduce", (blocks, 1), (recv if here else None, 1), op=op, root=root)
+        assert not here or np.array_equal(recv, total)
+        call("gather", (blocks[:ITEMS].copy(), 1), (recv if here else None, SIZE), root=root)
+        assert not here or np.array_equal(recv, firsts)
+        call("scatter", (blocks if here else None, SIZE), (one, 1), root=root)
+        assert np.array_equal(one, every[root][own])
 
 
 def test_sums_in_place(comm: MPI.Intracomm) -> None:
