@@ -19,6 +19,9 @@ from hiercoll.runtime.request import Arguments
 EXCHANGE, SPREAD, COMBINE, ROOTED, COMBINE_AT = range(5)
 
 
+_ABSENT = object()  # a buffer that the collective does not have, or not on this rank
+
+
 class Direct(NamedTuple):
     """What MPI's function is called with, as mpi4py's method would: its name, its ``shape``, and handles as numbers."""
 
@@ -46,8 +49,11 @@ def direct(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Dir
     shape = _shape(collective)
     if shape is None or given.named:
         return None
-    blocks = [_block(*each, comm.size) for each in _buffers(collective, given, comm.rank)]
-    send, recv = blocks
+    buffers = [given.send, given.recv]
+    if collective.one_buffer or (collective.is_rooted and comm.rank != given.root):
+        buffers[max(0, collective.of_root)] = _ABSENT
+    holds = (collective.send, collective.recv)
+    send, recv = blocks = [_block(*each, comm.size) for each in zip(buffers, holds, strict=True)]
     if send is None or recv is None:
         return None
     is_in_place = given.send is MPI.IN_PLACE or given.recv is MPI.IN_PLACE
@@ -73,17 +79,9 @@ def _shape(collective: Collective) -> int | None:
     return ROOTED if collective.is_rooted else SPREAD if collective.one_buffer else EXCHANGE
 
 
-def _buffers(collective: Collective, given: Arguments, rank: int) -> list[tuple[Any, Holds]]:
-    """send and recv, None for what is not this rank's, and what they hold."""
-    buffers = [None if collective.one_buffer else given.send, given.recv]
-    if collective.is_rooted and rank != given.root:
-        buffers[collective.of_root] = None
-    return list(zip(buffers, (collective.send, collective.recv), strict=True))
-
-
 def _block(buffer: Any, holds: Holds, size: int) -> _Block | None:
     """A block in a buffer, as mpi4py counts its elements; None where mpi4py has more to say."""
-    if buffer is None or buffer is MPI.IN_PLACE:
+    if buffer is _ABSENT or buffer is MPI.IN_PLACE:
         return _Block()
     blocks, kind, count = size if holds is Holds.EACH else 1, None, None
     if type(buffer) in (list, tuple):

@@ -79,6 +79,9 @@ def test_what_the_function_is_called_with(name: str) -> None:
         assert direct(WORLD, record, Arguments(send, np.zeros(items, "i8"))) is None
     if name != "allreduce":
         assert direct(WORLD, record, Arguments(MPI.IN_PLACE, recv)) is None or name in ("bcast", "scatter")
+    if name in ("gather", "scatter", "reduce") and RANK == 0:
+        for nothing in ((None, recv), (send, None)):  # as mpi4py takes it, in place, or wrong
+            assert direct(WORLD, record, Arguments(*nothing)) is None
     for other in ("barrier", "alltoallv", "reduce_scatter"):
         assert direct(WORLD, get_collective(other), Arguments(send, recv)) is None
 
