@@ -74,10 +74,10 @@ def is_settled(comm: MPI.Intracomm) -> bool:
     return session is not None and session.policy.is_settled
 
 
-def settle(call: Call, is_settled: Callable[[], bool], calls: int, most: int) -> int | None:
-    """Make calls until all has been tried, so many in all at most, of which ``calls`` are made. After how many that
-    was; None if it was not."""
-    while not WORLD.allreduce(is_settled(), op=MPI.LAND):
+def settle(comm: MPI.Intracomm, call: Call, calls: int, most: int) -> int | None:
+    """Make calls on a communicator until all has been tried, so many in all at most, of which ``calls`` are made. After
+    how many that was; None if it was not."""
+    while not WORLD.allreduce(is_settled(comm), op=MPI.LAND):
         if calls >= most:
             return None
         for _ in range(STRIDE):
@@ -106,7 +106,7 @@ def measure(name: str, size: int, first: int, after: int, patience: int, table: 
     ratio = {"auto": sum(times["auto"]) / native, "control": sum(times["control"]) / sum(times["native"])}
     cold = {label: each[0] for label, each in times.items()}
     spent = spent_on(ours)
-    settled = settle(calls["auto"], lambda: is_settled(ours), first, patience)
+    settled = settle(ours, calls["auto"], first, patience)
     if table is not None:
         comms["table"] = WORLD.Dup()
         hiercoll.configure(comms["table"], table=table)

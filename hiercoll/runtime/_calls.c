@@ -52,7 +52,6 @@ typedef struct {
     void *function; /* NULL: mpi4py's method is called */
     int shape, is_large, root; /* is_large: of counts with 8 bytes */
     long long counts[2], types[2], operation;
-    char *in_place; /* MPI_IN_PLACE */
 } Direct;
 
 /* A call, and what serves it: a program, or mpi4py's method of communicators, which a function may stand for. */
@@ -91,6 +90,7 @@ static struct {
     int64_t no_type;                  /* MPI.DATATYPE_NULL */
     PyObject *background, *observers; /* lists: calls go past here while there is something in them */
     PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
+    char *in_place_address;           /* MPI_IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
     PyObject *routes;                 /* of each communicator, by handle: (routes, tally) */
@@ -643,16 +643,14 @@ static int64_t *numbers_in(PyObject *counter)
     return view.buf;
 }
 
-/* What Python gives of it: (name, shape, root, counts and datatypes of send and recv, operation, MPI_IN_PLACE). A function
- * that the MPI library lacks is none. */
+/* What Python gives of it: (name, shape, root, counts and datatypes of send and recv, operation). A function that the MPI
+ * library lacks is none. */
 static int read_direct(PyObject *given, Direct *direct)
 {
     const char *name;
-    unsigned long long in_place;
-    if (!PyArg_ParseTuple(given, "siiLLLLLK", &name, &direct->shape, &direct->root, &direct->counts[0], &direct->types[0],
-                          &direct->counts[1], &direct->types[1], &direct->operation, &in_place))
+    if (!PyArg_ParseTuple(given, "siiLLLLL", &name, &direct->shape, &direct->root, &direct->counts[0], &direct->types[0],
+                          &direct->counts[1], &direct->types[1], &direct->operation))
         return -1;
-    direct->in_place = (char *)(uintptr_t)in_place;
     direct->function = find_collective(name, &direct->is_large);
     return 0;
 }
@@ -823,7 +821,7 @@ static int run_direct(const Direct *known, const Call *call)
 {
     Direct direct = *known; /* Python may forget the call while it runs */
     intptr_t comm = (intptr_t)get_handle((char *)call->comm + calls.offset);
-    const char *send = call->given[0] == calls.in_place ? direct.in_place : call->data[0];
+    const char *send = call->given[0] == calls.in_place ? calls.in_place_address : call->data[0];
     char *recv = call->data[1];
     PyObject *arrays[] = {(PyObject *)call->arrays[0], (PyObject *)call->arrays[1]}; /* of views there are references */
     int code;
@@ -1292,6 +1290,11 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     Py_INCREF(args); /* for good, and so what it holds */
     no_communicator = no_comm;
     calls.no_type = no_type;
+    PyObject *in_place = PyNumber_Long(calls.in_place);
+    calls.in_place_address = in_place ? PyLong_AsVoidPtr(in_place) : NULL;
+    Py_XDECREF(in_place);
+    if (!calls.in_place_address)
+        return NULL;
     if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
         example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)
         return PyErr_Format(PyExc_OSError, "arrays of this NumPy are laid out in a way that is not known");

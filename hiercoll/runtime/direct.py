@@ -17,8 +17,6 @@ from hiercoll.runtime.request import Arguments
 
 # Send and recv; one buffer, a root; an operation; send and recv, a root; an operation, a root. As in _calls.c
 EXCHANGE, SPREAD, COMBINE, ROOTED, COMBINE_AT = range(5)
-
-
 _ABSENT = object()  # a buffer that the collective does not have, or not on this rank
 
 
@@ -33,7 +31,6 @@ class Direct(NamedTuple):
     recv_count: int
     recv_type: int
     operation: int
-    in_place: int  # the address that stands for it
 
 
 class _Block(NamedTuple):
@@ -56,17 +53,16 @@ def direct(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Dir
     send, recv = blocks = [_block(*each, comm.size) for each in zip(buffers, holds, strict=True)]
     if send is None or recv is None:
         return None
-    is_in_place = given.send is MPI.IN_PLACE or given.recv is MPI.IN_PLACE
-    if is_in_place and shape != COMBINE:
+    if shape != COMBINE and (given.send is MPI.IN_PLACE or given.recv is MPI.IN_PLACE):
         return None
     if collective.operation:
-        if not is_in_place and _Block() not in blocks and send != recv:
+        if _Block() not in blocks and send != recv:
             return None
         send = recv = recv if send == _Block() else send
     elif shape == ROOTED:  # the other one does not matter, but is to be sound
         send, recv = (recv if send == _Block() else send), (send if recv == _Block() else recv)
-    operation, in_place = value_of(given.op) if collective.operation else 0, int(MPI.IN_PLACE) % (1 << 64)
-    return Direct(collective.native, shape, given.root, *send, *recv, operation, in_place)
+    operation = value_of(given.op) if collective.operation else 0
+    return Direct(collective.native, shape, given.root, *send, *recv, operation)
 
 
 def _shape(collective: Collective) -> int | None:

@@ -1,4 +1,4 @@
-"""Measuring where ranks share cores."""
+"""Which core a rank runs on while it is measured."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Cores:
     """Moves ranks to other cores where a host has fewer cores than ranks: at random, as many to each.
 
     Which ranks share a core decides how long a short call takes, by a factor of three and more, and which algorithm is
-    fastest; and it stays as it happens to be as long as ranks give way to each other instead of sleeping. So figures
-    are to be taken in many such places.
+    fastest. Ranks that yield while they wait, and do not sleep, stay on their core for the whole job. So a figure is to
+    be taken with ranks placed in many ways.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
