@@ -28,7 +28,7 @@ def mpi_library() -> str:
 def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received: int, *, held: bool) -> Engine:
     """The form of the collective that the request names, on buffers at these addresses; ``held``: see `Native`.
 
-    Raises ConstraintError where the library lacks it.
+    Raises ConstraintError where the library lacks it, or delivers wrong data in it.
     """
     if request.operation is not None and request.operation.narrow is not None:
         return _in_single(comm, request, request.operation, rank, sent, received, held=held)
@@ -39,11 +39,13 @@ def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received
     if record.root:
         args = (*args, request.root)
     if form == "persistent":
+        lacking = "an MPI library with persistent collectives (MPI 4.0)"
+        if not request.variant.is_sound(mpi_library()):
+            raise ConstraintError("native form=persistent", f"{lacking} that deliver right data", mpi_library(), rank)
         try:
             return NativePersistent(getattr(comm, record.persistent), args, datatypes)
         except NotImplementedError:
-            expected = "an MPI library with persistent collectives (MPI 4.0)"
-            raise ConstraintError("native form=persistent", expected, MPI.get_vendor()[0], comm.rank) from None
+            raise ConstraintError("native form=persistent", lacking, mpi_library(), rank) from None
     blocking, nonblocking = getattr(comm, record.native), getattr(comm, record.nonblocking)
     return Native(blocking, nonblocking, args, datatypes, held or form == "nonblocking")
 

@@ -269,7 +269,7 @@ class Contest:
         except DataError as error:
             if variant.algorithm != NATIVE or not (variant.params or held):
                 raise
-            # As Intel MPI 2021.18 does in persistent allgathers, from the second start on. On all ranks alike.
+            # A form of the MPI library's own that it does not get right. On all ranks alike.
             warnings.warn(NativeWarning(f"{error}; {self._session.library} delivers them in that form"), stacklevel=2)
             if subject.plan is not None:
                 subject.plan.free()

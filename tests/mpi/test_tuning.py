@@ -125,7 +125,6 @@ def test_plans_follow_a_table_for_uneven_blocks(comm: MPI.Intracomm, calls: drop
     np.testing.assert_array_equal(recv, np.repeat(100 * np.arange(comm.size) + comm.rank, counts))
 
 
-@pytest.mark.filterwarnings("ignore::hiercoll.NativeWarning")  # Intel MPI's persistent Allgather
 @pytest.mark.ranks([3, 4])
 def test_search_measures_everything_it_shows(on_layout: OnLayout) -> None:
     comm = on_layout("2+1" if WORLD.size == 3 else "2x2")

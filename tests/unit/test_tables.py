@@ -16,7 +16,7 @@ from hiercoll.algorithms import get_algorithm
 from hiercoll.errors import TableError
 from hiercoll.model.cost import Link, Links
 from hiercoll.settings import own_table
-from hiercoll.tables import Choice, Entry, Figure, Table, Variant, dump, layout_distance, load, parse
+from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Figure, Table, Variant, dump, layout_distance, load, parse
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import NATIVE, decide
 
@@ -70,6 +70,15 @@ def test_plans_have_choices_of_their_own() -> None:
         parse(dump(Table((replace(entry, choices=entry.plans),))))
     with pytest.raises(TableError, match=r"params: expected none for native, or form: nonblocking or persistent"):
         parse(dump(Table((entry,))).replace('"nonblocking"', '"other"'))
+
+
+def test_forms_that_a_library_does_not_get_right() -> None:
+    """native's plan is taken instead, and a form of the kind is refused only where it is unsound."""
+    persistent, nonblocking = (Variant(NATIVE, {"form": form}) for form in ("persistent", "nonblocking"))
+    entry = replace(ENTRY, mpi="Intel MPI 2021.18.1", choices=(Choice(1, nonblocking),), plans=(Choice(1, persistent),))
+    assert [entry.choice(8, held=held) for held in (False, True)] == [nonblocking, NATIVE_VARIANT]
+    assert replace(entry, mpi="MPICH 5.0.2").choice(8, held=True) == persistent
+    assert BRUCK.is_sound(entry.mpi) and NATIVE_VARIANT.is_sound(entry.mpi)
 
 
 def test_figures_of_one_sample_rank_nothing() -> None:
