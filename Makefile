@@ -19,7 +19,7 @@ DEV := .venv/dev
 ENGINE := .venv/.engine
 PIP := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo quick test lint unit mpi instruments faults mpi4py lab figures sweep gallery docs wheel clean
+.PHONY: demo quick test bytecode lint unit mpi instruments faults mpi4py lab figures sweep gallery docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(MPICH)/.ready
@@ -31,7 +31,11 @@ quick: lint
 
 test:
 	$(MAKE) --no-print-directory -j2 $(ENGINE) $(OPENMPI)/.ready  # both at once
-	$(MAKE) --no-print-directory lint unit mpi instruments faults mpi4py lab
+	$(MAKE) --no-print-directory bytecode lint unit mpi instruments faults mpi4py lab
+
+# As pip does for what it installs: else each process of each job compiles the package anew where Python may not keep it.
+bytecode: $(DEV)/.ready
+	$(DEV)/bin/python -m compileall -q hiercoll
 
 lint: $(ENGINE)
 	$(DEV)/bin/ruff check .
@@ -64,14 +68,14 @@ mpi4py: $(ENGINE)
 lab: $(ENGINE) $(OPENMPI)/.ready
 	HIERCOLL_LAB_ENV=$(CURDIR)/$(OPENMPI) $(DEV)/bin/python -m pytest -q -rs tests/lab -m "not slow"
 
-figures: $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
+figures: bytecode $(DEV)/.ready $(MPICH)/.ready $(OPENMPI)/.ready $(IMPI)/.ready
 	scripts/figures docs/lab $(MPICH) $(OPENMPI) $(IMPI)
 	$(DEV)/bin/hiercoll plot docs/lab/bench-*.jsonl --timing single --format svg --output docs/lab
 
-sweep: $(ENGINE) $(OPENMPI)/.ready $(IMPI)/.ready
+sweep: bytecode $(ENGINE) $(OPENMPI)/.ready $(IMPI)/.ready
 	$(DEV)/bin/python scripts/sweep.py $(DEV) $(OPENMPI) $(IMPI) --record docs/sweep.jsonl
 
-gallery: .venv/gallery-mpich/.ready .venv/gallery-openmpi/.ready .venv/gallery-heat/.ready
+gallery: bytecode .venv/gallery-mpich/.ready .venv/gallery-openmpi/.ready .venv/gallery-heat/.ready
 	.venv/gallery-mpich/bin/python examples/gallery/run.py --environment .venv/gallery-mpich
 	.venv/gallery-openmpi/bin/python examples/gallery/run.py --environment .venv/gallery-openmpi
 	.venv/gallery-heat/bin/python examples/gallery/run.py --environment .venv/gallery-heat

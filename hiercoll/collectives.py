@@ -469,7 +469,7 @@ BCAST = Collective(
     in_place=InPlace.ALWAYS,
     root=True,
     native="Bcast",
-    tuned="8:1M:4,192,12K,96K,1536K",
+    tuned="8:2M:4,192,12K,96K,4M",
     size_of="bytes per rank",
     section="6.4",
 )
@@ -493,7 +493,7 @@ ALLREDUCE = Collective(
     recv=Holds.VECTOR,
     operation=True,
     native="Allreduce",
-    tuned="8:1M:4,192,12K,96K,1536K",
+    tuned="8:2M:4,192,12K,96K,4M",
     size_of="bytes per rank",
     section="6.9.6",
 )

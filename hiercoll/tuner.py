@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from math import inf
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -197,6 +198,31 @@ def _modelled(
     return rank_by_model(
         collective, topology, block, inplace=inplace, machine=machine, order=order, accumulates=accumulates
     )
+
+
+def model_seconds(
+    collective: str,
+    topology: Topology,
+    block: int,
+    variant: Variant,
+    *,
+    inplace: bool = False,
+    combining: Combining = FREE,
+    machine: Machine | None = None,
+) -> float:
+    """What the cost model says that a variant takes; infinite where it cannot run, or is not to be ranked. See
+    `rank_by_model`."""
+    ranked = rank_by_model(
+        collective,
+        topology,
+        block,
+        inplace=inplace,
+        variants=[(variant.algorithm, variant.params)],
+        machine=machine,
+        order=combining.of_auto,
+        accumulates=combining.accumulates,
+    )
+    return ranked[0].seconds if ranked else inf
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import FREE, Candidate, Combining, Decision, Spread, decide, uneven_choices
+from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, model_seconds, uneven_choices
 from hiercoll.tuning.learning import FEW, MANY, PLAN_SECONDS, SHARE, Budget, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
-ASKING = 5e-3  # seconds that it takes the model to compare algorithms at first, besides
+ASKING = 2e-3  # seconds that it takes ranks to ask the cost model about an algorithm at first, besides
 LOOKING = 4e-6  # seconds that the model looks at an algorithm's schedules, over the ranks and the lanes of a node
 OF_A_KIND = 2  # candidates that differ in parameters only
 
@@ -233,27 +233,42 @@ class Policy:
         name, lanes = wanted.collective.family, max(self._topology.node_sizes)
         is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
         return (
-            max(ASKING, self._paid[-1]) + LOOKING * self._topology.size * lanes * len(automatic(name))
+            max(ASKING, self._paid[-1]) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
             if is_new
             else ASKING / 5
         )
 
     def _offered(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
-        """native, and the few that may be faster, by a table, or by the model on rank 0. Collective at first."""
+        """native, and the few that may be faster, by a table, or by the model. Collective at first."""
         del own
         if wanted.key not in self._offers:
             name, most = wanted.collective.family, MANY if self.share == inf else FEW
             if self.table.find(name, self._library, wanted.memory, self._topology) is not None:
-                liked = _varied(self.decide(wanted).ranking, most)
+                ranking = [each.variant for each in self.decide(wanted).ranking]
             else:
-                able = [Variant(*each) for each in automatic(name)]
-                own_choice = _varied(self.decide(wanted).ranking, most) if self._rank == 0 else []
-                numbers = [1.0 + able.index(each) for each in own_choice]
-                agreed = self._slowest([*numbers, *[0.0] * (most - len(numbers))])
-                liked = [able[int(number) - 1] for number in agreed if number]
+                ranking = self._modelled(wanted)
+            liked = _varied(ranking, most)
             full = [Variant(v.algorithm, REGISTRY[name][v.algorithm].resolve(v.params), v.transport) for v in liked]
             self._offers[wanted.key] = (NATIVE_VARIANT, *full)
         return self._offers[wanted.key]
+
+    def _modelled(self, wanted: Wanted) -> list[Variant]:
+        """What the cost model ranks, fastest first. Each rank asks it about some algorithms, and tells the others: if
+        one did all of it, the others would wait, and where ranks share cores, keep it from its core. Collective."""
+        able = [Variant(*each) for each in automatic(wanted.collective.family)]
+        told = [0.0] * len(able)  # seconds; 0 for what other ranks tell
+        for index in range(self._rank, len(able), self._topology.size):
+            told[index] = model_seconds(
+                wanted.collective.family,
+                self._topology,
+                wanted.size,
+                able[index],
+                inplace=wanted.in_place,
+                combining=wanted.combining,
+                machine=self.table.machine,
+            )
+        seconds = self._slowest(told)
+        return [able[index] for index in sorted(range(len(able)), key=seconds.__getitem__) if seconds[index] < inf]
 
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""
@@ -277,13 +292,13 @@ def _nothing(own: Own) -> tuple[Variant, ...]:
     return ()
 
 
-def _varied(ranking: Sequence[Candidate], most: int) -> list[Variant]:
+def _varied(ranking: Sequence[Variant], most: int) -> list[Variant]:
     """The first of a ranking, but of each algorithm only a few."""
     found: list[Variant] = []
     for each in ranking:
         alike = sum(other.algorithm == each.algorithm for other in found)
         if each.algorithm != NATIVE and alike < OF_A_KIND and len(found) < most:
-            found.append(each.variant)
+            found.append(each)
     return found
 
 

@@ -272,18 +272,29 @@ def test_classes_of_sizes() -> None:
 
 
 def test_candidates() -> None:
-    """native and the few that the model likes best, of each algorithm not all, with all parameters; rank 0's word
-    counts."""
+    """native and the few that the model likes best, of each algorithm not all, with all parameters; each rank asks the
+    model about some."""
+    told: list[list[float]] = []
+
+    def tell(seconds: Sequence[float]) -> list[float]:
+        told.append(list(seconds))
+        return list(seconds)
+
+    ranks = [policy(rank=rank) for rank in range(8)]
+    for each in ranks:
+        each.learn()
+        each._slowest = tell
+        each._offered(wanted(), None)
+    assert max(sum(seconds > 0 for seconds in row) for row in told) <= len(told[0]) / 8 + 1
+    ranking = tuner.rank_by_model("alltoall", parse_layout(LAYOUT), wanted().size)
     for share, most in ((inf, MANY), (0.05, FEW)):
         chosen = policy()
         chosen.learn(share)
+        chosen._slowest = lambda seconds: [max(row) for row in zip(*told, strict=True)]
         native, *others = chosen._offered(wanted(), None)
         assert native == NATIVE_VARIANT and len({each.key for each in others}) == len(others)
-        assert not others  # this is rank 3, alone
-        first = policy(rank=0)
-        first.learn(share)
-        native, *others = first._offered(wanted(), None)
         assert 2 < len(others) <= most
+        assert others[0] == full(ALLTOALL, ranking[0].algorithm, **ranking[0].params)
         assert all(each == full(ALLTOALL, each.algorithm, **each.params) for each in others)
         assert max(Counter(each.algorithm for each in others).values()) <= OF_A_KIND
 
