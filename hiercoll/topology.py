@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -158,9 +158,11 @@ def parse_layout(text: str) -> Topology:
     raise wrong
 
 
-def discover(comm: MPI.Intracomm, told: Sequence[float] = ()) -> tuple[Topology, MPI.Intracomm | None, list[float]]:
+def discover(
+    comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple
+) -> tuple[Topology, MPI.Intracomm | None, list[float]]:
     """Topology of an MPI communicator; one of this rank's node, unless it is a virtual one; and the largest of the
-    numbers that all ranks have ``told``, each of several, since one exchange serves for both (collective).
+    numbers that all ranks ``tell``, each of several, since one exchange serves for both (collective).
 
     Nodes are what ``MPI_Comm_split_type(SHARED)`` says, or, where the environment
     variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
@@ -174,7 +176,7 @@ def discover(comm: MPI.Intracomm, told: Sequence[float] = ()) -> tuple[Topology,
     host = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
     (first,), text = translated([0], host, comm), settings.nodes()
     (world_rank,) = translated([comm.rank], comm, MPI.COMM_WORLD)
-    mine = np.array([first, world_rank, -1 if text is None else zlib.crc32(text.encode()), *told], float)
+    mine = np.array([first, world_rank, -1 if text is None else zlib.crc32(text.encode()), *tell()], float)
     everyone = np.empty((comm.size, len(mine)))
     comm.Allgather(mine, everyone)
     hosts, world_ranks, texts = everyone[:, :3].astype(int).T.tolist()

@@ -168,7 +168,7 @@ class Session:
         self.library = mpi_library()
         self._node: MPI.Intracomm | None = None
         try:
-            self.topology, self._node, largest = discover(self.comm, self._settings(timeout, began))
+            self.topology, self._node, largest = discover(self.comm, partial(self._settings, timeout, began))
             common = Settings(*largest)
             self._agree_on(common)
             table, known = from_root(self.comm, self._read_all) if common.has_more else (Table(), {})

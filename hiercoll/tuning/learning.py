@@ -28,9 +28,10 @@ from hiercoll.tuner import Spread
 
 FIRST = 16  # calls before ranks look at their times
 LONGEST = 240  # calls between two looks
+GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
 LONG_WAIT = 64  # calls from which on ranks look at their times while there is too little time to spend
 LONGEST_WAIT = 4096  # calls between two looks, while there is too little time to spend
-SHARE = 0.05  # of the time of calls, that finding out may cost
+SHARE = 0.04  # of the time of calls, that finding out may cost by its account, which does not see all: 5 % in truth
 FEW = 4  # candidates besides native; where that may cost what it does: MANY
 MANY = 6
 LOOKS = 3  # pairs of calls that a candidate has at first
@@ -355,7 +356,8 @@ class Learner:
     def _afford(self, seconds: float) -> Course:
         """Wait until there are so many seconds to spend."""
         while (lacking := self.budget.lacks(seconds)) > 0.0:
-            most = max(FIRST, self._calls) if self.rarely else min(max(FIRST, self._calls), LONGEST_WAIT)
+            most = max(FIRST, (GROWTH - 1) * self._calls)
+            most = most if self.rarely else min(most, LONGEST_WAIT)
             calls = ceil(min(lacking / self._typical, most)) if self._typical else most
             yield Serve(calls, look=calls > LONG_WAIT)
 

@@ -17,7 +17,8 @@ from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, model_seco
 from hiercoll.tuning.learning import FEW, MANY, PLAN_SECONDS, SHARE, Budget, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
-ASKING = 2e-3  # seconds that it takes ranks to ask the cost model about an algorithm at first, besides
+ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took
+PLANNED = 2  # set-ups that take as long as a plan with shared memory
 LOOKING = 4e-6  # seconds that the model looks at an algorithm's schedules, over the ranks and the lanes of a node
 OF_A_KIND = 2  # candidates that differ in parameters only
 
@@ -78,7 +79,7 @@ class Policy:
         calls, agreements, set_up = self._paid
         cost = agreements + set_up if calls else 0.0
         # What calls that teach something took, and what learning cost.
-        self.budget = Budget(self.share, calls, cost, cost, plan=max(set_up, PLAN_SECONDS))
+        self.budget = Budget(self.share, calls, cost, cost, plan=max(PLANNED * set_up, PLAN_SECONDS))
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # By collective and bytes received, what learns from drop-in calls on arrays.
@@ -91,8 +92,8 @@ class Policy:
         self.forget()
 
     def pay(self, calls: float, agreements: float, set_up: float) -> None:
-        """Seconds that calls have taken, agreements on a set-up, and that one: a plan may take as long, and so may
-        asking the model. Equal on all ranks."""
+        """Seconds that calls have taken, agreements on a set-up, and that one: by it is estimated how long a plan will
+        take, and asking the model. Equal on all ranks."""
         self._paid = calls, agreements, set_up
         self.forget()
 
