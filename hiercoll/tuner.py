@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from math import inf
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -185,44 +184,27 @@ def _segments(collective: str, name: str, params: Params) -> int:
     return segments if isinstance(segments, int) else 1
 
 
-def _modelled(
+def modelled(
     collective: str,
     topology: Topology,
     block: int,
     inplace: bool,
     combining: Combining,
     machine: Machine | None = None,
+    variants: Iterable[tuple[str, Params]] | None = None,
 ) -> list[Candidate]:
-    """The model's ranking of what may combine so."""
+    """The model's ranking of what may combine so, of the ``variants``: see `rank_by_model`."""
     order, accumulates = combining.of_auto, combining.accumulates
     return rank_by_model(
-        collective, topology, block, inplace=inplace, machine=machine, order=order, accumulates=accumulates
-    )
-
-
-def model_seconds(
-    collective: str,
-    topology: Topology,
-    block: int,
-    variant: Variant,
-    *,
-    inplace: bool = False,
-    combining: Combining = FREE,
-    machine: Machine | None = None,
-) -> float:
-    """What the cost model says that a variant takes; infinite where it cannot run, or is not to be ranked. See
-    `rank_by_model`."""
-    ranked = rank_by_model(
         collective,
         topology,
         block,
         inplace=inplace,
-        variants=[(variant.algorithm, variant.params)],
+        variants=variants,
         machine=machine,
-        order=combining.of_auto,
-        accumulates=combining.accumulates,
+        order=order,
+        accumulates=accumulates,
     )
-    return ranked[0].seconds if ranked else inf
 
 
 @dataclass(frozen=True)
@@ -258,7 +240,7 @@ def _decide(
     if entry is None:
         ranked = []
         if explains or table.by_model or not combining.native:
-            ranked = _modelled(collective, topology, block, inplace, combining, table.machine)
+            ranked = modelled(collective, topology, block, inplace, combining, table.machine)
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
         if ranked and not combining.native:
@@ -367,7 +349,7 @@ def _by_entry(
         what = "work in place" if combining.order is Order.ANY else f"give {_ORDERED[combining.order]}"
         variant, why = NATIVE_VARIANT, f"{why}; the choice there cannot {what}"
     if not able(variant):
-        others = ranking or _modelled(entry.collective, topology, block, inplace, combining)
+        others = ranking or modelled(entry.collective, topology, block, inplace, combining)
         variant = others[0].variant
     return Decision(variant, why, ranking)
 
@@ -406,7 +388,7 @@ def _by_neighbour(
     corrected.sort(key=lambda candidate: candidate.seconds)
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
     if not corrected and not combining.native:
-        corrected = _modelled(entry.collective, topology, block, inplace, combining)
+        corrected = modelled(entry.collective, topology, block, inplace, combining)
     if not corrected:
         return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
     return Decision(corrected[0].variant, why, tuple(corrected))

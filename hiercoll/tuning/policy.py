@@ -13,7 +13,7 @@ from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, model_seconds, uneven_choices
+from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, modelled, uneven_choices
 from hiercoll.tuning.learning import FEW, MANY, PLAN_SECONDS, SHARE, Budget, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
@@ -256,20 +256,14 @@ class Policy:
     def _modelled(self, wanted: Wanted) -> list[Variant]:
         """What the cost model ranks, fastest first. Each rank asks it about some algorithms, and tells the others: if
         one did all of it, the others would wait, and where ranks share cores, keep it from its core. Collective."""
-        able = [Variant(*each) for each in automatic(wanted.collective.family)]
-        told = [0.0] * len(able)  # seconds; 0 for what other ranks tell
-        for index in range(self._rank, len(able), self._topology.size):
-            told[index] = model_seconds(
-                wanted.collective.family,
-                self._topology,
-                wanted.size,
-                able[index],
-                inplace=wanted.in_place,
-                combining=wanted.combining,
-                machine=self.table.machine,
-            )
-        seconds = self._slowest(told)
-        return [able[index] for index in sorted(range(len(able)), key=seconds.__getitem__) if seconds[index] < inf]
+        name, topology = wanted.collective.family, self._topology
+        able, ranks = automatic(name), topology.size
+        how = (wanted.size, wanted.in_place, wanted.combining, self.table.machine)
+        found = {each.variant.key: each.seconds for each in modelled(name, topology, *how, able[self._rank :: ranks])}
+        variants = [Variant(*each) for each in able]
+        own = [found.get(each.key, inf) if at % ranks == self._rank else 0.0 for at, each in enumerate(variants)]
+        seconds = self._slowest(own)
+        return [variants[at] for at in sorted(range(len(able)), key=seconds.__getitem__) if seconds[at] < inf]
 
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""
