@@ -1,11 +1,13 @@
 """What learning costs, and what it finds: "auto" without a table beside native, native again, and a tuned table.
 
 Run under MPI. For each size a new communicator makes calls one at a time, each after a barrier, in turns with the
-others; a call's time is that of the slowest rank. Prints a line of JSON per size:
+others; with ``--together`` one communicator makes those of all sizes and collectives, in turns, as a program does. A
+call's time is that of the slowest rank. Prints a line of JSON per size:
 
-- "first": the sum of the first calls' times over the mean of native's, which takes two turns, and "control" the one of
-  these over the other; "first_call": the seconds of each subject's first call; "spent": seconds of the set-up within
-  them, and of all that finding out cost, by the budget's account
+- "first": the sum of the first calls' times ("seconds") over the mean of native's, which takes two turns, and "control"
+  the one of these over the other; "together": how many sizes shared a communicator; "first_call": the seconds of each
+  subject's first call; "spent": seconds of the set-up within them, and of all that finding out cost, by the budget's
+  account
 - "settled": after how many calls all had been tried, if it had
 - "after": medians of the calls after that over native's; "found": what is known then to serve best
 
@@ -18,7 +20,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -32,14 +35,17 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.cli.common import SizesType
-from hiercoll.collectives import COLLECTIVES
+from hiercoll.collectives import COLLECTIVES, Collective
 from hiercoll.runtime.lifetime import get_session, known_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.tools.cores import Cores
+from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted
 
 WORLD = MPI.COMM_WORLD
 Call = Callable[[], Any]
+Record = dict[str, Any]
+Times = dict[Hashable, list[float]]
 STRIDE = 20  # calls between two looks at whether all has been tried
 
 
@@ -51,10 +57,10 @@ def slowest(call: Call) -> float:
     return float(WORLD.allreduce(perf_counter() - begin, op=MPI.MAX))
 
 
-def in_turns(calls: dict[str, Call], number: int, between: Callable[[], None] = lambda: None) -> dict[str, list[float]]:
+def in_turns(calls: Mapping[Any, Call], number: int, between: Callable[[], None] = lambda: None) -> Times:
     """Seconds of so many calls of each, each turn beginning with another one, with what is to be done ``between``."""
     names = list(calls)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: Times = {name: [] for name in names}
     for turn in range(number):
         between()
         for name in (names[(turn + place) % len(names)] for place in range(len(names))):
@@ -74,76 +80,109 @@ def is_settled(comm: MPI.Intracomm) -> bool:
     return session is not None and session.policy.is_settled
 
 
-def settle(comm: MPI.Intracomm, call: Call, calls: int, most: int) -> int | None:
-    """Make calls on a communicator until all has been tried, so many in all at most, of which ``calls`` are made. After
-    how many that was; None if it was not."""
+def settle(comm: MPI.Intracomm, ours: Sequence[Call], calls: int, most: int) -> int | None:
+    """Make each of a communicator's calls until all has been tried, so many times at most, ``calls`` of which are over.
+    After how many that was; None if it was not."""
     while not WORLD.allreduce(is_settled(comm), op=MPI.LAND):
         if calls >= most:
             return None
-        for _ in range(STRIDE):
+        for call in STRIDE * list(ours):
             WORLD.Barrier()
             call()
         calls += STRIDE
     return calls
 
 
-def measure(name: str, size: int, first: int, after: int, patience: int, table: Path | None) -> dict[str, Any]:
-    """The record of a size."""
-    record, ours = COLLECTIVES[name], WORLD.Dup()
-    comms = {"native": WORLD.Dup(), "control": WORLD.Dup()}
-    send = np.zeros(size * record.blocks(record.send, WORLD.size), np.uint8)
-    recv = np.zeros(size * record.blocks(record.recv, WORLD.size), np.uint8)
-    buffers = [recv] if record.one_buffer else [send, recv]
-    calls: dict[str, Call] = {}
-    for label, comm in comms.items():
-        calls[label] = partial(getattr(comm, record.native), *buffers)
-    call = getattr(hiercoll, name)  # which imports the package, the first time
-    calls["auto"] = lambda: call(ours, *buffers)
+@dataclass
+class Point:
+    """A size of a collective, and its buffers."""
+
+    collective: Collective
+    size: int
+
+    def __post_init__(self) -> None:
+        blocks = (self.collective.blocks(end, WORLD.size) for end in (self.collective.send, self.collective.recv))
+        send, recv = (np.zeros(self.size * number, np.uint8) for number in blocks)
+        self.buffers = [recv] if self.collective.one_buffer else [send, recv]
+
+    def native(self, comm: MPI.Intracomm) -> Call:
+        """The MPI library's call."""
+        return partial(getattr(comm, self.collective.native), *self.buffers)
+
+    def ours(self, comm: MPI.Intracomm) -> Call:
+        """hiercoll's, which imports the package the first time."""
+        call = getattr(hiercoll, self.collective.name)
+        return lambda: call(comm, *self.buffers)
+
+    def learner(self, comm: MPI.Intracomm) -> Learner | None:
+        """What has been learned of it."""
+        return get_session(comm).policy.learner(Wanted(self.collective, self.size, self.collective.one_buffer))
+
+
+def measure(points: list[Point], first: int, after: int, patience: int, table: Path | None) -> Iterator[Record]:
+    """The records of sizes whose calls take turns on one communicator."""
+    comms = {label: WORLD.Dup() for label in ("native", "control", "auto")}
+    ours = comms["auto"]
+    calls = {
+        (place, label): point.ours(comm) if label == "auto" else point.native(comm)
+        for place, point in enumerate(points)
+        for label, comm in comms.items()
+    }
     cores = Cores(WORLD)
     cores.shuffle()  # once: a program's ranks stay where they are
-    times = in_turns(calls, first)
-    native = (sum(times["native"]) + sum(times["control"])) / 2
-    ratio = {"auto": sum(times["auto"]) / native, "control": sum(times["control"]) / sum(times["native"])}
-    cold = {label: each[0] for label, each in times.items()}
+    early = in_turns(calls, first)
     spent = spent_on(ours)
-    settled = settle(ours, calls["auto"], first, patience)
+    settled = settle(ours, [calls[place, "auto"] for place in range(len(points))], first, patience)
     if table is not None:
         comms["table"] = WORLD.Dup()
         hiercoll.configure(comms["table"], table=table)
-        calls["table"] = lambda: call(comms["table"], *buffers)
-        in_turns({"table": calls["table"]}, 3)
-    times = in_turns(calls, after, cores.shuffle)
-    found = get_session(ours).policy.learner(Wanted(record, size, record.one_buffer))
-    finding = None if found is None else found.finding
-    line = {
-        "collective": name, "size": size, "calls": first, "first": ratio["auto"], "control": ratio["control"],
-        "first_call": cold, "spent": spent, "settled": settled, "native": median(times["native"]),
-        "after": {label: median(each) / median(times["native"]) for label, each in times.items() if label != "native"},
-        "found": None if finding is None else finding.variant.spelled(name),
-        "found_after": None if finding is None else finding.calls,
-        "chosen": None if found is None else found.current.spelled(name),
-        "mpi": mpi_library(), "layout": str(hiercoll.get_topology(ours)), "date": f"{datetime.now(timezone.utc):%F %T}",
-    }  # fmt: skip
-    for comm in (ours, *comms.values()):
+        tuned = {(place, "table"): point.ours(comms["table"]) for place, point in enumerate(points)}
+        in_turns(tuned, 3)
+        calls |= tuned
+    late = in_turns(calls, after, cores.shuffle)
+    for place, point in enumerate(points):
+        sums = {label: sum(early[place, label]) for label in ("native", "control", "auto")}
+        medians = {label: median(late[place, label]) for label in comms}
+        learner = point.learner(ours)
+        finding = None if learner is None else learner.finding
+        name = point.collective.name
+        yield {
+            "collective": name, "size": point.size, "calls": first, "together": len(points),
+            "first": 2 * sums["auto"] / (sums["native"] + sums["control"]), "control": sums["control"] / sums["native"],
+            "seconds": sums, "first_call": {label: early[place, label][0] for label in sums},
+            "spent": spent, "settled": settled, "native": medians["native"],
+            "after": {label: each / medians["native"] for label, each in medians.items() if label != "native"},
+            "found": None if finding is None else finding.variant.spelled(name),
+            "found_after": None if finding is None else finding.calls,
+            "chosen": None if learner is None else learner.current.spelled(name), "mpi": mpi_library(),
+            "layout": str(hiercoll.get_topology(ours)), "date": f"{datetime.now(timezone.utc):%F %T}",
+        }  # fmt: skip
+    for comm in comms.values():
         comm.Free()
-    return line
 
 
 @click.command()
-@click.argument("collective", type=click.Choice(["alltoall", "allgather", "bcast"]))
+@click.argument(
+    "collectives", nargs=-1, required=True, type=click.Choice(["alltoall", "allgather", "bcast", "allreduce"])
+)
 @click.option("--sizes", "-s", type=SizesType(), default="8,64,512,4K,32K", help="Bytes per block.")
 @click.option("--first", default=300, help="Calls whose times are added up.")
 @click.option("--after", default=60, help="Calls after that, for the medians.")
 @click.option(
     "--patience", default=0, help="Calls in all, at most, until all has been tried; before those for the medians."
 )
+@click.option("--together", is_flag=True, help="One communicator for all, whose calls take turns, as a program's do.")
 @click.option("--table", type=click.Path(exists=True, path_type=Path), help="A tuned table to compare with.")
-def main(collective: str, sizes: list[int], first: int, after: int, patience: int, table: Path | None) -> None:
+def main(
+    collectives: tuple[str, ...], sizes: list[int], first: int, after: int, patience: int, together: bool,
+    table: Path | None,
+) -> None:  # fmt: skip
     """See the top of this file."""
-    for size in sizes:
-        line = measure(collective, size, first, after, patience, table)
-        if WORLD.rank == 0:
-            print(json.dumps(line), flush=True)
+    points = [Point(COLLECTIVES[name], size) for name in collectives for size in sizes]
+    for group in [points] if together else [[point] for point in points]:
+        for line in measure(group, first, after, patience, table):
+            if WORLD.rank == 0:
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from hiercoll.tuner import Spread
 FIRST = 16  # calls before ranks look at their times
 LONGEST = 240  # calls between two looks
 GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
+EARNED = 0.05  # seconds of calls after which a rank thinks of what other calls have earned
 LONG_WAIT = 64  # calls from which on ranks look at their times while there is too little time to spend
 LONGEST_WAIT = 4096  # calls between two looks, while there is too little time to spend
 SHARE = 0.04  # of the time of calls, that finding out may cost by its account, which does not see all: 5 % in truth
@@ -354,12 +355,18 @@ class Learner:
         return offered
 
     def _afford(self, seconds: float) -> Course:
-        """Wait until there are so many seconds to spend."""
+        """Wait until there are so many seconds to spend. Calls of all kinds on the communicator earn them: a rank knows
+        how many there are, by what ranks have agreed on, without asking the others."""
+        unseen, most = 0, 0
         while (lacking := self.budget.lacks(seconds)) > 0.0:
-            most = max(FIRST, (GROWTH - 1) * self._calls)
-            most = most if self.rarely else min(most, LONGEST_WAIT)
-            calls = ceil(min(lacking / self._typical, most)) if self._typical else most
-            yield Serve(calls, look=calls > LONG_WAIT)
+            if unseen >= most:
+                unseen, most = 0, max(FIRST, (GROWTH - 1) * self._calls)
+                most = most if self.rarely else min(most, LONGEST_WAIT)
+            needed = lacking / self._typical if self._typical else inf
+            some = max(FIRST, EARNED / self._typical) if self._typical else inf
+            calls = ceil(min(needed, some, most - unseen))
+            unseen += calls
+            yield Serve(calls, look=unseen > LONG_WAIT and (unseen >= most or calls >= needed))
 
     def _extra(self, calls: int, dearer: float = 0.0) -> float:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""

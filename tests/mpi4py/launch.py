@@ -1,10 +1,13 @@
 """Run mpi4py's own tests of collectives with hiercoll's communicators in place of its own.
 
-    python tests/mpi4py/launch.py --ranks 1,2,3 [--timeout 600]
+    python tests/mpi4py/launch.py --ranks 1,2,3 [--timeout 600] [--arrays ArrayNumPy]
 
-The tests come with mpi4py's source distribution of the installed version, which pip fetches
-into a folder beside this environment. More than one rank are on two virtual nodes. Passes if
-all of them do, and calls of each kind went through hiercoll.
+The tests loop over kinds of arrays, most of which are written in Python there, and over all roots and counts: on many
+ranks, ``--arrays`` names the kinds that are to be left, as mpi4py's ``arrayimpl`` calls them.
+
+The tests come with mpi4py's source distribution of the installed version, which pip fetches into a folder beside this
+environment. More than one rank are on two virtual nodes, or on those of ``HIERCOLL_NODES``. Passes if all of them do,
+and calls of each kind went through hiercoll.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ def sources() -> Path:
     return tests
 
 
-def run_rank(tests: Path) -> None:
-    """What each rank does."""
+def run_rank(tests: Path, kinds: list[str]) -> None:
+    """What each rank does, with arrays of these ``kinds``; of all without one."""
     import unittest
 
     from mpi4py import MPI
@@ -62,6 +65,11 @@ def run_rank(tests: Path) -> None:
     dropin.observe(calls)
     sys.path.insert(0, str(tests))
     os.chdir(tests)
+    if kinds:
+        import arrayimpl  # mpi4py's
+
+        arrayimpl.ArrayBackends[:] = [kind for kind in arrayimpl.ArrayBackends if kind.__name__ in kinds]
+        assert len(arrayimpl.ArrayBackends) == len(kinds), f"{kinds} are not all among mpi4py's kinds"
     suite = unittest.defaultTestLoader.loadTestsFromNames(MODULES)
     result = unittest.TextTestRunner(stream=sys.stderr, verbosity=0).run(suite)
     bad = [str(test) for test, _ in [*result.failures, *result.errors]] + [
@@ -78,16 +86,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,3")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one launch")
+    parser.add_argument("--arrays", default="", help="kinds of arrays, separated by commas (default: all)")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        run_rank(options.rank)
+        run_rank(options.rank, list(filter(None, options.arrays.split(","))))
         return 0
-    library, tests, good = vendor(), sources(), True
+    library, tests, good, nodes = vendor(), sources(), True, os.environ.get("HIERCOLL_NODES")
     for ranks in map(int, options.ranks.split(",")):
         if ranks > 1:  # on two nodes, else mpi4py serves all messages of objects
-            os.environ["HIERCOLL_NODES"] = f"{ranks // 2}+{ranks - ranks // 2}"
-        code, output = mpiexec(library, ranks, options.timeout, [__file__, "--rank", str(tests)])
+            os.environ["HIERCOLL_NODES"] = nodes or f"{ranks // 2}+{ranks - ranks // 2}"
+        code, output = mpiexec(
+            library, ranks, options.timeout, [__file__, "--rank", str(tests), "--arrays", options.arrays]
+        )
         lines = [line.partition("RESULT ")[2] for line in output.splitlines()]  # others write, too
         line = next((line for line in lines if line.startswith("{")), None)
         result = json.loads(line) if line else None

@@ -15,6 +15,7 @@ from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning.learning import (
     CHANGED,
+    EARNED,
     FIRST,
     LONGEST,
     LONGEST_WAIT,
@@ -219,6 +220,33 @@ def test_cost_is_bounded(native: float, better: bool) -> None:
         assert job.findings[0].calls <= 300
     if not better:
         assert job.learners[0].begin().is_native or job.learners[0].is_trying
+
+
+def test_calls_of_other_kinds_pay_for_trials() -> None:
+    """Soon after other calls of the communicator have earned what a trial costs, and without asking other ranks, short
+    ones try what they could not afford."""
+    agreements, budget, seconds = [0], Budget(plan=0.1), 1e-4
+
+    def agree(values: Sequence[float]) -> list[float]:
+        agreements[0] += 1
+        return list(values)
+
+    learner = Learner(lambda own: RADICES, agree, budget)
+
+    def serve_until(is_over: Callable[[int], bool]) -> int:
+        calls = 0
+        while not is_over(calls):
+            learner.begin()
+            learner.note(seconds)
+            calls += 1
+        return calls
+
+    serve_until(lambda calls: calls == 1100)
+    asked = agreements[0]
+    assert not learner.trials
+    budget.calls += 100.0
+    assert serve_until(lambda calls: learner.trials > 0) <= EARNED / seconds + FIRST
+    assert agreements[0] <= asked + 2
 
 
 def test_conditions_change() -> None:
