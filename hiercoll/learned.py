@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cache, lru_cache
-from hashlib import sha256
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
@@ -582,6 +581,8 @@ def _plain(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
+    from hashlib import sha256  # which takes a while, and few need it
+
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 

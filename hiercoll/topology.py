@@ -6,7 +6,6 @@ layout, so that schedules for machines one does not have can be proved and coste
 
 from __future__ import annotations
 
-import random
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -153,6 +152,8 @@ def parse_layout(text: str) -> Topology:
     if placement == "cyclic":
         return Topology(_deal(sizes))
     if match := re.fullmatch(r"random(?:=(\d+))?", placement):
+        import random  # which takes a while, and few need it
+
         random.Random(int(match[1] or 0)).shuffle(blocks)
         return Topology(tuple(blocks))
     raise wrong

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
@@ -21,6 +20,7 @@ from hiercoll.model.evaluate import Design
 from hiercoll.model.machine import Machine
 from hiercoll.model.profile import Profile, profile
 from hiercoll.schedule import Schedule
+from hiercoll.statistics import median
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 

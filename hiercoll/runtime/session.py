@@ -8,7 +8,6 @@ and windows of plans that users hold in the order of `*_init` calls.
 from __future__ import annotations
 
 import os
-import secrets
 import warnings
 import zlib
 from array import array
@@ -228,7 +227,7 @@ class Session:
             hurries=settings.hurries(),
             timeout=timeout,
             has_more=self._has_more(),
-            name=0 if self.rank else secrets.randbits(NAME_BITS),
+            name=0 if self.rank else int.from_bytes(os.urandom(8), "little") >> (64 - NAME_BITS),
             seconds=perf_counter() - began,
         )
 

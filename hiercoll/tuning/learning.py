@@ -18,11 +18,10 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
-from hiercoll.statistics import chance_of_pairs
+from hiercoll.statistics import chance_of_pairs, median
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 

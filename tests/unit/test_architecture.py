@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -76,3 +78,26 @@ def test_architecture_names_what_exists(file: str, names: str) -> None:
     assert path is not None
     wanted = {name.strip() for name in names.split(",")} - {""}
     assert wanted <= defined(path), wanted - defined(path)
+
+
+def test_a_program_imports_no_more_than_its_calls_need() -> None:
+    """Each rank of a job pays for what is imported with its processor: not for what only commands need, nor for modules
+    of Python's that bring many more."""
+    code = "import mpi4py, sys; mpi4py.rc.initialize = False; import numpy; before = set(sys.modules)\n"
+    code += "import hiercoll.calls.dropin, hiercoll.calls.functions; print(*set(sys.modules) - before)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = set(told.stdout.split())
+    dear = {
+        "click",
+        "rich",
+        "statistics",
+        "random",
+        "secrets",
+        "hashlib",
+        "decimal",
+        "subprocess",
+        "logging",
+        "asyncio",
+    }
+    assert "hiercoll.runtime.session" in found and not found & dear
+    assert not any(name.startswith(("hiercoll.cli", "hiercoll.verify", "hiercoll.tools")) for name in found)

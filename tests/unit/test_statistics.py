@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from itertools import product
 from math import exp, inf, log
 from operator import mul
 from random import Random
-from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -18,12 +18,20 @@ from hiercoll.statistics import (
     chance_of_pairs,
     discoveries,
     is_faster,
+    median,
     median_interval,
     quartiles,
     quotient_interval,
 )
 
 TIMES = st.lists(st.floats(0.1, 10), min_size=1, max_size=60)
+
+
+@given(TIMES)
+def test_the_median_is_pythons(values: list[float]) -> None:
+    """Of a few values, in any order, however they come."""
+    assert median(iter(values)) == pytest.approx(statistics.median(values))
+    assert median([1.0, inf, 2.0]) == 2.0 and median([inf, inf]) == median([1.0, inf]) == inf
 
 
 @settings(max_examples=200, deadline=None)

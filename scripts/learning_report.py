@@ -1,0 +1,157 @@
+"""The tables of docs/learning.md, from the records of scripts/learning.py.
+
+    python scripts/learning_report.py docs/lab [--into docs/learning.md]
+
+Reads learning.jsonl (a communicator for each size), learning-together.jsonl (one for all of a layout and library) and
+learning-longer.jsonl (until all has been tried) in the folder. Prints Markdown, table by table; with --into puts each
+between its marks in that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from figures_report import heading, replaced, row
+
+NEAR = 1.1  # times the table's time that is near enough
+Record = dict[str, Any]
+
+
+def read(file: Path) -> list[Record]:
+    """Its records."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def where(record: Record) -> list[object]:
+    """The first cells of a row."""
+    return [record[name] for name in ("layout", "mpi", "collective", "size")] + [f"{1e3 * record['native']:.2f}"]
+
+
+def after(record: Record) -> list[str]:
+    """Those of calls after the first ones: what auto, native and the table took over native, and what serves."""
+    figures = [f"{record['after'][label]:.2f}" for label in ("auto", "control", "table")]
+    return [*figures, "-" if record["chosen"] == "native" else record["chosen"]]
+
+
+def early(records: list[Record], is_alone: bool) -> Iterator[str]:
+    """The first calls, and those after them."""
+    yield from heading(
+        "hosts",
+        "MPI library",
+        "collective",
+        "bytes per block",
+        "native, ms",
+        f"first {records[0]['calls']} calls: auto over native",
+        "native over native",
+        "after that: auto",
+        "native",
+        "table",
+        "serves then",
+    )
+    for record in records:
+        yield row(*where(record), f"{record['first']:.2f}", f"{record['control']:.2f}", *after(record))
+    yield ""
+    yield from summary(records) if is_alone else totals(records)
+
+
+def summary(records: list[Record]) -> Iterator[str]:
+    """Of all rows."""
+    firsts, controls = ([record[name] for record in records] for name in ("first", "control"))
+    counts = ", ".join(f"at most {most} at {sum(first <= most for first in firsts)}" for most in (1.05, 1.06, 1.10))
+    yield (
+        f"Of {len(records)} rows: first calls, median {median(firsts):.2f}, {counts} (native over native: "
+        f"{min(controls):.2f} to {max(controls):.2f}). {near(records)}"
+    )
+
+
+def near(records: Iterable[Record]) -> str:
+    """How many rows are near the table after the first calls, and how many not slower than native."""
+    found = [record["after"] for record in records]
+    count = sum(each["auto"] <= NEAR * each["table"] for each in found)
+    slower = sum(each["auto"] > 1.05 * max(1.0, each["control"]) for each in found)
+    return (
+        f"After that {count} of {len(found)} are within 10 % of the table; {slower} are slower than native by over 5 %."
+    )
+
+
+def totals(records: list[Record]) -> Iterator[str]:
+    """Of each layout and library, whose calls were made on one communicator."""
+    yield from heading(
+        "hosts",
+        "MPI library",
+        "native, s",
+        "all first calls: auto over native",
+        "native over native",
+        "finding out, s",
+        "within 10 % of the table",
+        "not slower than native",
+    )
+    for layout, library in dict.fromkeys((record["layout"], record["mpi"]) for record in records):
+        mine = [record for record in records if (record["layout"], record["mpi"]) == (layout, library)]
+        auto, native, control = (sum(each["seconds"][who] for each in mine) for who in ("auto", "native", "control"))
+        found = [each["after"] for each in mine]
+        counts = (
+            sum(each["auto"] <= NEAR * each["table"] for each in found),
+            sum(each["auto"] <= 1.05 * max(1.0, each["control"]) for each in found),
+        )
+        yield row(
+            layout,
+            library,
+            f"{(native + control) / 2:.1f}",
+            f"{2 * auto / (native + control):.2f}",
+            f"{control / native:.2f}",
+            f"{mine[0]['spent'].get('all', 0.0):.2f}",
+            *(f"{count} of {len(mine)}" for count in counts),
+        )
+    yield f"\n{near(records)}"
+
+
+def longer(records: list[Record]) -> Iterator[str]:
+    """After many more calls."""
+    yield from heading(
+        "hosts",
+        "MPI library",
+        "collective",
+        "bytes per block",
+        "native, ms",
+        "all tried after calls",
+        "then: auto over native",
+        "native",
+        "table",
+        "serves then",
+    )
+    for record in records:
+        yield row(*where(record), record["settled"] or "-", *after(record))
+
+
+TABLES: dict[str, tuple[str, Callable[[list[Record]], Iterator[str]]]] = {
+    "alone": ("learning.jsonl", lambda records: early(records, True)),
+    "together": ("learning-together.jsonl", lambda records: early(records, False)),
+    "longer": ("learning-longer.jsonl", longer),
+}
+
+
+def main() -> None:
+    """Print, or write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--into", type=Path)
+    args = parser.parse_args()
+    page = args.into.read_text(encoding="utf-8") if args.into else ""
+    for name, (file, table) in TABLES.items():
+        lines = [f"<!-- {name}: begin -->", *table(read(args.folder / file)), f"<!-- {name}: end -->"]
+        if args.into:
+            page = replaced(page, name, "\n".join(lines))
+        else:
+            print("\n".join(lines), end="\n\n")
+    if args.into:
+        args.into.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
