@@ -19,6 +19,8 @@ from typing import Any
 from figures_report import heading, replaced, row
 
 NEAR = 1.1  # times the table's time that is near enough
+WHERE = ("hosts", "MPI library", "collective", "bytes per block", "native, ms")
+AFTER = ("then: auto over native", "native", "table", "serves then")
 Record = dict[str, Any]
 
 
@@ -28,31 +30,20 @@ def read(file: Path) -> list[Record]:
 
 
 def where(record: Record) -> list[object]:
-    """The first cells of a row."""
+    """The first cells of a row; see WHERE."""
     return [record[name] for name in ("layout", "mpi", "collective", "size")] + [f"{1e3 * record['native']:.2f}"]
 
 
 def after(record: Record) -> list[str]:
-    """Those of calls after the first ones: what auto, native and the table took over native, and what serves."""
+    """Those of calls after the first ones; see AFTER."""
     figures = [f"{record['after'][label]:.2f}" for label in ("auto", "control", "table")]
     return [*figures, "-" if record["chosen"] == "native" else record["chosen"]]
 
 
 def early(records: list[Record], is_alone: bool) -> Iterator[str]:
     """The first calls, and those after them."""
-    yield from heading(
-        "hosts",
-        "MPI library",
-        "collective",
-        "bytes per block",
-        "native, ms",
-        f"first {records[0]['calls']} calls: auto over native",
-        "native over native",
-        "after that: auto",
-        "native",
-        "table",
-        "serves then",
-    )
+    calls = f"first {records[0]['calls']} calls: auto over native"
+    yield from heading(*WHERE, calls, "native over native", *AFTER)
     for record in records:
         yield row(*where(record), f"{record['first']:.2f}", f"{record['control']:.2f}", *after(record))
     yield ""
@@ -113,18 +104,7 @@ def totals(records: list[Record]) -> Iterator[str]:
 
 def longer(records: list[Record]) -> Iterator[str]:
     """After many more calls."""
-    yield from heading(
-        "hosts",
-        "MPI library",
-        "collective",
-        "bytes per block",
-        "native, ms",
-        "all tried after calls",
-        "then: auto over native",
-        "native",
-        "table",
-        "serves then",
-    )
+    yield from heading(*WHERE, "all tried after calls", *AFTER)
     for record in records:
         yield row(*where(record), record["settled"] or "-", *after(record))
 
