@@ -28,7 +28,7 @@ from hiercoll.tuner import Spread
 FIRST = 16  # calls before ranks look at their times
 LONGEST = 240  # calls between two looks
 GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
-EARNED = 0.05  # seconds of calls after which a rank thinks of what other calls have earned
+EARNED = 0.2  # seconds of calls after which a rank thinks of what other calls have earned
 LONG_WAIT = 64  # calls from which on ranks look at their times while there is too little time to spend
 LONGEST_WAIT = 4096  # calls between two looks, while there is too little time to spend
 SHARE = 0.04  # of the time of calls, that finding out may cost by its account, which does not see all: 5 % in truth
