@@ -13,8 +13,8 @@ LEVEL = 0.05  # how often chance alone may make something look faster than its e
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one of so many values, one at least, or the mean of both that are. (Python's own comes with modules
-    that take longer to import than the rest of what a call needs.)"""
+    """The middle one of so many values, one at least, or the mean of both that are. (Python's own brings modules that
+    take a while to import, for each rank of a job.)"""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return (ordered[middle] + ordered[~middle]) / 2
