@@ -162,9 +162,7 @@ def measure(points: list[Point], first: int, after: int, patience: int, table: P
 
 
 @click.command()
-@click.argument(
-    "collectives", nargs=-1, required=True, type=click.Choice(["alltoall", "allgather", "bcast", "allreduce"])
-)
+@click.argument("collectives", nargs=-1, required=True, type=click.Choice(["alltoall", "allgather", "bcast"]))
 @click.option("--sizes", "-s", type=SizesType(), default="8,64,512,4K,32K", help="Bytes per block.")
 @click.option("--first", default=300, help="Calls whose times are added up.")
 @click.option("--after", default=60, help="Calls after that, for the medians.")
