@@ -339,12 +339,14 @@ class PlanFactory:
             return known.address, known
 
         user: dict[BufferName, tuple[int, int]] = {"recv": (request.received.address, request.received.nbytes)}
-        if request.sent is not None:
-            user["send"] = (request.sent.address, request.sent.nbytes)
+        aside = False
+        if (sent := request.sent) is not None:
+            user["send"] = (sent.address, sent.span)
+            aside = sent.overwritten and sent.span > 0
         first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
         scratch = pooled if lifetime in SHARING else partial(memory.allocate, nbytes)
         together = first or lifetime is Lifetime.HELD
-        reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, together=together)
+        reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, aside=aside, together=together)
         if first:
             self._fitted.add(request.common)
         of = reserved.places

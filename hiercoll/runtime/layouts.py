@@ -169,8 +169,12 @@ def _sizes_of_copies(
 ) -> Sizes:
     """Bytes of the blocks of a buffer: of those of which an operation says so (`Region.like`), and, by the blocks that
     are copied there, or from there, in that part, of what messages pass through (see `transports.staged`): each is for
-    one block of a message. -1 for all others."""
-    found = np.full(blocks, -1, np.int64)
+    one block of a message. -1 for others; 0 for those that no operation is on."""
+    found = np.zeros(blocks, np.int64)
+    for op in schedule.ops:
+        for region in (*reads(op), *writes(op)):
+            if region.buffer == name:
+                found[list(region.blocks)] = -1
     for op in schedule.ops:
         for region in (*reads(op), *writes(op)):
             if region.buffer == name and region.like is not None:

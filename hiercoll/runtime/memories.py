@@ -18,7 +18,7 @@ from hiercoll.cuda import Device, DeviceMemory
 from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
 from hiercoll.memory import HANDLE_BYTES, Array, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.runtime.agreement import Agreement
-from hiercoll.schedule import RECV, SEND, BufferName, Schedule
+from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Schedule
 
 HOST_INSTEAD = "transport 'peer' passes through the host instead"
 MIRRORED = "transport 'peer' copies buffers that other processes cannot map"
@@ -122,14 +122,16 @@ class Memories:
         scratch: Callable[[], tuple[int, object]],
         user: dict[BufferName, tuple[int, int]],
         *,
+        aside: bool,
         together: bool,
     ) -> Places:
         """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
         place, and what is allocated for it; ``host``: the bytes of what lies on the host beside a device's memory.
 
-        ``together``: too little of a device's memory on one rank is an error on all, and the first rank
-        whose buffers are mirrored warns; collective then, where there are devices. Raises
-        DeviceMemoryError; TransportWarning on all ranks, where warnings are errors.
+        ``aside``: what is sent is copied before each start, as results come to lie there. ``together``: too little of a
+        device's memory on one rank is an error on all, and the first rank whose buffers are mirrored warns; collective
+        then, where there are devices. Raises DeviceMemoryError; TransportWarning on all ranks, where warnings are
+        errors.
         """
         problem, cost = None, ""
         places = Places({name: address for name, (address, _) in user.items()}, [], [], [])
@@ -139,6 +141,9 @@ class Memories:
             if schedule.host or schedule.wide_host:
                 places.places["host"], owner = memory.allocate_host(host)
                 places.owners.append(owner)
+            if aside:
+                places.before.append(_replaced(SEND, memory, user["send"], places)[0])
+                user = {**user, "send": (places.places["send"], user["send"][1])}
             cost = _mirror(schedule, memory, user, places)
         except DeviceMemoryError as error:
             problem = error
@@ -185,16 +190,23 @@ def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int
         if not problem:
             continue
         total, why = total + nbytes, problem
-        region, layout = buffer[0], BlockLayout(nbytes)
-        mirror, owner = memory.allocate(nbytes)
-        there = memory.copy(layout, (address, region), (mirror, region))
-        back = memory.copy(layout, (mirror, region), (address, region))
-        assert isinstance(there, Transfer) and isinstance(back, Transfer)
+        there, back = _replaced(buffer, memory, user[buffer.name], places)
         places.before.extend([there] if buffer is SEND or "send" not in user else [])
         places.after.extend([back] if buffer is RECV else [])
-        places.places[buffer.name] = mirror
-        places.owners.append(owner)
     return f"{total} bytes more of device memory, and a copy of them in each call ({why}); {MAPPABLE}" if why else ""
+
+
+def _replaced(buffer: Buffer, memory: Memory, user: tuple[int, int], places: Places) -> tuple[Transfer, Transfer]:
+    """Put a buffer on a device in place of the user's: what copies there, and back. Raises DeviceMemoryError."""
+    address, nbytes = user
+    region, layout = buffer[0], BlockLayout(nbytes)
+    place, owner = memory.allocate(nbytes)
+    there = memory.copy(layout, (address, region), (place, region))
+    back = memory.copy(layout, (place, region), (address, region))
+    assert isinstance(there, Transfer) and isinstance(back, Transfer)
+    places.places[buffer.name] = place
+    places.owners.append(owner)
+    return there, back
 
 
 def _export_problem(memory: Memory, address: int) -> str:

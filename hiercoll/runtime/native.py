@@ -86,18 +86,24 @@ Parts = tuple[tuple[Any, ...], list[MPI.Datatype]]
 def _equal(request: Request, rank: int, sent: int, received: int) -> Parts:
     """Buffers of equal blocks as arguments, and datatypes to free with them."""
     block, data, record = request.received.block, request.received, request.collective
+    in_place = _in_place(request, sent, received)
     if not record.buffers:
         return (), []
     ends = [(received, data.blocks)]
-    if request.sent is not None:
+    if request.sent is not None and not in_place:
         ends.insert(0, (sent, request.sent.blocks))
     made = [_message(request, address, block, blocks) for address, blocks in ends]
     args: list[Any] = [message if blocks else None for (message, _), (_, blocks) in zip(made, ends, strict=True)]
-    if request.sent is None and not record.one_buffer:
+    if in_place and not record.one_buffer:
         args.insert(0, MPI.IN_PLACE)
     elif record.is_rooted and request.root == rank and not record.operation and _overlap(ends, block):
         args[1 if record.send is Holds.EACH else 0] = MPI.IN_PLACE
     return tuple(args), [datatype for _, datatype in made if datatype is not None]
+
+
+def _in_place(request: Request, sent: int, received: int) -> bool:
+    """Whether what is sent lies where results come to lie, and was not copied."""
+    return request.sent is None or (request.sent.overwritten and sent == received)
 
 
 def _overlap(ends: list[tuple[int, int]], block: int) -> bool:
@@ -123,11 +129,14 @@ def _uneven(request: Request, rank: int, sent: int, received: int) -> Parts:
     record, blocks = request.collective, request.blocks(rank)
     if request.operation is not None:
         elements, counts = partial(_elements, request.operation), blocks.sent // request.operation.item
-        return (elements(sent, int(blocks.sent.sum()), 1), elements(received, int(blocks.received[0]), 1), counts), []
+        whole = elements(sent, int(blocks.sent.sum()), 1)
+        if _in_place(request, sent, received):
+            return (MPI.IN_PLACE, whole, counts), []
+        return (whole, elements(received, int(blocks.received[0]), 1), counts), []
     ends = [
         (record.send, sent, blocks.sent, blocks.sent_at), (record.recv, received, blocks.received, blocks.received_at)
     ]  # fmt: skip
-    if request.sent is None:
+    if _in_place(request, sent, received):
         return (MPI.IN_PLACE, _blocks(*ends[1], typed=record.typed)), []
     made: list[Any] = [_blocks(*each, typed=record.typed) for each in ends]
     if record.is_rooted and rank == request.root:

@@ -117,8 +117,8 @@ def _find(op: MPI.Op, elements: Any, rank: int) -> Operation:
     commutes = op.Is_commutative()
     words = name or f"an operation of the program's{'' if commutes else ', which does not commute'}"
     is_exact = bool(name) and not (floats and name in INEXACT)
-    known = not isinstance(elements, MPI.Datatype) and name.lower() in OPERATIONS
-    device = Reduction(elements, name.lower()) if known else None
+    dtype = _dtype(elements)
+    device = Reduction(dtype, name.lower()) if dtype is not None and name.lower() in OPERATIONS else None
     return Operation(op, datatype, element.extent, f"{words} of {spelled}", commutes, is_exact, device)
 
 
@@ -128,10 +128,18 @@ def _spelled(elements: Any) -> str:
         return str(elements)
     if not elements.is_predefined:
         return f"elements of {elements.Get_extent()[1]} bytes"
+    dtype = _dtype(elements)
+    return str(elements.typestr if dtype is None else dtype)  # as of an array
+
+
+def _dtype(elements: Any) -> np.dtype[Any] | None:
+    """NumPy's type for elements; None if it has none."""
+    if not isinstance(elements, MPI.Datatype):
+        return elements  # type: ignore[no-any-return]
     try:
-        return str(np.dtype(elements.typestr))  # as of an array
+        return np.dtype(elements.typestr) if elements.is_predefined else None
     except TypeError:
-        return str(elements.typestr)
+        return None
 
 
 def _datatype(dtype: np.dtype[Any]) -> MPI.Datatype | None:

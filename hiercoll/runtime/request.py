@@ -108,6 +108,7 @@ class Data(NamedTuple):
     so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
     "host", or the name of a device. ``owner`` keeps the program's memory. ``copying``: what copies
     data from the program's buffer to here (True), or back (False), if this is a copy, whose memory it keeps.
+    ``overwritten``: results come to lie there, too, so that what serves the call copies the data before each start.
     """
 
     address: int
@@ -119,6 +120,7 @@ class Data(NamedTuple):
     at: Bytes | None = None
     place: str = "host"
     copying: Callable[[bool], Transfer] | None = None
+    overwritten: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -140,11 +142,11 @@ class Data(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Address, sizes and type."""
+        """Address, sizes and type, and whether they are overwritten."""
         kind = self.type.handle if isinstance(self.type, MPI.Datatype) else self.type
         if self.sizes is None or self.at is None:
-            return (self.address, self.blocks, self.block, kind)
-        return (self.address, self.sizes.tobytes(), self.at.tobytes(), kind)
+            return (self.address, self.blocks, self.block, kind, self.overwritten)
+        return (self.address, self.sizes.tobytes(), self.at.tobytes(), kind, self.overwritten)
 
     @property
     def elements(self) -> str:
@@ -493,9 +495,9 @@ def _check_narrow(accumulate: Any, data: Data, rank: int) -> None:
 
 
 def _put_aside(data: Data) -> Data:
-    """A copy of what is overwritten, made before each start."""
-    if data.place != "host" or data.copying is not None:
-        raise BufferTypeError("sendbuf", "an array of its own", "MPI.IN_PLACE, with such a recvbuf")
+    """Data that are overwritten: on the host in a copy that is made before each start."""
+    if data.place != "host":
+        return data._replace(overwritten=True)
     kept = np.empty(data.nbytes, np.uint8)
     address = MPI.Get_address(kept)
 
@@ -758,11 +760,8 @@ def _blocks_for_each(
         if own != received.sizes[rank]:
             expected = f"{own} bytes from rank {rank} itself, as sendbuf has"
             raise BufferSizeError("recvbuf", expected, received.sizes[rank], rank)
-    elif collective.send is Holds.EACH and received.place != "host":
-        expected = "an array of its own, with recvbuf in the memory of a device"
-        raise BufferTypeError("sendbuf", expected, "MPI.IN_PLACE", rank)
-    elif collective.send is Holds.EACH:  # what is overwritten is copied before
-        sent = _copied(session, into, size, "recvbuf")
+    elif collective.send is Holds.EACH:
+        sent = _copied(session, into, size, "recvbuf") if received.place == "host" else _put_aside(received)
     return sent, received
 
 

@@ -137,3 +137,38 @@ def test_drop_in_methods(machine: Machine, messages: str, comm: MPI.Intracomm, h
                 request.Wait()
                 request.Free()
             np.testing.assert_array_equal(machine.get(given[-1]), expected)
+
+
+FORMS = {"call": "{}", "request": "I{}", "plan": "{}_init"}
+
+
+@pytest.mark.parametrize("how", FORMS)
+def test_drop_in_reductions_and_rooted_methods(machine: Machine, messages: str, comm: MPI.Intracomm, how: str) -> None:
+    """The same of methods that combine, and of those with a root."""
+    ours, items, root = hiercoll.Intracomm(comm), 15, SIZE - 1
+    spelled = {"request": str.lower}.get(how, str)
+    for turn in range(3):
+        each = [np.arange(items * SIZE, dtype="f8") * (1 + rank) + turn for rank in range(SIZE)]
+        own, total, part = each[RANK], np.sum(each, axis=0), slice(RANK * items, (RANK + 1) * items)
+        at_root, counts = root == RANK, [items] * SIZE
+        first = np.concatenate([one[:items] for one in each])
+        calls: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+            "Allreduce": (own, total, (), {}),
+            "Reduce": (own, total if at_root else None, (), {"root": root}),
+            "Reduce_scatter_block": (own, total[part], (), {}),
+            "Reduce_scatter": (own, total[part], (counts,), {}),
+            "Gather": (own[:items], first if at_root else None, (), {"root": root}),
+            "Scatter": (own if at_root else None, each[root][part], (), {"root": root}),
+        }
+        for name, (send, due, more, options) in calls.items():
+            given = None if send is None else machine.put(send)
+            result = None if due is None else machine.put(np.full(due.shape, -1.0))
+            made = getattr(ours, FORMS[how].format(spelled(name)))(given, result, *more, **options)
+            if how == "plan":
+                made.Start()
+            if how != "call":
+                made.Wait()
+            if how == "plan":
+                made.Free()
+            if result is not None:
+                np.testing.assert_array_equal(machine.get(result), due, name)

@@ -470,8 +470,6 @@ def test_what_cannot_be_of_any_sizes(device: LateDevice, comm: MPI.Intracomm) ->
         hiercoll.alltoallv(comm, [there, counts], [device.array(here), counts], transport="staged:3")
     with pytest.raises(BufferTypeError, match="memory of host, as sendbuf"):
         hiercoll.alltoallv(comm, [here, counts], [there, counts])
-    with pytest.raises(BufferTypeError, match="an array of its own"):
-        hiercoll.alltoallv(comm, MPI.IN_PLACE, [there, counts], algorithm="pairwise")
     own, many = device.array(np.zeros(1)), [there, counts] if RANK == 0 else None
     for call, given in ((hiercoll.gatherv, (own, many)), (hiercoll.scatterv, (many, own))):
         with pytest.raises(

@@ -1,0 +1,103 @@
+"""Calls in place whose results come to lie where their input is: what is sent is copied on the device before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from device_tools import skip_without
+from machines import RANK, SIZE, Machine
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.algorithms import REGISTRY
+from hiercoll.collectives import COLLECTIVES
+
+ROOT = SIZE - 1
+COUNTS = np.arange(SIZE) % 3 * 20  # elements, none on some ranks
+REFUSALS = ("private memory", "on the host")  # of some algorithms: in the background, and of devices
+FORMS = ["call", "in the background", "plan", "drop-in", "drop-in, request", "drop-in, plan"]
+
+
+def given_and_due(collective: str, turn: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What is in this rank's buffer before, and in its first elements after; -1 for what a rank reads only."""
+    inputs = [np.arange(60 * SIZE, dtype="i4") * (1 + rank) + turn for rank in range(SIZE)]
+    if collective == "reduce":
+        return inputs[RANK], sum(inputs) if RANK == ROOT else inputs[RANK]
+    if collective == "reduce_scatterv":
+        ends = np.cumsum(COUNTS)
+        return inputs[RANK], sum(inputs)[ends[RANK] - COUNTS[RANK] : ends[RANK]]
+    each = [np.repeat(np.arange(SIZE) * SIZE + rank + turn, COUNTS[rank] + COUNTS).astype("i4") for rank in range(SIZE)]
+    return each[RANK], np.concatenate([values[values == RANK * SIZE + rank + turn] for rank, values in enumerate(each)])
+
+
+def start(comm: MPI.Intracomm, collective: str, array: Any, form: str, options: dict[str, Any]) -> Callable[[], object]:
+    """What makes the call of that form in place, on an array."""
+    ours, counts = hiercoll.Intracomm(comm), COUNTS[RANK] + COUNTS
+    send = array if collective == "reduce" and RANK != ROOT else MPI.IN_PLACE
+    if collective == "reduce":
+        args, options = (send, array if RANK == ROOT else None), {**options, "root": ROOT}
+    else:
+        args = (send, array, COUNTS) if collective == "reduce_scatterv" else (send, [array, counts])
+    if not form.startswith("drop-in"):
+        if form == "plan":
+            return getattr(hiercoll, f"{collective}_init")(comm, *args, **options)  # type: ignore[no-any-return]
+        call = getattr(hiercoll, collective if form == "call" else f"i{collective}")
+        return lambda: (lambda made: made.wait() if form != "call" else made)(call(comm, *args, **options))
+    record, how = COLLECTIVES[collective], {"root": ROOT} if collective == "reduce" else {}
+    if form == "drop-in":
+        return lambda: getattr(ours, record.native)(*args, **how)
+    if form == "drop-in, request":
+        return lambda: getattr(ours, record.nonblocking)(*args, **how).Wait()
+    request = getattr(ours, record.persistent)(*args, **how)
+    return lambda: (request.Start(), request.Wait())
+
+
+@pytest.mark.parametrize("way", ["staged", "direct", "peer"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("collective", ["reduce", "reduce_scatterv", "alltoallv"])
+def test_what_is_overwritten(
+    machine: Machine, way: str, on_layout: Callable[[str], MPI.Intracomm], collective: str, form: str
+) -> None:
+    """Right data by every algorithm, in a second start with other data, too."""
+    if way == "peer" and (collective != "reduce" or form == "in the background"):
+        return  # not to be had
+    skip_without(machine, way)
+    comm = on_layout(f"{SIZE - SIZE // 2}+{SIZE // 2}" if SIZE > 1 else "1x1")
+    family, topology = COLLECTIVES[collective].family, hiercoll.get_topology(comm)
+    for name in ["auto"] if form.startswith("drop-in") else ["auto", "native", *REGISTRY[family]]:
+        entry = REGISTRY[family].get(name)
+        if entry is not None and entry.refusal(topology, {}) is not None:
+            continue
+        options: dict[str, Any] = {"algorithm": name}
+        if form != "in the background":
+            options["transport"] = way
+        array = machine.put(given_and_due(collective, 0)[0])
+        call = None
+        for turn in (0, 1, 2):
+            before, due = given_and_due(collective, turn)
+            machine.fill(array, before)
+            try:
+                call = call or start(comm, collective, array, form, options)
+                call()
+            except hiercoll.ConstraintError as error:
+                if not any(why in str(error) for why in REFUSALS):
+                    raise
+                break
+            np.testing.assert_array_equal(machine.get(array)[: len(due)], due)
+
+
+@pytest.mark.ranks([2, 3])
+def test_too_little_memory_for_the_copy(machine: Machine, comm: MPI.Intracomm) -> None:
+    """An error on all ranks, and the communicator goes on."""
+    values = np.ones(1 << 16, "i4")
+    array = machine.put(values)
+    send, recv = (MPI.IN_PLACE, array) if RANK == ROOT else (array, None)
+    how: dict[str, Any] = {"algorithm": "binomial", "root": ROOT}
+    with machine.full(), pytest.raises(hiercoll.DeviceMemoryError):
+        hiercoll.reduce(comm, send, recv, **how)
+    np.testing.assert_array_equal(machine.get(array), values)
+    hiercoll.reduce(comm, send, recv, **how)
+    np.testing.assert_array_equal(machine.get(array), values * (SIZE if RANK == ROOT else 1))
