@@ -216,6 +216,9 @@ class Decision:
     ranking: tuple[Candidate, ...] = ()
 
 
+ROOT_ALONE = "its nature: the root alone knows all sizes, so that ranks cannot choose by them"
+
+
 @lru_cache(maxsize=4096)
 def _decide(
     collective: str,
@@ -229,6 +232,9 @@ def _decide(
     combining: Combining,
     explains: bool,
 ) -> Decision:
+    if COLLECTIVES[collective].sizes is Sizes.ROOT:
+        names = ", ".join(REGISTRY[collective])
+        return Decision(Variant(NATIVE), f"{ROOT_ALONE}; by name there are {names}")
     if topology.size == 1 or not automatic(collective):
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)

@@ -32,7 +32,7 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.cli.learned import append_lines, learned_folder, learned_words, lessons_for, print_learned, read_learned
-from hiercoll.collectives import COLLECTIVES, Order, Sizes, tuned
+from hiercoll.collectives import COLLECTIVES, Order, Sizes, called, tuned
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.learned import forget, table_of, write_whole
 from hiercoll.model.cost import Links
@@ -52,13 +52,14 @@ from hiercoll.tables import (
     load,
 )
 from hiercoll.topology import Topology, parse_layout
-from hiercoll.tuner import FREE, Combining, decide
+from hiercoll.tuner import FREE, ROOT_ALONE, Combining, decide
 from hiercoll.tuning.search import Search, Selection, SizeResult, choices
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+CALLS = [each.name for each in called()]
 DEFAULT_SIZES = ", ".join(f"{CALLED[name].tuned} for {name}" for name in tuned())
 
 
@@ -77,7 +78,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 @main.command()
-@click.argument("collective", type=click.Choice([*tuned(), "all"]), default="all")
+@click.argument("collective", type=click.Choice([*CALLS, "all"]), default="all")
 @click.option(
     "--output",
     "-o",
@@ -103,6 +104,9 @@ def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, 
     samples show it faster, beyond chance, and not slower in rows of calls; plans likewise. An
     interrupted run goes on from OUTPUT.part.
     """
+    if collective != "all" and not (record := COLLECTIVES[collective]).tuned:
+        why = ROOT_ALONE if record.sizes is Sizes.ROOT else f"the table of {record.family} goes for it"
+        raise ArgumentError("collective", f"one of {', '.join(tuned())}", f"{collective}: {why}")
     comm = world()
     with Together(comm):
         _tune(comm, measured(collective, memory), output, budget, sizes, memory, fresh)
@@ -418,8 +422,8 @@ def table_diff(one: Path, other: Path) -> None:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice(tuned()))
-@click.option("--size", "-s", type=SizeType(), help="Bytes per block.")
+@click.argument("collective", type=click.Choice(CALLS))
+@click.option("--size", "-s", type=SizeType(), help="Bytes per block; their mean, if they differ.")
 @layout_option("2x4")
 @click.option("--table", "table_file", type=TABLE_FILE, help="Default: $HIERCOLL_TABLE, or the user's own table.")
 @click.option(
@@ -459,15 +463,16 @@ def explain(
     combining = _combining(collective, exact)
     if not combining.changes:  # what was learned may give other bits; plans keep to the calls' choice
         lessons, held = {}, False
+    family = COLLECTIVES[collective].family
     decision = decide(
-        collective, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held, combining=combining
+        family, topology, size, inplace=inplace, table=found, mpi=mpi, memory=memory, held=held, combining=combining
     )
     kind = "" if combining.changes else " of inexact sums, always the same bits,"
     what = f"{collective} of {format_size(size)}{kind}" if COLLECTIVES[collective].buffers else collective
     what = f"{what} on {topology}"
     otherwise = decision.variant.spelled(collective)
     learned = learned_words(collective, lessons)
-    is_table = found.decides(collective, mpi, memory, topology)
+    is_table = found.decides(family, mpi, memory, topology)
     if learned is not None and (not is_table or COLLECTIVES[collective].sizes is Sizes.OWN):
         name, words = learned
         click.echo(f"{what}: {name}\n{words}\nwithout that: {otherwise}")

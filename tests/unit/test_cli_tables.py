@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,30 @@ def test_explain(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert none.exit_code == 0 and "64x4: native\nby default: no table for allgather" in none.output
     model = hiercoll("explain", "allgather", "-s", "64K", "-l", "64x4", "--table", "model")
     assert model.exit_code == 0 and "by the cost model" in model.output
+
+
+@pytest.mark.parametrize(
+    ("collective", "due"),
+    [
+        ("allgatherv", "allgatherv of 64 on 2x4: ring\\nby .*table.json: measured for 2x4"),  # by allgather's table
+        ("gatherv", r"gatherv of 64 on 2x4: native\nby its nature: the root alone knows.*linear, .*aggregate"),
+        ("alltoallw", "alltoallw of 64 on 2x4: native\nby no table for alltoallv"),
+    ],
+)
+def test_explain_blocks_that_differ(tmp_path: Path, collective: str, due: str) -> None:
+    """What has no table of its own goes by another's, or says why it has none."""
+    entry = Entry("allgather", MPI, "host", (4, 4), "block", (Choice(0, Variant("ring")),))
+    (tmp_path / "table.json").write_text(dump(Table((entry,))))
+    said = hiercoll("explain", collective, "-s", "64", "-l", "2x4", "--table", tmp_path / "table.json")
+    assert said.exit_code == 0 and re.match(due, said.output), said.output
+
+
+@pytest.mark.parametrize(
+    ("collective", "due"), [("allgatherv", "the table of allgather goes for it"), ("scatterv", "the root alone knows")]
+)
+def test_tune_says_what_has_no_table(collective: str, due: str) -> None:
+    said = hiercoll("tune", collective)
+    assert said.exit_code == 1 and due in " ".join(said.output.split()), said.output
 
 
 def test_explain_without_a_size(tmp_path: Path) -> None:
