@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,33 @@ def given_and_due(collective: str, turn: int) -> tuple[np.ndarray[Any, Any], np.
     return each[RANK], np.concatenate([values[values == RANK * SIZE + rank + turn] for rank, values in enumerate(each)])
 
 
-def start(comm: MPI.Intracomm, collective: str, array: Any, form: str, options: dict[str, Any]) -> Callable[[], object]:
+@contextmanager
+def calling(comm: MPI.Intracomm, collective: str, array: Any, form: str, options: dict[str, Any]) -> Iterator[Any]:
     """What makes the call of that form in place, on an array."""
     ours, counts = hiercoll.Intracomm(comm), COUNTS[RANK] + COUNTS
-    send = array if collective == "reduce" and RANK != ROOT else MPI.IN_PLACE
+    send: Any = array if collective == "reduce" and RANK != ROOT else MPI.IN_PLACE
+    root = {"root": ROOT} if collective == "reduce" else {}
+    args: tuple[Any, ...] = (send, [array, counts])
     if collective == "reduce":
-        args, options = (send, array if RANK == ROOT else None), {**options, "root": ROOT}
+        args = (send, array if RANK == ROOT else None)
+    elif collective == "reduce_scatterv":
+        args = (send, array, COUNTS)
+    record = COLLECTIVES[collective]
+    if form == "plan":
+        with getattr(hiercoll, f"{collective}_init")(comm, *args, **root, **options) as plan:
+            yield plan
+    elif form == "drop-in, plan":
+        request = getattr(ours, record.persistent)(*args, **root)
+        yield lambda: (request.Start(), request.Wait())
+        request.Free()
+    elif form == "drop-in, request":
+        yield lambda: getattr(ours, record.nonblocking)(*args, **root).Wait()
+    elif form == "drop-in":
+        yield lambda: getattr(ours, record.native)(*args, **root)
+    elif form == "in the background":
+        yield lambda: getattr(hiercoll, f"i{collective}")(comm, *args, **root, **options).wait()
     else:
-        args = (send, array, COUNTS) if collective == "reduce_scatterv" else (send, [array, counts])
-    if not form.startswith("drop-in"):
-        if form == "plan":
-            return getattr(hiercoll, f"{collective}_init")(comm, *args, **options)  # type: ignore[no-any-return]
-        call = getattr(hiercoll, collective if form == "call" else f"i{collective}")
-        return lambda: (lambda made: made.wait() if form != "call" else made)(call(comm, *args, **options))
-    record, how = COLLECTIVES[collective], {"root": ROOT} if collective == "reduce" else {}
-    if form == "drop-in":
-        return lambda: getattr(ours, record.native)(*args, **how)
-    if form == "drop-in, request":
-        return lambda: getattr(ours, record.nonblocking)(*args, **how).Wait()
-    request = getattr(ours, record.persistent)(*args, **how)
-    return lambda: (request.Start(), request.Wait())
+        yield lambda: getattr(hiercoll, collective)(comm, *args, **root, **options)
 
 
 @pytest.mark.parametrize("way", ["staged", "direct", "peer"])
@@ -75,18 +83,16 @@ def test_what_is_overwritten(
         if form != "in the background":
             options["transport"] = way
         array = machine.put(given_and_due(collective, 0)[0])
-        call = None
-        for turn in (0, 1, 2):
-            before, due = given_and_due(collective, turn)
-            machine.fill(array, before)
-            try:
-                call = call or start(comm, collective, array, form, options)
-                call()
-            except hiercoll.ConstraintError as error:
-                if not any(why in str(error) for why in REFUSALS):
-                    raise
-                break
-            np.testing.assert_array_equal(machine.get(array)[: len(due)], due)
+        try:
+            with calling(comm, collective, array, form, options) as call:
+                for turn in (0, 1, 2):
+                    before, due = given_and_due(collective, turn)
+                    machine.fill(array, before)
+                    call()
+                    np.testing.assert_array_equal(machine.get(array)[: len(due)], due)
+        except hiercoll.ConstraintError as error:
+            if not any(why in str(error) for why in REFUSALS):
+                raise
 
 
 @pytest.mark.ranks([2, 3])
