@@ -6,12 +6,15 @@ layout, so that schedules for machines one does not have can be proved and coste
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hiercoll import settings
@@ -159,14 +162,12 @@ def parse_layout(text: str) -> Topology:
     raise wrong
 
 
-def discover(
-    comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple
-) -> tuple[Topology, MPI.Intracomm | None, list[float]]:
-    """Topology of an MPI communicator; one of this rank's node, unless it is a virtual one; and the largest of the
-    numbers that all ranks ``tell``, each of several, since one exchange serves for both (collective).
+def discover(comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple) -> tuple[Topology, list[float]]:
+    """Topology of an MPI communicator; and the largest of the numbers that all ranks ``tell``, each of several, since
+    one exchange serves for both (collective).
 
-    Nodes are what ``MPI_Comm_split_type(SHARED)`` says, or, where the environment
-    variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
+    Nodes are hosts (`_host`), or what ``MPI_Comm_split_type(SHARED)`` says where a rank cannot tell its own; or, where
+    the environment variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
     MPI_COMM_WORLD. Raises LayoutError, on every rank alike, if the layout is
     malformed, has another number of ranks than MPI_COMM_WORLD, differs between
     ranks, or lets a virtual node span hosts.
@@ -174,21 +175,49 @@ def discover(
     import numpy as np  # here: scripts/lab reads layouts without it
     from mpi4py import MPI
 
-    host = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
-    (first,), text = translated([0], host, comm), settings.nodes()
+    text = settings.nodes()
     (world_rank,) = translated([comm.rank], comm, MPI.COMM_WORLD)
-    mine = np.array([first, world_rank, -1 if text is None else zlib.crc32(text.encode()), *tell()], float)
-    everyone = np.empty((comm.size, len(mine)))
-    comm.Allgather(mine, everyone)
+    mine = [_host(), world_rank, -1 if text is None else zlib.crc32(text.encode()), *tell()]
+    # Not an Allgather: the first one on a communicator may take as long as ten later ones, and there have been some of
+    # these, if hiercoll has counted calls before.
+    table = np.full((comm.size, len(mine)), -np.inf)
+    everyone = np.empty_like(table)
+    table[comm.rank] = mine
+    comm.Allreduce(table, everyone, op=MPI.MAX)
     hosts, world_ranks, texts = everyone[:, :3].astype(int).T.tolist()
     largest = everyone[:, 3:].max(axis=0).tolist()
+    if UNKNOWN in hosts:
+        hosts = _hosts_by_mpi(comm)
     if text is None and len(set(texts)) == 1:
-        return Topology(tuple(hosts)), host, largest
-    host.Free()
+        return Topology(tuple(hosts)), largest
     if len(set(texts)) > 1:
         got = ", ".join(sorted(set(map(repr, comm.allgather(text)))))
         raise LayoutError("HIERCOLL_NODES", "the same value on every rank", got, comm.rank)
-    return _virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), None, largest
+    return _virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), largest
+
+
+UNKNOWN = 0  # number of a host
+
+
+def _host() -> int:
+    """A number for what shares memory with this process, below 2^53: a running system, and what is mounted there for
+    shared memory, which containers may have of their own; `UNKNOWN` where the system does not say. Processes that share
+    memory in MPI's eyes are asked for by a call that takes 4 to 60 ms at first."""
+    try:
+        text = f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text()} {os.stat('/dev/shm').st_dev}"
+    except OSError:
+        return UNKNOWN
+    return (zlib.crc32(text.encode()) | zlib.crc32(text[::-1].encode()) << 32) % (1 << 53) or 1
+
+
+def _hosts_by_mpi(comm: MPI.Intracomm) -> list[int]:
+    """By rank the first one that shares memory with it, as the MPI library sees it. Collective."""
+    from mpi4py import MPI
+
+    host = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
+    (first,) = translated([0], host, comm)
+    host.Free()
+    return list(comm.allgather(first))
 
 
 def translated(ranks: Iterable[int], comm: MPI.Intracomm, other: MPI.Intracomm) -> list[int]:

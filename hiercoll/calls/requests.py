@@ -20,7 +20,7 @@ from hiercoll.calls.background import BackgroundCall
 from hiercoll.runtime import progress
 from hiercoll.runtime.checking import Describe
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.session import Session, split
+from hiercoll.runtime.session import Session, duplicate
 
 PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
 NOTHING = [None, 0, MPI.BYTE]
@@ -29,7 +29,7 @@ NOTHING = [None, 0, MPI.BYTE]
 @cache
 def _self() -> MPI.Intracomm:
     """Where the sends are. Under the lock: two threads would each make one."""
-    return split(MPI.COMM_SELF, 0)
+    return duplicate(MPI.COMM_SELF)
 
 
 class Refused:

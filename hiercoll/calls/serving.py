@@ -547,6 +547,7 @@ def serve_first(first: Beginning, collective: Collective, given: Arguments, nati
     """Leave a call to the MPI library, ``native``, on a communicator on which hiercoll is not set up."""
     run_native(native, first.tally)
     _remember_native(first, collective, given, None)
+    first.served()
 
 
 def serve_native(

@@ -31,6 +31,7 @@ from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 FIRST = 48  # calls before ranks look at their time: an agreement may cost as much as two short calls
+MARGIN = 1.25  # times as many calls as are needed by what is known, until the next look: a look takes as long as a few
 GROWTH = 3  # times as many calls have been served at the next look, at most
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
@@ -70,6 +71,9 @@ class Beginning:
     stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
     memories = MEMORIES
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
+    agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
+    since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
+    _aside, _looks = 0.0, 0  # seconds of such calls that have not been agreed on, and how many
     _served = 0
 
     def __init__(self, comm: MPI.Intracomm, wishes: int, tally: array[int] | None = None) -> None:
@@ -91,20 +95,30 @@ class Beginning:
     def goes_on(self, known: float) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
         is estimated by what it takes to agree. Collective."""
-        since = perf_counter()
-        least, meeting, known = _largest(self.comm, [-self.tally[1] * 1e-9, -self.meeting, known])
-        self.meeting = min(self.meeting, perf_counter() - since)
+        self.since = perf_counter()
+        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, known]
+        least, meeting, aside, known = _largest(self.comm, mine)
+        self.meeting = min(self.meeting, perf_counter() - self.since)
+        self.agreed = -meeting
         self.seconds -= least
-        self.cost -= meeting if self._served else 2 * meeting  # the one in the first call, too
         self._served += self._calls
-        needed = self.cost + (known or LEAST - MEETINGS * meeting)
+        each = self.seconds / self._served
+        self.cost += max(0.0, aside - self._looks * each)
+        self._aside, self._looks = 0.0, 0
+        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
         lacking = needed / (1.0 if self.is_informed else SHARE) - self.seconds
         if lacking <= 0.0:
             return False
-        each = self.seconds / self._served
-        self._calls = int(min(max(lacking / each, FIRST) if each else inf, (GROWTH - 1) * self._served, LONGEST))
+        calls = max(MARGIN * lacking / each, FIRST) if each else inf
+        self._calls = int(min(calls, (GROWTH - 1) * self._served, LONGEST))
         self.tally[:] = array("q", (self._calls, 0))
         return True
+
+    def served(self) -> None:
+        """A call is over."""
+        if self.since:
+            self._aside += perf_counter() - self.since
+            self._looks, self.since = self._looks + 1, 0.0
 
 
 _meeting = 0.0  # seconds that ranks last took to agree on wishes

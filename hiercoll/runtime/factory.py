@@ -378,10 +378,30 @@ class PlanFactory:
         needed = nbytes + header_bytes(session.node.size, schedule.all_flags) + untouched_bytes()
         lacking = 0 if free is None else max(needed - free, 0)
         flags, most = session.same_request(request, schedule.all_flags, nbytes, lacking=lacking)
-        window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), most)
+        window = self._new_window(nbytes, flags, most)
         if request.transport.has_notices:
             window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         self._attach(window, memory, partial(window.share_with, memory))
+        return window
+
+    def _new_window(self, nbytes: int, flags: int, counted: int) -> Window:
+        """A window (see `Window`). The first one shows whether the ranks of a host share memory in the eyes of the MPI
+        library, too: it may have been told to send messages between them. Raises ConstraintError on all ranks.
+        Collective."""
+        session, window = self._session, None
+        try:
+            if session.shares is not False:
+                window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), counted)
+        except MPI.Exception:
+            if session.shares:
+                raise
+        if session.shares is None:
+            session.shares = bool(session.agreement.least(window is not None, "agreement on shared memory"))
+            if window is not None and not session.shares:
+                window.free()
+        if window is None or not session.shares:
+            expected, got = "ranks of a host that share memory", f"{session.library}, which does not let them"
+            raise ConstraintError("shared memory", expected, got, session.rank)
         return window
 
     def _attach(self, window: Window, memory: Memory, reach: Callable[[], object]) -> None:
@@ -409,7 +429,7 @@ class PlanFactory:
             problem = error
         session.memories.check(problem)
         flags, most = session.same_request(request, schedule.all_flags, nbytes)
-        window = Window(session.comm, session.node, 0, flags, session.windows.next_number(), most)
+        window = self._new_window(0, flags, most)
         window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         handle = memory.address_handle(address).copy() if nbytes else np.empty(HANDLE_BYTES, np.uint8)
         session.node.Bcast(handle)

@@ -220,8 +220,8 @@ def get_session(comm: MPI.Intracomm) -> Session:
             session = Session(
                 comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
             )
-            spent = (0.0, 0.0) if before is None else (before.seconds, before.cost)
-            session.policy.pay(*spent, session.set_up_seconds)
+            seconds, cost, meeting = (0.0,) * 3 if before is None else (before.seconds, before.cost, before.agreed)
+            session.policy.pay(seconds, cost, session.set_up_seconds, meeting)
         except (CollectiveTimeout, CollectiveFailed):
             _keep(comm, Unmade(comm.rank))
             raise

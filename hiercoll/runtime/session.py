@@ -45,7 +45,7 @@ from hiercoll.runtime.window import Window
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
-from hiercoll.topology import discover, translated
+from hiercoll.topology import Topology, discover, translated
 from hiercoll.tuner import is_able
 from hiercoll.tuning.learning import SHARE, Finding, Learner
 from hiercoll.tuning.policy import Key as PolicyKey
@@ -95,10 +95,15 @@ def duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
     return cast(MPI.Intracomm, made)
 
 
-def split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
-    """The ranks of ``comm`` with the same ``color``, in the same order. Collective."""
+def node_of(comm: MPI.Intracomm, topology: Topology) -> MPI.Intracomm:
+    """The ranks of this rank's node, in the same order. Collective over the node."""
     progress.before_blocking()
-    return cast(MPI.Intracomm, MPI.Comm.Split(comm, color, comm.rank))
+    everyone = comm.Get_group()
+    group = everyone.Incl(topology.node(comm.rank))
+    made = MPI.Intracomm.Create_group(comm, group)
+    everyone.Free()
+    group.Free()
+    return made
 
 
 def from_root(comm: MPI.Intracomm, read: Callable[[], Read]) -> Read:
@@ -162,15 +167,18 @@ class Session:
         if not is_met:
             meet(comm, SET_UP, first_watch(comm, timeout))
         self.comm = duplicate(comm)
-        self.user = MPI.Intracomm(comm)  # mpi4py's own: where calls that are left to the MPI library run
+        # mpi4py's own: where calls that are left to the MPI library run, and agreements of blocking calls: the first
+        # collectives on a new communicator may take as long as ten later ones.
+        self.user = MPI.Intracomm(comm)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.library = mpi_library()
         self._node: MPI.Intracomm | None = None
+        self.shares: bool | None = None  # whether the ranks of a node share memory in MPI's eyes; None: not tried
         try:
-            self.topology, self._node, largest = discover(self.comm, partial(self._settings, timeout, began))
+            self.topology, largest = discover(self.user, partial(self._settings, timeout, began))
             common = Settings(*largest)
             self._agree_on(common)
-            table, known = from_root(self.comm, self._read_all) if common.has_more else (Table(), {})
+            table, known = from_root(self.user, self._read_all) if common.has_more else (Table(), {})
         except BaseException:
             self._free_comms(self.comm)
             raise
@@ -219,7 +227,7 @@ class Session:
         return Settings(
             order=STRICTNESS.index(settings.order()),
             disabled=settings.is_disabled(),
-            stages=not takes_device_memory(self.comm),
+            stages=not takes_device_memory(self.user),
             checks=settings.checks_calls(),
             threadless=MPI.Query_thread() != MPI.THREAD_MULTIPLE,
             compares=settings.compares,
@@ -275,12 +283,12 @@ class Session:
 
     def _largest(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         most = np.empty_like(mine)
-        self.comm.Allreduce(mine, most, op=MPI.MAX)
+        self.user.Allreduce(mine, most, op=MPI.MAX)
         return most
 
     def _sum(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = np.empty_like(mine)
-        self.comm.Allreduce(mine, total)
+        self.user.Allreduce(mine, total)
         return total
 
     def _gather_on_node(self, value: object) -> list[Any]:
@@ -295,7 +303,7 @@ class Session:
         """
 
         self.meet("agreement on a table")
-        self.policy.table = from_root(self.comm, partial(read_table, table))
+        self.policy.table = from_root(self.user, partial(read_table, table))
         self.forget_choices()
 
     @property
@@ -335,7 +343,7 @@ class Session:
         if self.watch is not None:
             meet(self.comm, "a trial", self.watch)
         else:
-            self.comm.Barrier()  # which ranks leave sooner after each other
+            self.user.Barrier()  # which ranks leave sooner after each other
 
     def same_call(self, described: Description) -> None:
         """See `checking.same_call`."""
@@ -473,10 +481,10 @@ class Session:
 
     @property
     def node(self) -> MPI.Intracomm:
-        """This rank's node. Collective at its first use."""
+        """This rank's node. Collective over it at its first use."""
         if self._node is None:
             self.meet("agreement on nodes")
-            self._node = split(self.comm, self.topology.node_of[self.rank])
+            self._node = node_of(self.comm, self.topology)
         return self._node
 
     def run(self, plan: Plan | Once) -> None:

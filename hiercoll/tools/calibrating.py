@@ -23,7 +23,7 @@ from hiercoll.model.calibration import AT_ONCE, LARGE, ROOTED, Key, Sample, Sett
 from hiercoll.model.machine import LEVELS, Machine, level
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.session import split
+from hiercoll.runtime.session import duplicate
 from hiercoll.runtime.window import Window
 from hiercoll.statistics import quartiles
 from hiercoll.tools.places import caches_of, cpus_here, place_of, sizes_of
@@ -52,7 +52,7 @@ class Calibration:
     def __init__(self, comm: MPI.Intracomm, seconds: float, domain: int = 0, socket: int = 0) -> None:
         self.session = get_session(comm)
         self.topology, self.seconds = self.session.topology, seconds
-        self.comm = split(self.session.comm, 0)
+        self.comm = duplicate(self.session.comm)
         self.rank = self.comm.rank
         self.setting = self._setting(domain, socket)
         self.machine = Machine("", domain=self.setting.domain, socket=self.setting.socket)

@@ -28,10 +28,12 @@ from hiercoll.tuner import Spread
 FIRST = 16  # calls before ranks look at their times
 LONGEST = 240  # calls between two looks
 GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
+THOUGHT = 40.0  # meetings that calls last, at least, until a rank thinks again: it takes as long as two meetings
 EARNED = 0.2  # seconds of calls after which a rank thinks of what other calls have earned
 LONG_WAIT = 64  # calls from which on ranks look at their times while there is too little time to spend
 LONGEST_WAIT = 4096  # calls between two looks, while there is too little time to spend
-SHARE = 0.04  # of the time of calls, that finding out may cost by its account, which does not see all: 5 % in truth
+SHARE = 0.05  # of the time of calls, that finding out may cost
+CROWD = 3  # others that look for something, at most, that make the later candidates of a kind of calls wait
 FEW = 4  # candidates besides native; where that may cost what it does: MANY
 MANY = 6
 LOOKS = 3  # pairs of calls that a candidate has at first
@@ -75,7 +77,8 @@ Answer: TypeAlias = "Generator[Step, Times, bool]"
 class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
     besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
-    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make. Equal on all ranks."""
+    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make. ``seeking``: how many kinds of calls
+    look for what serves them best. Equal on all ranks."""
 
     share: float = SHARE
     calls: float = 0.0
@@ -84,6 +87,7 @@ class Budget:
     meeting: float = 0.0
     plan: float = PLAN_SECONDS
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
+    seeking: int = 0
 
     def lacks(self, seconds: float) -> float:
         """Seconds of calls that are missing before so much may be spent."""
@@ -146,11 +150,14 @@ class Learner:
         self._own: Own = None
         self._level = LEVEL
         self._aside = 0.0  # seconds besides calls that have not been agreed on
+        self._since = 0.0  # when the last call that was asked about began; 0: it is over
         self._calls = 0  # that have been served
         self._step: Serve | Try = Serve(0, look=False)
         self._times: list[float] = []
         self._meetings: list[float] = []
         self._typical = inf  # seconds of a call without a question
+        self._place = 0  # of the candidate that is tried among all
+        self._usually = inf  # the same of this rank, which waits for others in it
         self._offered: Sequence[Variant] | None = None  # the candidates that were last asked for
         self._course = self._learn() if self.given is None else _follow()
         if self.known is not None:
@@ -178,15 +185,23 @@ class Learner:
         """What serves the next call; ``own`` tells the blocks that this rank sends, where nobody else knows. Collective
         where it is time for an agreement."""
         self._own = own
+        if not self.is_trying and self.tally[0] <= 0:
+            self._since = perf_counter()
         while isinstance(self._step, Serve) and self.tally[0] <= 0:
             self._look(self._step)
+        if self.is_trying:  # of the call that is tried, the time is wanted
+            self._aside += perf_counter() - self._since if self._since else 0.0
+            self._since = 0.0
         return NATIVE_VARIANT if self._is_natives_turn else self.current
 
     def note(self, seconds: float, waited: float = 0.0) -> None:
         """The call that `begin` was asked for has taken so long, and ranks so long to meet before; infinitely long if
         native had to serve it instead. Collective."""
         self.has_met = False
+        since, self._since = self._since, 0.0
         if isinstance(self._step, Serve) and seconds < inf:
+            if since and self._usually < inf:  # what a call takes longer in which ranks look, or think
+                self._aside += max(0.0, perf_counter() - since - self._usually)
             self.count(seconds)
             return
         if isinstance(self._step, Serve):
@@ -234,10 +249,11 @@ class Learner:
             self._take(next(self._course))
             return
         self._calls += step.calls
+        self._usually = self.tally[1] * 1e-9 / step.calls
         if step.look:
             least, aside = self.agree([-self.tally[1] * 1e-9, self._aside])
             self._typical = -least / step.calls
-            self._spend(self.budget.meeting + aside)
+            self._spend(aside)
         self.budget.calls += step.calls * self._typical
         self._take(self._course.send([self._typical]))
 
@@ -300,23 +316,26 @@ class Learner:
     def _choose(self) -> Course:
         """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
         early one pays for those after it."""
+        self.budget.seeking += 1
         self._offered = yield from self._ask()
         best, *others = self._offered
         if not others and self._typical == inf:
             yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
         self._level = LEVEL / max(1, len(others))
         native = self._typical
-        for new in others:
+        for self._place, new in enumerate(others):
             yield from self._warm(new)
             look = yield from self._pairs(new, best, LOOKS)
             if best.is_native:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
+        self._place = 0
         if best == self._offered[0]:
             self._settle(best, native)
         else:
             yield from self._segments(best)
+        self.budget.seeking -= 1
 
     def _until_changed(self) -> Course:
         """What has been found serves calls as long as conditions are those in which it was."""
@@ -348,24 +367,27 @@ class Learner:
         return self._offers()
 
     def _offers(self) -> Sequence[Variant]:
-        begin = perf_counter()
-        offered = self.candidates(self._own)
-        self._aside += perf_counter() - begin
-        return offered
+        return self.candidates(self._own)
 
     def _afford(self, seconds: float) -> Course:
         """Wait until there are so many seconds to spend. Calls of all kinds on the communicator earn them: a rank knows
-        how many there are, by what ranks have agreed on, without asking the others."""
+        how many there are, by what ranks have agreed on, without asking the others. For a later candidate there must be
+        the more of them the more other kinds look for something: the first ones are the most promising, for all."""
         unseen, most = 0, 0
-        while (lacking := self.budget.lacks(seconds)) > 0.0:
+        while (lacking := self.budget.lacks(seconds * self._patience)) > 0.0:
             if unseen >= most:
                 unseen, most = 0, max(FIRST, (GROWTH - 1) * self._calls)
                 most = most if self.rarely else min(most, LONGEST_WAIT)
             needed = lacking / self._typical if self._typical else inf
             some = max(FIRST, EARNED / self._typical) if self._typical else inf
-            calls = ceil(min(needed, some, most - unseen))
+            few = THOUGHT * self.budget.meeting / self._typical if self._typical else 0.0
+            calls = ceil(min(max(needed, few), some, most - unseen))
             unseen += calls
             yield Serve(calls, look=unseen > LONG_WAIT and (unseen >= most or calls >= needed))
+
+    @property
+    def _patience(self) -> int:
+        return 1 + self._place * max(0, min(self.budget.seeking - 1, CROWD))
 
     def _extra(self, calls: int, dearer: float = 0.0) -> float:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""

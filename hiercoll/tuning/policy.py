@@ -69,17 +69,17 @@ class Policy:
         self.table = Table()
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
-        self._paid = 0.0, 0.0, 0.0  # seconds of calls before the set-up, of agreements on that, and of it
+        self._paid = 0.0, 0.0, 0.0, 0.0  # seconds of calls before, agreements, set-up, meeting
         self.compares = False  # whether native serves every other blocking call by "auto"
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
         self.forget()
 
     def forget(self) -> None:
         """Let "auto" decide anew for every size."""
-        calls, agreements, set_up = self._paid
+        calls, agreements, set_up, meeting = self._paid
         cost = agreements + set_up if calls else 0.0
         # What calls that teach something took, and what learning cost.
-        self.budget = Budget(self.share, calls, cost, cost, plan=max(PLANNED * set_up, PLAN_SECONDS))
+        self.budget = Budget(self.share, calls, cost, cost, meeting, max(PLANNED * set_up, PLAN_SECONDS))
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # By collective and bytes received, what learns from drop-in calls on arrays.
@@ -91,10 +91,10 @@ class Policy:
         self.share = share
         self.forget()
 
-    def pay(self, calls: float, agreements: float, set_up: float) -> None:
-        """Seconds that calls have taken, agreements on a set-up, and that one: by it is estimated how long a plan will
-        take, and asking the model. Equal on all ranks."""
-        self._paid = calls, agreements, set_up
+    def pay(self, calls: float, agreements: float, set_up: float, meeting: float) -> None:
+        """Seconds that calls have taken, agreements on a set-up, that one (by which it is estimated how long a plan
+        will take, and asking the model), and one such agreement. Equal on all ranks."""
+        self._paid = calls, agreements, set_up, meeting
         self.forget()
 
     def hurry(self) -> None:
@@ -234,7 +234,7 @@ class Policy:
         name, lanes = wanted.collective.family, max(self._topology.node_sizes)
         is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
         return (
-            max(ASKING, self._paid[-1]) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
+            max(ASKING, self._paid[2]) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
             if is_new
             else ASKING / 5
         )

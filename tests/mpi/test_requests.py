@@ -21,7 +21,7 @@ from hiercoll.calls.background import Request
 from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.session import split
+from hiercoll.runtime.session import duplicate
 
 RANK, SIZE = WORLD.rank, WORLD.size
 needs_threads = pytest.mark.skipif(
@@ -301,12 +301,12 @@ def test_one_place_for_all_threads(ours: hiercoll.Intracomm, monkeypatch: pytest
     """Sends are received where they are sent, from the first request of a process on."""
     made: list[MPI.Intracomm] = []
 
-    def slowly(parent: MPI.Intracomm, color: int) -> MPI.Intracomm:
+    def slowly(parent: MPI.Intracomm) -> MPI.Intracomm:
         sleep(0.1)
-        made.append(split(parent, color))
+        made.append(duplicate(parent))
         return made[-1]
 
-    monkeypatch.setattr(requests, "split", slowly)
+    monkeypatch.setattr(requests, "duplicate", slowly)
     monkeypatch.setattr(requests, "_self", cache(requests._self.__wrapped__))
     call = Prepared("alltoall")
     request = call.init(ours)

@@ -195,6 +195,7 @@ class Alone(Session):
         self.agreement = Agreement(0, np.copy, np.copy, self.agreed.append)
         self.disabled = self.stages = self.check = self.threadless = self.is_plain = False
         self.library, self.name, self.broken, self.watch, self.last = "MPICH 5.0.2", "x", None, None, ""
+        self.shares: bool | None = True
         self.memories = Memories(lambda: self.node, self.agreement, 0, RANKS)
         self.numbers = {collective: number for number, collective in enumerate(called())}
         self.tags = Tags(2**20, len(self.numbers))
