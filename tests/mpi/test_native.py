@@ -19,6 +19,7 @@ from mpi4py import MPI
 from test_algorithms import filled, native
 
 import hiercoll
+from hiercoll import topology
 from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes, get_collective
 from hiercoll.errors import DeviceError, HiercollError
 from hiercoll.runtime.lifetime import get_session
@@ -311,3 +312,14 @@ def test_wrong_data_of_the_library(counted: Counted, monkeypatch: pytest.MonkeyP
         patch.setattr(Counted, "Alltoall", lambda *_: None)
         with pytest.raises(DataError, match="alltoall native with blocks of 64 bytes"):
             Contest(counted, "alltoall", [NATIVE_VARIANT], 64).able(0)
+
+
+def test_hosts(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what processes see; by the MPI library, where one of them sees nothing."""
+    monkeypatch.delenv("HIERCOLL_NODES", raising=False)
+    by_mpi, largest = topology.discover(comm, lambda: (WORLD.rank, -WORLD.rank))
+    assert by_mpi.node_of == (0,) * SIZE and largest == [SIZE - 1, 0]  # tests run on one host
+    monkeypatch.setattr(topology, "_host", lambda: topology.UNKNOWN if WORLD.rank == SIZE - 1 else 7)
+    assert topology.discover(comm)[0] == by_mpi
+    monkeypatch.setattr(topology, "_host", lambda: 2**53 - 1 - WORLD.rank // 2)
+    assert topology.discover(comm)[0].node_of == tuple(rank // 2 for rank in range(SIZE))

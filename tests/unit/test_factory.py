@@ -325,6 +325,26 @@ def test_windows_of_plans(session: Alone, lifetime: Lifetime) -> None:
         assert [plan.window_key for plan in plans] == list(session.windows.kept) * 2
 
 
+def test_ranks_of_a_host_that_share_no_memory(session: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first window shows it: an error on all ranks, which other windows are not tried after."""
+    tried: list[int] = []
+
+    class Refused(FakeWindow):
+        def __init__(self, *given: Any) -> None:
+            tried.append(1)
+            raise MPI.Exception(MPI.ERR_RMA_SHARED)
+
+    monkeypatch.setattr(hiercoll.runtime.factory, "Window", Refused)
+    session.shares = None
+    for _ in range(2):
+        with pytest.raises(ConstraintError, match="shared memory: expected ranks of a host that share memory"):
+            session.factory.make(session.request(ALLGATHER, "shared"), Lifetime.KEPT)
+    assert len(tried) == 1 and "agreement on shared memory" in session.agreed
+    session.shares = True
+    with pytest.raises(MPI.Exception):  # too little memory, or the like
+        session.factory.make(session.request(ALLGATHER, "shared"), Lifetime.KEPT)
+
+
 def test_windows_that_no_plan_takes_over(session: Alone) -> None:
     """One that is too small goes when a larger one is made; one whose plan was interrupted is left, as MPI may still
     write to it; few are kept."""

@@ -13,6 +13,7 @@ import pytest
 
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
+from hiercoll.tuning import learning
 from hiercoll.tuning.learning import (
     CHANGED,
     EARNED,
@@ -361,6 +362,47 @@ def test_changes_are_seen_from_both_sides() -> None:
         before = len(job.findings)
         job.run(700)
         assert (len(job.findings) > before) == anew
+
+
+def test_first_candidates_of_all_kinds_come_first() -> None:
+    """Where savings are scarce, and others look for something, a later candidate waits; alone it does not."""
+
+    def tried_by(kinds: int) -> list[int]:
+        """How many candidates each kind of calls has tried when the first one tries its third."""
+        budget = Budget(meeting=1e-4, plan=1e-2)
+        candidates = [NATIVE_VARIANT, *(Variant("bruck", {"radix": radix}) for radix in (2, 3, 4))]
+        learners = [Learner(lambda own: candidates, list, budget) for _ in range(kinds)]
+        tried: list[list[Variant]] = [[] for _ in learners]
+        for _ in range(20_000):
+            for learner, found in zip(learners, tried, strict=True):
+                variant = learner.begin()
+                is_new = not variant.is_native and variant not in found
+                found.extend([variant] if is_new else [])
+                if len(found) == 3:
+                    return sorted(map(len, tried))
+                learner.note((1e-3 if variant.is_native else 1.5e-3) + 1e-2 * is_new, 1e-4 * learner.is_trying)
+        raise AssertionError
+
+    assert tried_by(1) == [3]
+    assert tried_by(4)[0] == 2
+
+
+def test_calls_in_which_ranks_look_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they take longer than others is spent."""
+    now = [0.0]
+    monkeypatch.setattr(learning, "perf_counter", lambda: now[0])
+    budget = Budget(cost=1e3)  # too much for any trial
+    learner = Learner(lambda own: RADICES, list, budget)
+    looks = 0
+    for _ in range(2000):
+        asks = not learner.is_fixed
+        learner.begin()
+        now[0] += 6e-3 if asks else 1e-3
+        looks += asks
+        learner.note(1e-3)
+    assert looks > 3
+    spent = budget.cost - 1e3  # what ranks have agreed on so far: not the first ones and the last ones
+    assert 5e-3 * looks / 3 < spent <= 5e-3 * looks + 1e-9
 
 
 # ---- in turns with native
