@@ -9,7 +9,8 @@ call's time is that of the slowest rank. Prints a line of JSON per size:
   subject's first call; "spent": seconds of the set-up within them, and of all that finding out cost, by the budget's
   account
 - "settled": after how many calls all had been tried, if it had
-- "after": medians of the calls after that over native's; "found": what is known then to serve best
+- "after": medians of the calls after that over native's; "tried": how many of these were tried ones; "found": what is
+  known then to serve best
 
 ``HIERCOLL_LEARNED`` names where it is kept: a second run begins with it.
 
@@ -118,6 +119,11 @@ class Point:
         """What has been learned of it."""
         return get_session(comm).policy.learner(Wanted(self.collective, self.size, self.collective.one_buffer))
 
+    def trials(self, comm: MPI.Intracomm) -> int:
+        """How many of its calls have been tried."""
+        learner = self.learner(comm) if known_session(comm) is not None else None
+        return 0 if learner is None else learner.trials
+
 
 def measure(points: list[Point], first: int, after: int, patience: int, table: Path | None) -> Iterator[Record]:
     """The records of sizes whose calls take turns on one communicator."""
@@ -139,18 +145,19 @@ def measure(points: list[Point], first: int, after: int, patience: int, table: P
         tuned = {(place, "table"): point.ours(comms["table"]) for place, point in enumerate(points)}
         in_turns(tuned, 3)
         calls |= tuned
+    before = [point.trials(ours) for point in points]
     late = in_turns(calls, after, cores.shuffle)
     for place, point in enumerate(points):
         sums = {label: sum(early[place, label]) for label in ("native", "control", "auto")}
         medians = {label: median(late[place, label]) for label in comms}
-        learner = point.learner(ours)
+        learner, tried = point.learner(ours), point.trials(ours) - before[place]
         finding = None if learner is None else learner.finding
         name = point.collective.name
         yield {
             "collective": name, "size": point.size, "calls": first, "together": len(points),
             "first": 2 * sums["auto"] / (sums["native"] + sums["control"]), "control": sums["control"] / sums["native"],
             "seconds": sums, "first_call": {label: early[place, label][0] for label in sums},
-            "spent": spent, "settled": settled, "native": medians["native"],
+            "spent": spent, "settled": settled, "native": medians["native"], "tried": tried,
             "after": {label: each / medians["native"] for label, each in medians.items() if label != "native"},
             "found": None if finding is None else finding.variant.spelled(name),
             "found_after": None if finding is None else finding.calls,
