@@ -23,6 +23,7 @@ from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.session import Session, duplicate
 
 PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
+LATE = 1.0  # seconds after which a send that nobody finds has been received
 NOTHING = [None, 0, MPI.BYTE]
 
 
@@ -59,6 +60,7 @@ class StandIn:
         self._session, self._plan, self._persistent = session, plan, persistent
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._failed = float("inf")
+        self._awaited: float | None = None  # since when the send of a call that is done is looked for
         with progress.lock:  # of several threads, each has a tag of its own
             self.tag = (StandIn._last_tag + 1) % limit
             while self.tag in StandIn._tags:
@@ -80,9 +82,11 @@ class StandIn:
                 except Exception as error:  # who asks for this one is told, not who lets it go on
                     self.call = Refused(error)
         elif self.call.done:
-            if self.comm.Iprobe(0, self.tag):  # Ctrl-C may come after this
+            if self.comm.Iprobe(0, self.tag):
                 self.comm.Recv(NOTHING, 0, self.tag)
-            self.call = None
+            elif not self._has_come():
+                return
+            self.call, self._awaited = None, None
             if not self._persistent:
                 self._received()
         elif self.call.error is not None and not isinstance(self.call.error, Exception):
@@ -93,11 +97,19 @@ class StandIn:
                 print(f"hiercoll: {self.name} has failed: {self.call.error}", flush=True)
                 MPI.COMM_WORLD.Abort(1)
 
+    def _has_come(self) -> bool:
+        """Whether the send that cannot be found has been received before: Ctrl-C may have come after that. Else an MPI
+        library may take a few looks to find it."""
+        self._awaited = self._awaited or monotonic()
+        return monotonic() - self._awaited > LATE
+
     def wait(self) -> None:
         """Until the call, if there is one, is complete. Raises what went wrong."""
         progress.advance_all()
         if (call := self.call) is not None:
             self._ask(call.wait)
+            while self.call is call and call.done:
+                progress.advance_all()
         progress.advance_all()
 
     def test(self) -> None:

@@ -293,6 +293,26 @@ def test_interrupted_and_waited_for_again(ours: hiercoll.Intracomm, monkeypatch:
     call.check(0)
 
 
+def test_a_send_that_is_found_late(ours: hiercoll.Intracomm) -> None:
+    """A library may need some looks for what has been sent."""
+
+    class Late(MPI.Intracomm):
+        looks = 0
+
+        def Iprobe(self, *given: Any) -> bool:  # noqa: N802
+            Late.looks += 1
+            return Late.looks > 5 and super().Iprobe(*given)
+
+    call = Prepared("allgather")
+    call.fill(0)
+    with progress.lock:
+        request = call.start(ours)
+        request.stand_in.comm = Late(requests._self())
+    request.Wait()
+    call.check(0)
+    assert Late.looks > 5
+
+
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
