@@ -1043,6 +1043,7 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
             buffers = (given.send, given.recv)[2 - collective.buffers :]
             more = [getattr(given, name) for name in collective.more]
             serve_first(first, collective, given, partial(getattr(first.user, collective.native), *buffers, *more))
+        first.served()
         return given.recv if collective.everywhere == "recv" or first.rank == given.root else None
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:

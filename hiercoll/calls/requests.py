@@ -23,7 +23,6 @@ from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.session import Session, duplicate
 
 PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
-LATE = 1.0  # seconds after which a send that nobody finds has been received
 NOTHING = [None, 0, MPI.BYTE]
 
 
@@ -60,7 +59,7 @@ class StandIn:
         self._session, self._plan, self._persistent = session, plan, persistent
         limit: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._failed = float("inf")
-        self._awaited: float | None = None  # since when the send of a call that is done is looked for
+        self._receives = False  # the send of the call, or has: Ctrl-C may come after that
         with progress.lock:  # of several threads, each has a tag of its own
             self.tag = (StandIn._last_tag + 1) % limit
             while self.tag in StandIn._tags:
@@ -77,16 +76,18 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
+                self._receives = False
                 try:
                     self.call = BackgroundCall(self._session, self._plan, in_thread=True)
                 except Exception as error:  # who asks for this one is told, not who lets it go on
                     self.call = Refused(error)
         elif self.call.done:
             if self.comm.Iprobe(0, self.tag):
+                self._receives = True
                 self.comm.Recv(NOTHING, 0, self.tag)
-            elif not self._has_come():
+            elif not self._receives:  # an MPI library may take some looks to find it
                 return
-            self.call, self._awaited = None, None
+            self.call = None
             if not self._persistent:
                 self._received()
         elif self.call.error is not None and not isinstance(self.call.error, Exception):
@@ -96,12 +97,6 @@ class StandIn:
             if monotonic() - self._failed > PATIENCE:
                 print(f"hiercoll: {self.name} has failed: {self.call.error}", flush=True)
                 MPI.COMM_WORLD.Abort(1)
-
-    def _has_come(self) -> bool:
-        """Whether the send that cannot be found has been received before: Ctrl-C may have come after that. Else an MPI
-        library may take a few looks to find it."""
-        self._awaited = self._awaited or monotonic()
-        return monotonic() - self._awaited > LATE
 
     def wait(self) -> None:
         """Until the call, if there is one, is complete. Raises what went wrong."""

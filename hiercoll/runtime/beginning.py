@@ -73,7 +73,8 @@ class Beginning:
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
-    _aside, _looks = 0.0, 0  # seconds of such calls that have not been agreed on, and how many
+    _usual = 0.0  # seconds of a call of this rank
+    _aside = 0.0  # seconds that such calls took this rank longer, which have not been agreed on
     _served = 0
 
     def __init__(self, comm: MPI.Intracomm, wishes: int, tally: array[int] | None = None) -> None:
@@ -100,11 +101,11 @@ class Beginning:
         least, meeting, aside, known = _largest(self.comm, mine)
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
+        self.cost += self.agreed if not self._served else max(0.0, aside)  # the first agreement: on wishes
+        self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
         each = self.seconds / self._served
-        self.cost += max(0.0, aside - self._looks * each)
-        self._aside, self._looks = 0.0, 0
         needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
         lacking = needed / (1.0 if self.is_informed else SHARE) - self.seconds
         if lacking <= 0.0:
@@ -114,11 +115,16 @@ class Beginning:
         self.tally[:] = array("q", (self._calls, 0))
         return True
 
+    @property
+    def paid(self) -> tuple[float, float, float]:
+        """Seconds of calls, of agreements with that on the set-up, and of one. Equal on all ranks."""
+        return self.seconds, self.cost + self.agreed, self.agreed
+
     def served(self) -> None:
         """A call is over."""
         if self.since:
-            self._aside += perf_counter() - self.since
-            self._looks, self.since = self._looks + 1, 0.0
+            self._aside += perf_counter() - self.since - self._usual
+            self.since = 0.0
 
 
 _meeting = 0.0  # seconds that ranks last took to agree on wishes

@@ -94,7 +94,7 @@ class PlanFactory:
         self._schedules: dict[object, Schedule] = {}
         self._lowered: dict[object, Lowered] = {}
         self._areas: dict[object, Areas | Slots] = {}
-        self._scratch: weakref.WeakValueDictionary[tuple[str, int], _Scratch] = weakref.WeakValueDictionary()
+        self._scratch: weakref.WeakValueDictionary[tuple[str, str, int], _Scratch] = weakref.WeakValueDictionary()
         self._moved: dict[tuple[int, int], Relocatable | None] = {}
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
 
@@ -331,29 +331,34 @@ class PlanFactory:
         if memory.kind == "host" and not nbytes and not laid.host:
             return Places({"scratch": 0, "narrow": 0, **places}, [], [], [])
 
-        def pooled() -> tuple[int, object]:
+        def pooled(use: str, nbytes: int) -> tuple[int, object]:
             size_class = 1 << max(nbytes - 1, 0).bit_length()
-            known = self._scratch.get((place, size_class))
+            known = self._scratch.get((place, use, size_class))
             if known is None:
-                known = self._scratch[place, size_class] = _Scratch(memory, size_class)
+                known = self._scratch[place, use, size_class] = _Scratch(memory, size_class)
             return known.address, known
 
+        def alone(use: str, nbytes: int) -> tuple[int, object]:
+            del use
+            return memory.allocate(nbytes)
+
         user: dict[BufferName, tuple[int, int]] = {"recv": (request.received.address, request.received.nbytes)}
-        aside = False
+        aside = 0
         if (sent := request.sent) is not None:
             user["send"] = (sent.address, sent.span)
-            aside = sent.overwritten and sent.span > 0
+            aside = sent.span if sent.overwritten else 0
         first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
-        scratch = pooled if lifetime in SHARING else partial(memory.allocate, nbytes)
+        allocate = pooled if lifetime in SHARING else alone
+        scratch, copied = partial(allocate, "scratch", nbytes), partial(allocate, "aside", aside) if aside else None
         together = first or lifetime is Lifetime.HELD
-        reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, aside=aside, together=together)
+        reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, aside=copied, together=together)
         if first:
             self._fitted.add(request.common)
         of = reserved.places
         of["narrow"] = of["scratch"] + laid.nbytes.get("scratch", 0)
         if "host" in of:
             of["wide_host"], of["host"] = of["host"], of["host"] + laid.nbytes.get("wide_host", 0)
-        return reserved._replace(nbytes=laid.scratch + laid.host)
+        return reserved._replace(nbytes=laid.scratch + laid.host + aside)
 
     def _where(self, request: Request, schedule: Schedule, lifetime: Lifetime) -> tuple[MPI.Intracomm, int]:
         """The communicator of the messages of a plan that no program holds, and their first tag. Local: MPI lets no
@@ -388,20 +393,24 @@ class PlanFactory:
         """A window (see `Window`). The first one shows whether the ranks of a host share memory in the eyes of the MPI
         library, too: it may have been told to send messages between them. Raises ConstraintError on all ranks.
         Collective."""
-        session, window = self._session, None
+        session, window, is_for_good = self._session, None, True
+        got = f"{session.library}, which does not let them"
         try:
             if session.shares is not False:
                 window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), counted)
-        except MPI.Exception:
+        except MPI.Exception as error:
             if session.shares:
                 raise
+            got = str(error)
+            is_for_good = error.Get_error_class() == MPI.ERR_RMA_SHARED
         if session.shares is None:
-            session.shares = bool(session.agreement.least(window is not None, "agreement on shared memory"))
+            found = 2 if window is not None else int(not is_for_good)
+            least = session.agreement.least(found, "agreement on shared memory")
+            session.shares = (False, None, True)[least]
             if window is not None and not session.shares:
                 window.free()
         if window is None or not session.shares:
-            expected, got = "ranks of a host that share memory", f"{session.library}, which does not let them"
-            raise ConstraintError("shared memory", expected, got, session.rank)
+            raise ConstraintError("shared memory", "ranks of a host that share memory", got, session.rank)
         return window
 
     def _attach(self, window: Window, memory: Memory, reach: Callable[[], object]) -> None:

@@ -220,7 +220,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
             session = Session(
                 comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
             )
-            seconds, cost, meeting = (0.0,) * 3 if before is None else (before.seconds, before.cost, before.agreed)
+            seconds, cost, meeting = (0.0,) * 3 if before is None else before.paid
             session.policy.pay(seconds, cost, session.set_up_seconds, meeting)
         except (CollectiveTimeout, CollectiveFailed):
             _keep(comm, Unmade(comm.rank))

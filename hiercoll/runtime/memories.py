@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,16 +123,16 @@ class Memories:
         scratch: Callable[[], tuple[int, object]],
         user: dict[BufferName, tuple[int, int]],
         *,
-        aside: bool,
+        aside: Callable[[], tuple[int, object]] | None,
         together: bool,
     ) -> Places:
         """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
         place, and what is allocated for it; ``host``: the bytes of what lies on the host beside a device's memory.
 
-        ``aside``: what is sent is copied before each start, as results come to lie there. ``together``: too little of a
-        device's memory on one rank is an error on all, and the first rank whose buffers are mirrored warns; collective
-        then, where there are devices. Raises DeviceMemoryError; TransportWarning on all ranks, where warnings are
-        errors.
+        ``aside``: what allocates a copy of what is sent, made before each start, as results come to lie there; None:
+        nothing is copied. ``together``: too little of a device's memory on one rank is an error on all, and the first
+        rank whose buffers are mirrored warns; collective then, where there are devices. Raises DeviceMemoryError;
+        TransportWarning on all ranks, where warnings are errors.
         """
         problem, cost = None, ""
         places = Places({name: address for name, (address, _) in user.items()}, [], [], [])
@@ -141,8 +142,8 @@ class Memories:
             if schedule.host or schedule.wide_host:
                 places.places["host"], owner = memory.allocate_host(host)
                 places.owners.append(owner)
-            if aside:
-                places.before.append(_replaced(SEND, memory, user["send"], places)[0])
+            if aside is not None:
+                places.before.append(_replaced(SEND, memory, user["send"], places, aside)[0])
                 user = {**user, "send": (places.places["send"], user["send"][1])}
             cost = _mirror(schedule, memory, user, places)
         except DeviceMemoryError as error:
@@ -190,17 +191,23 @@ def _mirror(schedule: Schedule, memory: Memory, user: dict[BufferName, tuple[int
         if not problem:
             continue
         total, why = total + nbytes, problem
-        there, back = _replaced(buffer, memory, user[buffer.name], places)
+        there, back = _replaced(buffer, memory, (address, nbytes), places, partial(memory.allocate, nbytes))
         places.before.extend([there] if buffer is SEND or "send" not in user else [])
         places.after.extend([back] if buffer is RECV else [])
     return f"{total} bytes more of device memory, and a copy of them in each call ({why}); {MAPPABLE}" if why else ""
 
 
-def _replaced(buffer: Buffer, memory: Memory, user: tuple[int, int], places: Places) -> tuple[Transfer, Transfer]:
+def _replaced(
+    buffer: Buffer,
+    memory: Memory,
+    user: tuple[int, int],
+    places: Places,
+    allocate: Callable[[], tuple[int, object]],
+) -> tuple[Transfer, Transfer]:
     """Put a buffer on a device in place of the user's: what copies there, and back. Raises DeviceMemoryError."""
     address, nbytes = user
     region, layout = buffer[0], BlockLayout(nbytes)
-    place, owner = memory.allocate(nbytes)
+    place, owner = allocate()
     there = memory.copy(layout, (address, region), (place, region))
     back = memory.copy(layout, (place, region), (address, region))
     assert isinstance(there, Transfer) and isinstance(back, Transfer)

@@ -108,7 +108,8 @@ class Data(NamedTuple):
     so many bytes each, ``at`` so many from there. ``type`` is that of the elements, NumPy's or MPI's. ``place``:
     "host", or the name of a device. ``owner`` keeps the program's memory. ``copying``: what copies
     data from the program's buffer to here (True), or back (False), if this is a copy, whose memory it keeps.
-    ``overwritten``: results come to lie there, too, so that what serves the call copies the data before each start.
+    ``overwritten``: results come to lie there, too, so that what serves the call, unless it is the MPI library in
+    place, copies the data before each start.
     """
 
     address: int

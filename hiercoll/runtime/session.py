@@ -95,7 +95,7 @@ def duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
     return cast(MPI.Intracomm, made)
 
 
-def node_of(comm: MPI.Intracomm, topology: Topology) -> MPI.Intracomm:
+def node_comm(comm: MPI.Intracomm, topology: Topology) -> MPI.Intracomm:
     """The ranks of this rank's node, in the same order. Collective over the node."""
     progress.before_blocking()
     everyone = comm.Get_group()
@@ -481,10 +481,10 @@ class Session:
 
     @property
     def node(self) -> MPI.Intracomm:
-        """This rank's node. Collective over it at its first use."""
+        """This rank's node. Collective at its first use."""
         if self._node is None:
             self.meet("agreement on nodes")
-            self._node = node_of(self.comm, self.topology)
+            self._node = node_comm(self.comm, self.topology)
         return self._node
 
     def run(self, plan: Plan | Once) -> None:

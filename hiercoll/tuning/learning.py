@@ -77,8 +77,8 @@ Answer: TypeAlias = "Generator[Step, Times, bool]"
 class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
     besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
-    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make. ``seeking``: how many kinds of calls
-    look for what serves them best. Equal on all ranks."""
+    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make. ``seekers``: learners that look for
+    what serves their calls best, and seconds of calls when each has last learned something. Equal on all ranks."""
 
     share: float = SHARE
     calls: float = 0.0
@@ -87,7 +87,11 @@ class Budget:
     meeting: float = 0.0
     plan: float = PLAN_SECONDS
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
-    seeking: int = 0
+    seekers: dict[int, float] = field(default_factory=dict)
+
+    def others(self, learner: int) -> int:
+        """How many others look for something, and have had calls in the later half of the time: they still come."""
+        return sum(each != learner and self.calls < 2 * last for each, last in self.seekers.items())
 
     def lacks(self, seconds: float) -> float:
         """Seconds of calls that are missing before so much may be spent."""
@@ -156,8 +160,8 @@ class Learner:
         self._times: list[float] = []
         self._meetings: list[float] = []
         self._typical = inf  # seconds of a call without a question
-        self._place = 0  # of the candidate that is tried among all
         self._usually = inf  # the same of this rank, which waits for others in it
+        self._place = 0  # of the candidate that is tried among all
         self._offered: Sequence[Variant] | None = None  # the candidates that were last asked for
         self._course = self._learn() if self.given is None else _follow()
         if self.known is not None:
@@ -201,7 +205,7 @@ class Learner:
         since, self._since = self._since, 0.0
         if isinstance(self._step, Serve) and seconds < inf:
             if since and self._usually < inf:  # what a call takes longer in which ranks look, or think
-                self._aside += max(0.0, perf_counter() - since - self._usually)
+                self._aside += perf_counter() - since - self._usually
             self.count(seconds)
             return
         if isinstance(self._step, Serve):
@@ -235,6 +239,8 @@ class Learner:
 
     def _take(self, step: Serve | Try) -> None:
         self._step = step
+        if id(self) in self.budget.seekers:
+            self.budget.seekers[id(self)] = self.budget.calls
         if isinstance(step, Serve):
             self.current = self._chosen
             self.tally = array("q", [step.calls, 0])  # a new one: who counts on the old one is done
@@ -253,7 +259,7 @@ class Learner:
         if step.look:
             least, aside = self.agree([-self.tally[1] * 1e-9, self._aside])
             self._typical = -least / step.calls
-            self._spend(aside)
+            self._spend(max(0.0, aside))
         self.budget.calls += step.calls * self._typical
         self._take(self._course.send([self._typical]))
 
@@ -265,9 +271,11 @@ class Learner:
         self.budget.meeting = median(waits)
         usual = self._usual(step.order, times)
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
-        self._spend(dearer + sum(waits) + self.budget.meeting + aside)
+        self._spend(dearer + sum(waits) + self.budget.meeting + max(0.0, aside))
         self.budget.calls += len(times) * self._typical if self._typical < inf else sum(times)
+        begin = perf_counter()
         self._take(self._course.send(times))
+        self._aside += perf_counter() - begin
 
     def _usual(self, order: Sequence[Variant], times: Sequence[float]) -> float:
         """Seconds that a call takes which is no trial: in these trials, if there was one like it, since they are those
@@ -277,7 +285,7 @@ class Learner:
 
     def _spend(self, seconds: float) -> None:
         self.budget.cost += seconds
-        self._aside = 0.0
+        self._aside = 0.0  # signed: a call in which ranks look may as well take less than others
 
     # ---- the course of things
 
@@ -316,7 +324,7 @@ class Learner:
     def _choose(self) -> Course:
         """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
         early one pays for those after it."""
-        self.budget.seeking += 1
+        self.budget.seekers[id(self)] = self.budget.calls
         self._offered = yield from self._ask()
         best, *others = self._offered
         if not others and self._typical == inf:
@@ -335,7 +343,7 @@ class Learner:
             self._settle(best, native)
         else:
             yield from self._segments(best)
-        self.budget.seeking -= 1
+        del self.budget.seekers[id(self)]
 
     def _until_changed(self) -> Course:
         """What has been found serves calls as long as conditions are those in which it was."""
@@ -387,7 +395,7 @@ class Learner:
 
     @property
     def _patience(self) -> int:
-        return 1 + self._place * max(0, min(self.budget.seeking - 1, CROWD))
+        return 1 + self._place * min(self.budget.others(id(self)), CROWD)
 
     def _extra(self, calls: int, dearer: float = 0.0) -> float:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""

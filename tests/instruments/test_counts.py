@@ -204,4 +204,4 @@ def test_report(counting: Path, tmp_path: Path) -> None:
 def test_scripts(counting: Path, tmp_path: Path, script: str, arguments: list[str], names: set[str]) -> None:
     """What they call native is the blocking call."""
     program = [sys.executable, str(ROOT / "scripts" / script), *arguments]
-    assert set(counted(counting, tmp_path / "script", *program)) == names | {"Allgather"}
+    assert set(counted(counting, tmp_path / "script", *program)) - {"Allgather"} == names

@@ -173,6 +173,17 @@ def test_first_half_precision_however_it_is_spelled(comm: MPI.Intracomm) -> None
     assert is_set_up(comm)
 
 
+def test_ranks_agree_on_what_looks_cost(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a root's calls are known by their arrays, and those of others, which have one array, are not."""
+    monkeypatch.setattr(lifetime, "_set_up", 1e6)
+    own, into = np.ones(4), np.empty((SIZE, 4)) if RANK == 0 else None
+    for _ in range(600):
+        hiercoll.gather(comm, own, into)
+    first = first_calls(comm)
+    assert first is not None and first.cost > 0.0
+    assert len(set(WORLD.allgather((first.cost, first._calls, *first.paid)))) == 1
+
+
 def test_wrong_arguments_before_the_set_up(comm: MPI.Intracomm) -> None:
     """Typed errors, as ever."""
     with pytest.raises(BufferSizeError, match="recvbuf"):

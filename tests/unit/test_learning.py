@@ -387,6 +387,18 @@ def test_first_candidates_of_all_kinds_come_first() -> None:
     assert tried_by(4)[0] == 2
 
 
+def test_kinds_whose_calls_come_no_more_make_nobody_wait() -> None:
+    budget = Budget(meeting=1e-4, plan=1e-2)
+    learners = [Learner(lambda own: RADICES, list, budget) for _ in range(3)]
+    for call in range(5000):
+        for learner in learners[: 3 if call < 40 else 1]:
+            learner.begin()
+            learner.note(1e-3 if not learner.is_trying else 1.5e-3)
+        if call == 40:
+            assert budget.others(id(learners[0])) == 2
+    assert budget.others(id(learners[0])) == 0
+
+
 def test_calls_in_which_ranks_look_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they take longer than others is spent."""
     now = [0.0]
