@@ -107,3 +107,19 @@ def test_too_little_memory_for_the_copy(machine: Machine, comm: MPI.Intracomm) -
     np.testing.assert_array_equal(machine.get(array), values)
     hiercoll.reduce(comm, send, recv, **how)
     np.testing.assert_array_equal(machine.get(array), values * (SIZE if RANK == ROOT else 1))
+
+
+@pytest.mark.parametrize("name", ["auto", "native", "pairwise"])
+def test_blocks_of_any_datatypes(machine: Machine, messages: str, comm: MPI.Intracomm, name: str) -> None:
+    """Where each is one run of bytes."""
+    counts = COUNTS[RANK] + COUNTS
+    at = 4 * (np.cumsum(counts) - counts)
+    types = [MPI.INT.Create_contiguous(1).Commit() for _ in range(SIZE)]
+    for turn in range(3):
+        before, due = given_and_due("alltoallw", turn)
+        array = machine.put(before)
+        how: dict[str, Any] = {} if name == "auto" else {"transport": messages}
+        hiercoll.alltoallw(comm, MPI.IN_PLACE, [array, (counts, at), types], algorithm=name, **how)
+        np.testing.assert_array_equal(machine.get(array), due)
+    for each in types:
+        each.Free()
