@@ -180,7 +180,7 @@ def test_ranks_agree_on_what_looks_cost(comm: MPI.Intracomm, monkeypatch: pytest
     for _ in range(600):
         hiercoll.gather(comm, own, into)
     first = first_calls(comm)
-    assert first is not None and first.cost > 0.0
+    assert first is not None and (first.cost > 0.0 or SIZE == 1)
     assert len(set(WORLD.allgather((first.cost, first._calls, *first.paid)))) == 1
 
 
