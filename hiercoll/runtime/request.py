@@ -890,7 +890,8 @@ def _apart(
     if strict and message.address and (low < 0 or high > message.nbytes):
         got = f"bytes {low} to {high}, with a buffer of {message.nbytes} bytes"
         raise BufferSizeError(argument, "datatypes that fit the buffer", got, session.rank)
-    if known is not None and known.runs is not None and low >= 0 and message.address:
+    has_place = bool(message.address) or (place != "host" and high == low)  # an empty array of a device may have none
+    if known is not None and known.runs is not None and low >= 0 and has_place:
         kind = None if isinstance(message, TypedMessage) else message.datatype
         return Data(message.address, blocks, 0, kind, message.buffer, known.sizes, known.runs, place)
     if place != "host":
