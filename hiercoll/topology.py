@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -199,6 +199,7 @@ def discover(comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple) -
 UNKNOWN = 0  # number of a host
 
 
+@cache
 def _host() -> int:
     """A number for what shares memory with this process, below 2^53: a running system, and what is mounted there for
     shared memory, which containers may have of their own; `UNKNOWN` where the system does not say. Processes that share

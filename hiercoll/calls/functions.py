@@ -1039,11 +1039,12 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
     """A call by the MPI library's own, with all checks."""
     is_known = type(given.recv) is np.ndarray and known_by_name(first.user, collective, given)  # of others alike
     if is_known or _is_plain(first, collective, given):
-        if not is_known:
+        if is_known:
+            first.served()
+        else:
             buffers = (given.send, given.recv)[2 - collective.buffers :]
             more = [getattr(given, name) for name in collective.more]
             serve_first(first, collective, given, partial(getattr(first.user, collective.native), *buffers, *more))
-        first.served()
         return given.recv if collective.everywhere == "recv" or first.rank == given.root else None
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:

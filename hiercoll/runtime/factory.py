@@ -338,18 +338,17 @@ class PlanFactory:
                 known = self._scratch[place, use, size_class] = _Scratch(memory, size_class)
             return known.address, known
 
-        def alone(use: str, nbytes: int) -> tuple[int, object]:
-            del use
-            return memory.allocate(nbytes)
-
         user: dict[BufferName, tuple[int, int]] = {"recv": (request.received.address, request.received.nbytes)}
         aside = 0
         if (sent := request.sent) is not None:
             user["send"] = (sent.address, sent.span)
             aside = sent.span if sent.overwritten else 0
         first = lifetime is Lifetime.KEPT and memory.kind != "host" and request.common not in self._fitted
-        allocate = pooled if lifetime in SHARING else alone
-        scratch, copied = partial(allocate, "scratch", nbytes), partial(allocate, "aside", aside) if aside else None
+
+        def allocating(use: str, nbytes: int) -> Callable[[], tuple[int, object]]:
+            return partial(pooled, use, nbytes) if lifetime in SHARING else partial(memory.allocate, nbytes)
+
+        scratch, copied = allocating("scratch", nbytes), allocating("aside", aside) if aside else None
         together = first or lifetime is Lifetime.HELD
         reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, aside=copied, together=together)
         if first:

@@ -232,9 +232,10 @@ class Policy:
         if wanted.collective.sizes is Sizes.OWN:
             return 0.0
         name, lanes = wanted.collective.family, max(self._topology.node_sizes)
+        _, _, set_up, _ = self._paid
         is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
         return (
-            max(ASKING, self._paid[2]) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
+            max(ASKING, set_up) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
             if is_new
             else ASKING / 5
         )

@@ -23,7 +23,7 @@ FORMS = ["call", "in the background", "plan", "drop-in", "drop-in, request", "dr
 
 
 def given_and_due(collective: str, turn: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """What is in this rank's buffer before, and in its first elements after; -1 for what a rank reads only."""
+    """What is in this rank's buffer before, and in its first elements after."""
     inputs = [np.arange(60 * SIZE, dtype="i4") * (1 + rank) + turn for rank in range(SIZE)]
     if collective == "reduce":
         return inputs[RANK], sum(inputs) if RANK == ROOT else inputs[RANK]
