@@ -9,8 +9,8 @@ call's time is that of the slowest rank. Prints a line of JSON per size:
   subject's first call; "spent": seconds of the set-up within them, and of all that finding out cost, by the budget's
   account
 - "settled": after how many calls all had been tried, if it had
-- "after": medians of the calls after that over native's; "tried": how many of these were tried ones; "found": what is
-  known then to serve best
+- "after": medians of the calls after that over native's, of "auto" those that were no trials; "tried": how many of
+  these calls were, "late": the mean of all of them over native's; "found": what is known then to serve best
 
 ``HIERCOLL_LEARNED`` names where it is kept: a second run begins with it.
 
@@ -25,8 +25,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -48,6 +49,7 @@ Call = Callable[[], Any]
 Record = dict[str, Any]
 Times = dict[Hashable, list[float]]
 STRIDE = 20  # calls between two looks at whether all has been tried
+ENOUGH = 15  # calls after that which are no trials
 
 
 def slowest(call: Call) -> float:
@@ -125,6 +127,31 @@ class Point:
         return 0 if learner is None else learner.trials
 
 
+def in_turns_beside_trials(
+    calls: Mapping[Any, Call], points: list[Point], comm: MPI.Intracomm, number: int, between: Callable[[], None]
+) -> tuple[Times, list[list[bool]]]:
+    """The same, and which of each point's calls by "auto" were trials; with more turns until `ENOUGH` were none."""
+    counts: list[list[int]] = [[point.trials(comm)] for point in points]
+
+    def counted(place: int, call: Call) -> Call:
+        def counting() -> None:
+            call()
+            counts[place].append(points[place].trials(comm))
+
+        return counting
+
+    marked = {name: counted(name[0], call) if name[1] == "auto" else call for name, call in calls.items()}
+    times: Times = {name: [] for name in calls}
+    turns = 0
+    while True:
+        for name, more in in_turns(marked, number, between).items():
+            times[name] += more
+        turns += number
+        tried = [[after > before for before, after in pairwise(each)] for each in counts]
+        if turns >= 4 * number or all(each.count(False) >= ENOUGH for each in tried):
+            return times, tried
+
+
 def measure(points: list[Point], first: int, after: int, patience: int, table: Path | None) -> Iterator[Record]:
     """The records of sizes whose calls take turns on one communicator."""
     comms = {label: WORLD.Dup() for label in ("native", "control", "auto")}
@@ -145,23 +172,24 @@ def measure(points: list[Point], first: int, after: int, patience: int, table: P
         tuned = {(place, "table"): point.ours(comms["table"]) for place, point in enumerate(points)}
         in_turns(tuned, 3)
         calls |= tuned
-    before = [point.trials(ours) for point in points]
-    late = in_turns(calls, after, cores.shuffle)
+    late, tried = in_turns_beside_trials(calls, points, ours, after, cores.shuffle)
     for place, point in enumerate(points):
         sums = {label: sum(early[place, label]) for label in ("native", "control", "auto")}
-        medians = {label: median(late[place, label]) for label in comms}
-        learner, tried = point.learner(ours), point.trials(ours) - before[place]
+        chosen = [time for time, is_trial in zip(late[place, "auto"], tried[place], strict=True) if not is_trial]
+        medians = {label: median(chosen if label == "auto" else late[place, label]) for label in comms}
+        learner = point.learner(ours)
         finding = None if learner is None else learner.finding
         name = point.collective.name
         yield {
             "collective": name, "size": point.size, "calls": first, "together": len(points),
             "first": 2 * sums["auto"] / (sums["native"] + sums["control"]), "control": sums["control"] / sums["native"],
             "seconds": sums, "first_call": {label: early[place, label][0] for label in sums},
-            "spent": spent, "settled": settled, "native": medians["native"], "tried": tried,
+            "spent": spent, "settled": settled, "native": medians["native"], "tried": sum(tried[place]),
+            "late": fmean(late[place, "auto"]) / fmean(late[place, "native"]),
             "after": {label: each / medians["native"] for label, each in medians.items() if label != "native"},
             "found": None if finding is None else finding.variant.spelled(name),
             "found_after": None if finding is None else finding.calls,
-            "chosen": None if learner is None else learner.current.spelled(name), "mpi": mpi_library(),
+            "chosen": "native" if finding is None else finding.variant.spelled(name), "mpi": mpi_library(),
             "layout": str(hiercoll.get_topology(ours)), "date": f"{datetime.now(timezone.utc):%F %T}",
         }  # fmt: skip
     for comm in comms.values():

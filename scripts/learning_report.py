@@ -21,7 +21,7 @@ from figures_report import heading, replaced, row
 NEAR = 1.1  # times the table's time that is near enough
 SLOWER = 1.05  # times native's from which on it is slower
 WHERE = ("hosts", "MPI library", "collective", "bytes per block", "native, ms")
-AFTER = ("then: auto over native", "native", "table", "serves then")
+AFTER = ("then: auto over native", "with trials", "native", "table", "serves then")
 Record = dict[str, Any]
 
 
@@ -37,8 +37,9 @@ def where(record: Record) -> list[object]:
 
 def after(record: Record) -> list[str]:
     """Those of calls after the first ones; see AFTER."""
-    figures = [f"{record['after'][label]:.2f}" for label in ("auto", "control", "table")]
-    return [*figures, "-" if record["chosen"] == "native" else record["chosen"]]
+    auto, *figures = [f"{record['after'][label]:.2f}" for label in ("auto", "control", "table")]
+    late = f"{record['late']:.2f}" if record.get("tried") else "-"
+    return [auto, late, *figures, "-" if record["chosen"] == "native" else record["chosen"]]
 
 
 def early(records: list[Record], is_alone: bool) -> Iterator[str]:

@@ -22,17 +22,20 @@ from mpi4py.util import pkl5
 
 from hiercoll.calls import requests
 from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
+from hiercoll.calls.plain import by_bytes
 from hiercoll.calls.serving import (
     are_arrays,
     held_request,
     learner_of_unknown,
     or_native,
     remember,
+    remember_plain,
     repeat,
     run_known,
     serve,
     serve_first,
     serve_native,
+    serve_plain,
     serve_unknown_sizes,
     sizes_are_unknown,
     take_turn,
@@ -229,13 +232,16 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
     def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
         known, (send, recv) = by_handle.get(self.handle), arguments[:2]
         if known is not None and are_arrays(collective, send, recv):
-            learner = known.policy.by_bytes.get(_by_bytes(collective, arguments))
+            learner = known.policy.by_bytes.get(by_bytes(collective, arguments))
             if learner is not None and learner.is_fixed and learner.current.is_native and known.broken is None:
                 serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
                 return NATIVE
             call: Any = partial(native, self, *given)
             compares = learner is not None and learner.compares and known.unwatched
             if learner is not None and compares and (ran := take_turn(learner, collective, self, arguments, call)):
+                return ran
+            asks = learner is not None and not learner.is_fixed
+            if asks and (ran := serve_plain(known, collective, arguments, call, strict=False)):
                 return ran
             # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
             how = (arguments.op, arguments.order) if collective.operation else (None, None)
@@ -246,21 +252,6 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
         return _serve(self, collective, arguments, partial(native, self, *given))
 
     return serve_call
-
-
-def _by_bytes(collective: Collective, arguments: Arguments) -> Any:
-    """What calls on arrays have in common from which the same is learned; None where that cannot be told."""
-    if not collective.buffers:
-        return collective
-    in_place, array = arguments.send is MPI.IN_PLACE, getattr(arguments, collective.everywhere)
-    if array is None:  # in place on the root, by its other buffer
-        in_place, array = True, arguments.recv if arguments.send is None else arguments.send
-    if not collective.operation:
-        return collective, array.nbytes, in_place
-    op = arguments.op
-    if not isinstance(op, MPI.Op) or not op.is_predefined:
-        return None  # it may be freed, and its handle be another's
-    return collective, array.nbytes, in_place, op.handle, array.dtype
 
 
 def _by_sizes(collective: Collective, arguments: Arguments) -> Any:
@@ -351,14 +342,12 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         serve_native(session, collective, given, native, None)
         return NATIVE
     passes = passes and not request.is_empty
-    plain = are_arrays(collective, given.send, given.recv)
-    if passes and request.is_auto and collective.is_even and plain:
-        if request.learner is not None and (key := _by_bytes(collective, given)) is not None:
-            session.policy.by_bytes[key] = request.learner
-        if request.variant.is_native and (request.learner is None or request.learner.is_fixed):
-            remember(session, request, given, None)
+    if passes:
+        remember_plain(session, request, given)
     learner = request.learner
     if passes and request.is_auto and request.variant.is_native and (learner is None or learner.is_fixed):
+        if collective.is_even and are_arrays(collective, given.send, given.recv):
+            remember(session, request, given, None)
         serve_native(session, collective, given, native, None if learner is None else learner.tally)
         key = None if learner is None or collective.is_even else _by_sizes(collective, given)
         if learner is not None and key is not None:

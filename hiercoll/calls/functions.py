@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall, waitall
+from hiercoll.calls.plain import is_plain
 from hiercoll.calls.serving import (
     begin,
     call_known,
@@ -19,10 +20,13 @@ from hiercoll.calls.serving import (
     known_by_name,
     learner_of_unknown,
     new_result,
+    own_method,
+    remember_plain,
     repeat,
     serve,
     serve_first,
     serve_native,
+    serve_plain,
     serve_unknown_sizes,
     sizes_are_unknown,
     uneven_alias,
@@ -53,7 +57,6 @@ from hiercoll.runtime import compiled, native, progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
 from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
 from hiercoll.runtime.session import Session
@@ -61,7 +64,6 @@ from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
-PLAIN = frozenset("bBhHiIlLqQfd")  # types of elements, as NumPy spells them
 MOST_SOUND = 256  # calls of which it is remembered
 LEARN = {"online": inf, "off": 0.0}  # share of the time of calls that learning may cost, by the word for it
 Order: TypeAlias = Literal["any", "rank", "fixed"] | None  # of a reduction
@@ -1012,14 +1014,23 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     if (first := _first(comm, given)) is not None:
         return _early_call(first, collective, given)
     session = get_session(comm)
+    if _is_left(given) and serve_plain(session, collective, given, strict=True):
+        return _plain_result(session, collective, given)
     request = make_request(session, collective, given, strict=True)
+    if _is_left(given):
+        remember_plain(session, request, given)
     serve(session, request, given)
     return request.result
 
 
-def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
-    """What counts this call, if hiercoll is not set up on the communicator and this is no reason for it."""
-    asks = (
+def _plain_result(state: Session | Beginning, collective: Collective, given: Arguments) -> Any:
+    """What a call on plain arrays returns."""
+    return given.recv if collective.everywhere == "recv" or state.rank == given.root else None
+
+
+def _is_left(given: Arguments) -> bool:
+    """Whether all that there is to choose is left to hiercoll."""
+    return not (
         not isinstance(given.algorithm, str)
         or given.algorithm != AUTO
         or given.transport != AUTO
@@ -1027,8 +1038,13 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
         or given.stream is not None
         or given.order is not None
         or given.accumulate is not None
+        or given.limit != LIMIT
     )
-    if asks or given.limit != LIMIT or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+
+
+def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
+    """What counts this call, if hiercoll is not set up on the communicator and this is no reason for it."""
+    if not _is_left(given) or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
     if uses_device(given) or not MPI.Is_initialized() or MPI.Is_finalized():
         return None
@@ -1038,14 +1054,12 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
 def _early_call(first: Beginning, collective: Collective, given: Arguments) -> Any:
     """A call by the MPI library's own, with all checks."""
     is_known = type(given.recv) is np.ndarray and known_by_name(first.user, collective, given)  # of others alike
-    if is_known or _is_plain(first, collective, given):
+    if is_known or is_plain(first, collective, given):
         if is_known:
             first.served()
         else:
-            buffers = (given.send, given.recv)[2 - collective.buffers :]
-            more = [getattr(given, name) for name in collective.more]
-            serve_first(first, collective, given, partial(getattr(first.user, collective.native), *buffers, *more))
-        return given.recv if collective.everywhere == "recv" or first.rank == given.root else None
+            serve_first(first, collective, given, own_method(first, collective, given))
+        return _plain_result(first, collective, given)
     request = make_request(first, collective, given, strict=True)
     for copy in request.before:
         copy.start()
@@ -1055,40 +1069,6 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
     for copy in request.after:
         copy.start()
     return request.result
-
-
-def _is_plain(first: Beginning, collective: Collective, given: Arguments) -> bool:
-    """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
-    C, of the right sizes, that do not overlap. On ranks other than a root the second buffer does not matter."""
-    send, recv = given.send, given.recv
-    if not collective.is_even or not collective.buffers:
-        return collective.is_even
-    if collective.root and not (type(given.root) is int and 0 <= given.root < first.size):
-        return False
-    if collective.one_buffer or (collective.is_rooted and first.rank != given.root):
-        own = getattr(given, collective.everywhere)
-        fits = _is_plain_array(own) and (collective.everywhere == "send" or own.flags.carray)
-    else:
-        fits = _is_plain_array(send) and _is_plain_array(recv) and _go_together(collective, first.size, send, recv)
-    if fits and collective.operation:
-        find_operation(given.op, send.dtype, first.rank)
-    return bool(fits)
-
-
-def _is_plain_array(array: Any) -> bool:
-    """Whether it is an array of a type of numbers, in the order of C, that is not empty."""
-    return type(array) is np.ndarray and array.dtype.char in PLAIN and array.flags.c_contiguous and bool(array.nbytes)
-
-
-def _go_together(collective: Collective, ranks: int, send: np.ndarray[Any, Any], recv: np.ndarray[Any, Any]) -> bool:
-    """Whether contiguous arrays are of one type and of sizes that suit each other, and have no byte in common."""
-    sent, received = (collective.blocks(holds, ranks) for holds in (collective.send, collective.recv))
-    if send.dtype != recv.dtype or not recv.flags.carray:
-        return False
-    if send.size % sent or recv.size % received or send.size // sent != recv.size // received:
-        return False
-    begin, end = MPI.Get_address(recv), MPI.Get_address(send)
-    return bool(end >= begin + recv.nbytes or begin >= end + send.nbytes)
 
 
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall
+from hiercoll.calls.plain import by_bytes, is_plain
 from hiercoll.collectives import Collective, Holds, Sizes
 from hiercoll.cuda import is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS
@@ -293,6 +294,44 @@ def serve(session: Session, request: Request, given: Arguments, native: Native =
     return _serve_learning(session, request.collective, given, request.learner, lambda: request, native)
 
 
+def own_method(state: Session | Beginning, collective: Collective, given: Arguments) -> Callable[[], object]:
+    """mpi4py's own call."""
+    buffers = (given.send, given.recv)[2 - collective.buffers :]
+    more = [getattr(given, name) for name in collective.more]
+    return partial(getattr(state.user, collective.native), *buffers, *more)
+
+
+def serve_plain(
+    session: Session, collective: Collective, given: Arguments, native: Native = None, *, strict: bool
+) -> str:
+    """Serve a blocking call on plain arrays in which all is left to hiercoll, and from which it learns, as far as that
+    is known by `remember_plain`, at little cost: ranks that share cores wait for each other. Returns what ran, "" where
+    it has not been served. Collective."""
+    if not session.unwatched or not are_arrays(collective, given.send, given.recv):
+        return ""
+    learner = session.policy.by_bytes.get(by_bytes(collective, given))
+    if learner is None or not is_plain(session, collective, given):
+        return ""
+    if learner.is_fixed and not learner.current.is_native:
+        return ""  # by a plan
+    native = native or own_method(session, collective, given)
+    if learner.is_fixed:
+        serve_native(session, collective, given, native, learner.tally)
+        return NATIVE
+    make = partial(make_request, session, collective, given, strict=strict)
+    return _serve_learning(session, collective, given, learner, make, native)
+
+
+def remember_plain(session: Session, request: Request, given: Arguments) -> None:
+    """Let `serve_plain` find what learns from such calls."""
+    learner, collective = request.learner, request.collective
+    if learner is None or not collective.is_even or request.memory != "host" or not request.is_auto:
+        return
+    is_plain = not request.is_empty and are_arrays(collective, given.send, given.recv)
+    if is_plain and (key := by_bytes(collective, given)) is not None:
+        session.policy.by_bytes[key] = learner
+
+
 def or_native(make: Callable[[Request], Made], request: Request) -> Made:
     """What is made of a request; by the MPI library's own collective where "auto" has chosen what cannot run here, such
     as for want of shared memory: ranks find that out together. Collective."""
@@ -473,7 +512,7 @@ def _serve_learning(
         progress.before_blocking()
         native()
     # While it is tried or compared, it is called as it is otherwise once it is settled on.
-    elif (learner.is_trying or learner.compares) and _is_known(session, collective, named):
+    elif (learner.is_trying or learner.compares or collective.is_even) and _is_known(session, collective, named):
         ran = spelled(collective, variant.algorithm, variant.params)
     else:
         request = replace(make(), variant=variant, is_auto=True, learner=learner)

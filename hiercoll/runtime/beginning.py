@@ -26,7 +26,7 @@ from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
-from hiercoll.tuning.learning import SHARE
+from hiercoll.tuning.budget import SHARE, Before
 from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
@@ -106,7 +106,8 @@ class Beginning:
         self.seconds -= least
         self._served += self._calls
         each = self.seconds / self._served
-        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
+        look = max(self.agreed, aside)  # that the next one will have cost
+        needed = self.cost + look + self.agreed + (known or LEAST + MEETINGS * self.agreed)
         lacking = needed / (1.0 if self.is_informed else SHARE) - self.seconds
         if lacking <= 0.0:
             return False
@@ -116,9 +117,10 @@ class Beginning:
         return True
 
     @property
-    def paid(self) -> tuple[float, float, float]:
-        """Seconds of calls, of agreements with that on the set-up, and of one. Equal on all ranks."""
-        return self.seconds, self.cost + self.agreed, self.agreed
+    def paid(self) -> Before:
+        """What its calls and agreements, with that on the set-up, have taken."""
+        call = self.seconds / self._served if self._served else 0.0
+        return Before(self.seconds, call, self.cost + self.agreed, self.agreed)
 
     def served(self) -> None:
         """A call is over."""

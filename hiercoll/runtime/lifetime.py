@@ -28,6 +28,7 @@ from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Be
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.session import Session, first_watch
 from hiercoll.topology import Topology
+from hiercoll.tuning.budget import Before
 from hiercoll.tuning.policy import forced_variants
 
 PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
@@ -220,8 +221,7 @@ def get_session(comm: MPI.Intracomm) -> Session:
             session = Session(
                 comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
             )
-            seconds, cost, meeting = (0.0,) * 3 if before is None else before.paid
-            session.policy.pay(seconds, cost, session.set_up_seconds, meeting)
+            session.policy.pay(Before() if before is None else before.paid, session.set_up_seconds)
         except (CollectiveTimeout, CollectiveFailed):
             _keep(comm, Unmade(comm.rank))
             raise

@@ -47,7 +47,8 @@ from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover, translated
 from hiercoll.tuner import is_able
-from hiercoll.tuning.learning import SHARE, Finding, Learner
+from hiercoll.tuning.budget import SHARE
+from hiercoll.tuning.learning import Finding, Learner
 from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Policy, Wanted
 

@@ -39,7 +39,8 @@ from hiercoll.tables import NATIVE
 from hiercoll.tools.bench import provenance
 from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
 from hiercoll.tools.reasons import Reason, reason
-from hiercoll.tuning.learning import Budget, Learner
+from hiercoll.tuning.budget import Budget
+from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Wanted
 from hiercoll.units import format_time

@@ -9,7 +9,8 @@ their times every so many calls; where these have changed, and a few calls that 
 begins anew.
 
 Times are the collective's, not the program's: calls that are tried begin together, and of all other times the least of
-all ranks counts, that of the rank that waited the least.
+all ranks counts, that of the rank that waited the least. Where ranks meet to agree on them, it is on those of calls of
+all kinds (`Budget.meet`).
 """
 
 from __future__ import annotations
@@ -24,16 +25,13 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.statistics import chance_of_pairs, median
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
+from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind
 
-FIRST = 16  # calls before ranks look at their times
 LONGEST = 240  # calls between two looks
 GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
-THOUGHT = 40.0  # meetings that calls last, at least, until a rank thinks again: it takes as long as two meetings
+SELDOM = 8.0  # times as long as what pays for it, calls last at most until a rank thinks again
 EARNED = 0.2  # seconds of calls after which a rank thinks of what other calls have earned
-LONG_WAIT = 64  # calls from which on ranks look at their times while there is too little time to spend
-LONGEST_WAIT = 4096  # calls between two looks, while there is too little time to spend
-SHARE = 0.05  # of the time of calls, that finding out may cost
-CROWD = 3  # others that look for something, at most, that make the later candidates of a kind of calls wait
+CROWD = 3  # times what a candidate costs, that later ones wait for besides, while other kinds try earlier ones
 FEW = 4  # candidates besides native; where that may cost what it does: MANY
 MANY = 6
 LOOKS = 3  # pairs of calls that a candidate has at first
@@ -48,7 +46,6 @@ CHANGED = 1.5  # times longer or shorter from which on conditions have changed
 FAR = 8.0  # times longer or shorter from which on an earlier job's "native" says nothing of these calls
 SLOWER = 1.05  # times native's time from which on what an earlier job has found is not believed
 PROBES = 5  # calls that are timed to find out whether they have
-PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 
 
 class Serve(NamedTuple):
@@ -71,31 +68,6 @@ Pairs: TypeAlias = "Sequence[tuple[float, float]]"
 Course: TypeAlias = "Generator[Step, Times, None]"
 Own: TypeAlias = "Callable[[], Spread] | None"
 Answer: TypeAlias = "Generator[Step, Times, bool]"
-
-
-@dataclass
-class Budget:
-    """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
-    besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
-    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make. ``seekers``: learners that look for
-    what serves their calls best, and seconds of calls when each has last learned something. Equal on all ranks."""
-
-    share: float = SHARE
-    calls: float = 0.0
-    cost: float = 0.0
-    set_up: float = 0.0
-    meeting: float = 0.0
-    plan: float = PLAN_SECONDS
-    plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
-    seekers: dict[int, float] = field(default_factory=dict)
-
-    def others(self, learner: int) -> int:
-        """How many others look for something, and have had calls in the later half of the time: they still come."""
-        return sum(each != learner and self.calls < 2 * last for each, last in self.seekers.items())
-
-    def lacks(self, seconds: float) -> float:
-        """Seconds of calls that are missing before so much may be spent."""
-        return max(0.0, (self.cost + seconds) / self.share - self.calls)
 
 
 @dataclass(frozen=True)
@@ -133,7 +105,7 @@ class Learner:
     """
 
     candidates: Callable[[Own], Sequence[Variant]]
-    agree: Callable[[Sequence[float]], list[float]]
+    agree: Agree
     budget: Budget
     settled: Callable[[Finding], None] = lambda finding: None
     known: Finding | None = None
@@ -146,28 +118,22 @@ class Learner:
     has_met: bool = False  # whether this rank has met the others before a call that is tried, and not made it yet
     is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
     trials: int = 0  # calls that were tried
-    # Calls that ``current`` still serves without a question, and nanoseconds that calls without one took. An array for
-    # each choice: what serves calls as long as there are some left in it serves none after the choice has changed.
-    tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))
+    tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))  # of calls without a question: see `Kind`
 
     def __post_init__(self) -> None:
         self._own: Own = None
         self._level = LEVEL
-        self._aside = 0.0  # seconds besides calls that have not been agreed on
+        self._kind = Kind(self._go_on)
         self._since = 0.0  # when the last call that was asked about began; 0: it is over
-        self._calls = 0  # that have been served
         self._step: Serve | Try = Serve(0, look=False)
         self._times: list[float] = []
         self._meetings: list[float] = []
-        self._typical = inf  # seconds of a call without a question
-        self._usually = inf  # the same of this rank, which waits for others in it
-        self._place = 0  # of the candidate that is tried among all
         self._offered: Sequence[Variant] | None = None  # the candidates that were last asked for
         self._course = self._learn() if self.given is None else _follow()
         if self.known is not None:
             self.finding = self.known
         self.is_settled = self.given is not None
-        self.current = self._chosen
+        self.current = self._serves = self._chosen
 
     # ---- what calls ask
 
@@ -188,13 +154,14 @@ class Learner:
     def begin(self, own: Own = None) -> Variant:
         """What serves the next call; ``own`` tells the blocks that this rank sends, where nobody else knows. Collective
         where it is time for an agreement."""
-        self._own = own
+        self._own, self._kind.is_alone = own, own is not None
         if not self.is_trying and self.tally[0] <= 0:
             self._since = perf_counter()
         while isinstance(self._step, Serve) and self.tally[0] <= 0:
-            self._look(self._step)
+            self._look()
         if self.is_trying:  # of the call that is tried, the time is wanted
-            self._aside += perf_counter() - self._since if self._since else 0.0
+            if self._since:
+                self.budget.visited(perf_counter() - self._since)
             self._since = 0.0
         return NATIVE_VARIANT if self._is_natives_turn else self.current
 
@@ -204,15 +171,16 @@ class Learner:
         self.has_met = False
         since, self._since = self._since, 0.0
         if isinstance(self._step, Serve) and seconds < inf:
-            if since and self._usually < inf:  # what a call takes longer in which ranks look, or think
-                self._aside += perf_counter() - since - self._usually
+            if since and self._kind.usual < inf:  # what a call takes longer in which ranks look, or think
+                self.budget.visited(perf_counter() - since - self._kind.usual)
             self.count(seconds)
             return
         if isinstance(self._step, Serve):
             self.count()
-            self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._calls), NATIVE_VARIANT
-            before, self.tally = self.tally, array("q", self.tally)
-            before[0] = 0  # nothing else serves calls in its place any more
+            self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._kind.calls), NATIVE_VARIANT
+            self.tally = self._kind.plan(
+                self.tally[0], wants=self._step.look
+            )  # nothing else serves calls in its place any more
             return
         self.trials += 1
         self._times.append(seconds)
@@ -227,10 +195,15 @@ class Learner:
         """Whether native serves the next call for comparison."""
         if not self.compares or isinstance(self._step, Try):
             return False
-        pair, second = divmod(self._calls + self._step.calls - self.tally[0], 2)
+        pair, second = divmod(self._kind.calls + self._kind.planned - self.tally[0], 2)
         return _scattered(pair) == second
 
     # ---- steps
+
+    @property
+    def _typical(self) -> float:
+        """Seconds of a call that is no trial."""
+        return self._kind.typical
 
     @property
     def _chosen(self) -> Variant:
@@ -238,54 +211,57 @@ class Learner:
         return self.finding.variant if self.finding is not None else self.given or NATIVE_VARIANT
 
     def _take(self, step: Serve | Try) -> None:
-        self._step = step
-        if id(self) in self.budget.seekers:
-            self.budget.seekers[id(self)] = self.budget.calls
+        had_served, self._step = isinstance(self._step, Serve) and self._serves == self._chosen, step
         if isinstance(step, Serve):
-            self.current = self._chosen
-            self.tally = array("q", [step.calls, 0])  # a new one: who counts on the old one is done
+            if self._serves != self._chosen:
+                self._kind.forget()
+            self.current = self._serves = self._chosen
+            self.tally = self._kind.plan(step.calls, wants=step.look, anew=not had_served)
         else:
             self.current = step.order[0]
-            self.tally = array("q", [0, 0])
+            self.tally = self._kind.plan(0)
             self._times, self._meetings = [], []
 
-    def _look(self, step: Serve) -> None:
-        """Agree on how long calls took; at first, begin."""
-        if not step.calls:
+    def _go_on(self, missing: int) -> None:
+        """Serve so many more calls, or do what the course of things says next."""
+        if missing:
+            self._take(Serve(missing))
+        else:
+            self._send([self._typical])
+
+    def _send(self, times: Times) -> None:
+        self._kind.asked = self._kind.seen = 0
+        self._take(self._course.send(times))
+
+    def _look(self) -> None:
+        """Do what is to be done after the calls of a step; at first, begin."""
+        if self._kind not in self.budget.kinds:
+            self.budget.kinds.append(self._kind)
             self._take(next(self._course))
-            return
-        self._calls += step.calls
-        self._usually = self.tally[1] * 1e-9 / step.calls
-        if step.look:
-            least, aside = self.agree([-self.tally[1] * 1e-9, self._aside])
-            self._typical = -least / step.calls
-            self._spend(max(0.0, aside))
-        self.budget.calls += step.calls * self._typical
-        self._take(self._course.send([self._typical]))
+        else:
+            self.budget.visit(self._kind, self.agree)
 
     def _learn_from(self, step: Try) -> None:
         """Agree on how long calls took that were tried."""
-        *agreed, aside = self.agree([*self._times, *(-waited for waited in self._meetings), self._aside])
+        agreed = self.budget.meet(self.agree, [*self._times, *(-waited for waited in self._meetings)])
         times, waits = agreed[: len(self._times)], [max(0.0, -least) for least in agreed[len(self._times) :]]
-        self._calls += len(times)
+        self._kind.add(len(times))
         self.budget.meeting = median(waits)
         usual = self._usual(step.order, times)
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
-        self._spend(dearer + sum(waits) + self.budget.meeting + max(0.0, aside))
+        self.budget.cost += dearer + sum(waits) + self.budget.meeting
+        self.budget.release(self._kind)
         self.budget.calls += len(times) * self._typical if self._typical < inf else sum(times)
         begin = perf_counter()
-        self._take(self._course.send(times))
-        self._aside += perf_counter() - begin
+        self._send(times)
+        self.budget.go_round()
+        self.budget.aside += perf_counter() - begin
 
     def _usual(self, order: Sequence[Variant], times: Sequence[float]) -> float:
         """Seconds that a call takes which is no trial: in these trials, if there was one like it, since they are those
         of the slowest rank; else so far."""
         alike = [time for time, variant in zip(times, order, strict=True) if variant == self._chosen]
         return float(median(alike)) if alike else self._typical
-
-    def _spend(self, seconds: float) -> None:
-        self.budget.cost += seconds
-        self._aside = 0.0  # signed: a call in which ranks look may as well take less than others
 
     # ---- the course of things
 
@@ -324,26 +300,26 @@ class Learner:
     def _choose(self) -> Course:
         """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
         early one pays for those after it."""
-        self.budget.seekers[id(self)] = self.budget.calls
+        self._kind.seeks = True
         self._offered = yield from self._ask()
         best, *others = self._offered
         if not others and self._typical == inf:
             yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
         self._level = LEVEL / max(1, len(others))
         native = self._typical
-        for self._place, new in enumerate(others):
+        for self._kind.place, new in enumerate(others):
             yield from self._warm(new)
             look = yield from self._pairs(new, best, LOOKS)
             if best.is_native:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
-        self._place = 0
+        self._kind.place = 0
         if best == self._offered[0]:
             self._settle(best, native)
         else:
             yield from self._segments(best)
-        del self.budget.seekers[id(self)]
+        self._kind.seeks = False
 
     def _until_changed(self) -> Course:
         """What has been found serves calls as long as conditions are those in which it was."""
@@ -363,7 +339,7 @@ class Learner:
             before = before or seconds
 
     def _settle(self, variant: Variant, native: float, seconds: float | None = None) -> None:
-        self.finding = Finding(variant, native if seconds is None else seconds, native, self._calls)
+        self.finding = Finding(variant, native if seconds is None else seconds, native, self._kind.calls)
         self.is_settled = True
         self.settled(self.finding)
 
@@ -371,31 +347,39 @@ class Learner:
 
     def _ask(self) -> Generator[Step, Times, Sequence[Variant]]:
         """The candidates."""
-        yield from self._afford(self.asking())
+        estimated = self.asking()
+        yield from self._afford(estimated * self.budget.dearer)
+        self.budget.estimated += estimated
         return self._offers()
 
     def _offers(self) -> Sequence[Variant]:
-        return self.candidates(self._own)
+        """The candidates; what it takes to find them is no part of what it takes to look."""
+        begin = perf_counter()
+        offered = self.candidates(self._own)
+        seconds = perf_counter() - begin
+        self.budget.asking += seconds
+        self.budget.aside -= seconds
+        return offered
 
     def _afford(self, seconds: float) -> Course:
         """Wait until there are so many seconds to spend. Calls of all kinds on the communicator earn them: a rank knows
         how many there are, by what ranks have agreed on, without asking the others. For a later candidate there must be
-        the more of them the more other kinds look for something: the first ones are the most promising, for all."""
-        unseen, most = 0, 0
-        while (lacking := self.budget.lacks(seconds * self._patience)) > 0.0:
-            if unseen >= most:
-                unseen, most = 0, max(FIRST, (GROWTH - 1) * self._calls)
+        more of them while earlier ones of other kinds are to be tried, which are more promising."""
+        before, most = self._kind.calls, 0
+        budget = self.budget
+        while lacking := budget.lacks(seconds * (1 + CROWD * budget.behind(self._kind)) + budget.visit_seconds):
+            if (unseen := self._kind.calls - before) >= most:
+                before, unseen, most = self._kind.calls, 0, max(FIRST, (GROWTH - 1) * self._kind.calls)
                 most = most if self.rarely else min(most, LONGEST_WAIT)
             needed = lacking / self._typical if self._typical else inf
-            some = max(FIRST, EARNED / self._typical) if self._typical else inf
-            few = THOUGHT * self.budget.meeting / self._typical if self._typical else 0.0
-            calls = ceil(min(max(needed, few), some, most - unseen))
-            unseen += calls
-            yield Serve(calls, look=unseen > LONG_WAIT and (unseen >= most or calls >= needed))
-
-    @property
-    def _patience(self) -> int:
-        return 1 + self._place * min(self.budget.others(id(self)), CROWD)
+            pays = budget.visit_seconds / budget.share / self._typical if self._typical else 0.0  # for asking again
+            some = max(FIRST, SELDOM * pays, EARNED / self._typical) if self._typical else inf
+            calls = ceil(min(max(needed, pays), some, most - unseen))
+            then = unseen + calls
+            self._kind.waits = True
+            yield Serve(calls, look=then > LONG_WAIT and (then >= most or calls >= needed))
+        self._kind.waits = False
+        self.budget.pledge(self._kind, seconds)
 
     def _extra(self, calls: int, dearer: float = 0.0) -> float:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""
@@ -429,7 +413,7 @@ class Learner:
                 break
         if is_faster and _seconds(pairs) < inf:
             other = float(median(seconds for _, seconds in pairs))
-            self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._calls)
+            self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._kind.calls)
         return is_faster and _seconds(pairs) < inf
 
     def _segments(self, best: Variant) -> Course:

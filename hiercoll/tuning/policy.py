@@ -14,7 +14,8 @@ from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmErr
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, modelled, uneven_choices
-from hiercoll.tuning.learning import FEW, MANY, PLAN_SECONDS, SHARE, Budget, Finding, Learner, Own
+from hiercoll.tuning.budget import PLAN_SECONDS, SHARE, Before, Budget
+from hiercoll.tuning.learning import FEW, MANY, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took
@@ -69,17 +70,18 @@ class Policy:
         self.table = Table()
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
-        self._paid = 0.0, 0.0, 0.0, 0.0  # seconds of calls before, agreements, set-up, meeting
+        self._before, self._set_up = Before(), 0.0
         self.compares = False  # whether native serves every other blocking call by "auto"
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
         self.forget()
 
     def forget(self) -> None:
         """Let "auto" decide anew for every size."""
-        calls, agreements, set_up, meeting = self._paid
-        cost = agreements + set_up if calls else 0.0
+        before = self._before
+        cost = before.agreements + self._set_up if before.calls else 0.0
         # What calls that teach something took, and what learning cost.
-        self.budget = Budget(self.share, calls, cost, cost, meeting, max(PLANNED * set_up, PLAN_SECONDS))
+        plan = max(PLANNED * self._set_up, PLAN_SECONDS)
+        self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call)
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # By collective and bytes received, what learns from drop-in calls on arrays.
@@ -91,10 +93,10 @@ class Policy:
         self.share = share
         self.forget()
 
-    def pay(self, calls: float, agreements: float, set_up: float, meeting: float) -> None:
-        """Seconds that calls have taken, agreements on a set-up, that one (by which it is estimated how long a plan
-        will take, and asking the model), and one such agreement. Equal on all ranks."""
-        self._paid = calls, agreements, set_up, meeting
+    def pay(self, before: Before, set_up: float) -> None:
+        """What was before the set-up, and seconds that this one took, by which it is estimated how long a plan will
+        take, and asking the model. Equal on all ranks."""
+        self._before, self._set_up = before, set_up
         self.forget()
 
     def hurry(self) -> None:
@@ -232,10 +234,9 @@ class Policy:
         if wanted.collective.sizes is Sizes.OWN:
             return 0.0
         name, lanes = wanted.collective.family, max(self._topology.node_sizes)
-        _, _, set_up, _ = self._paid
         is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
         return (
-            max(ASKING, set_up) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
+            max(ASKING, self._set_up) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
             if is_new
             else ASKING / 5
         )

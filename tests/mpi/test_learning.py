@@ -31,7 +31,8 @@ from hiercoll.runtime.lifetime import first_calls, get_session, known_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Variant
-from hiercoll.tuning.learning import FIRST, Finding, Learner
+from hiercoll.tuning.budget import FIRST
+from hiercoll.tuning.learning import Finding, Learner
 from hiercoll.tuning.policy import Policy, Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size

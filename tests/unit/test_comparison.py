@@ -12,7 +12,8 @@ from hiercoll.__main__ import main
 from hiercoll.statistics import median_interval
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tools.comparison import MOST_TIMES, Kind, Learned, Sample, compared, lines
-from hiercoll.tuning.learning import Budget, Finding, Learner
+from hiercoll.tuning.budget import Budget
+from hiercoll.tuning.learning import Finding, Learner
 
 BRUCK = Variant("bruck", {"radix": 2})
 

@@ -36,7 +36,8 @@ from hiercoll.schedule.transports import Transport
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Candidate, Decision
-from hiercoll.tuning.learning import Budget, Learner
+from hiercoll.tuning.budget import Budget
+from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Policy
 
 RANKS = 4

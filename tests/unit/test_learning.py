@@ -14,19 +14,8 @@ import pytest
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
-from hiercoll.tuning.learning import (
-    CHANGED,
-    EARNED,
-    FIRST,
-    LONGEST,
-    LONGEST_WAIT,
-    LOOKS,
-    ROUNDS,
-    SHARE,
-    Budget,
-    Finding,
-    Learner,
-)
+from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, SHARE, Budget, Kind
+from hiercoll.tuning.learning import CHANGED, EARNED, LONGEST, LOOKS, ROUNDS, Finding, Learner
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
 BRUCK = RADICES[1]
@@ -209,13 +198,13 @@ def test_segments_up_by_factors_down_by_steps(best: int) -> None:
 @pytest.mark.parametrize("native", [2e-6, 1e-4, 1e-2])
 @pytest.mark.parametrize("better", [True, False])
 def test_cost_is_bounded(native: float, better: bool) -> None:
-    """Trials, agreements and plans take at most the share, at any time but for the plan that is being made; and where
-    there is something to be gained, it is found in time."""
+    """Trials, agreements and plans take at most the share, at any time but for the plan that is being made, and what
+    ranks will tell each other next; and where there is something to be gained, it is found in time."""
     cost = steady(native=native, bruck=native * (0.6 if better else 1.3))
     job = Job(cost, meeting=min(native, 3e-4), plan=5 * native)
     for calls in range(100, 2000, 100):
         job.run(100)
-        assert job.seconds <= (1 + SHARE) * job.native + job.plan + job.meeting, calls
+        assert job.seconds <= (1 + SHARE) * job.native + job.plan + 2 * job.meeting, calls
     if better and native > 1e-3:
         assert job.finding is not None and job.finding.variant == BRUCK
         assert job.findings[0].calls <= 300
@@ -264,7 +253,7 @@ def test_conditions_change() -> None:
     job = Job(steady(native=1e-2, bruck=5e-3), [NATIVE_VARIANT, BRUCK]).run(800)
     before = len(job.tried)
     for learner in job.learners:  # calls that the program makes late, but together
-        learner._typical *= 2
+        learner._kind.typical *= 2
     job.run(400)
     assert len(job.tried) == before
 
@@ -369,7 +358,7 @@ def test_first_candidates_of_all_kinds_come_first() -> None:
 
     def tried_by(kinds: int) -> list[int]:
         """How many candidates each kind of calls has tried when the first one tries its third."""
-        budget = Budget(meeting=1e-4, plan=1e-2)
+        budget = Budget(meeting=1e-4, plan=1e-2, call=1e-3)
         candidates = [NATIVE_VARIANT, *(Variant("bruck", {"radix": radix}) for radix in (2, 3, 4))]
         learners = [Learner(lambda own: candidates, list, budget) for _ in range(kinds)]
         tried: list[list[Variant]] = [[] for _ in learners]
@@ -388,33 +377,78 @@ def test_first_candidates_of_all_kinds_come_first() -> None:
 
 
 def test_kinds_whose_calls_come_no_more_make_nobody_wait() -> None:
-    budget = Budget(meeting=1e-4, plan=1e-2)
+    budget = Budget(meeting=1e-4, plan=1e-2, call=1e-3)
     learners = [Learner(lambda own: RADICES, list, budget) for _ in range(3)]
+
+    def behind() -> int:
+        kind = Kind(lambda calls: None)
+        kind.place = 3
+        return budget.behind(kind)
+
     for call in range(5000):
         for learner in learners[: 3 if call < 40 else 1]:
             learner.begin()
             learner.note(1e-3 if not learner.is_trying else 1.5e-3)
         if call == 40:
-            assert budget.others(id(learners[0])) == 2
-    assert budget.others(id(learners[0])) == 0
+            assert behind() == 3
+    assert learners[1]._kind.seeks and behind() == 0
+
+
+@dataclass
+class Clock:
+    """Calls of several kinds, one after the other; those in which ranks meet, or think, take longer."""
+
+    monkeypatch: pytest.MonkeyPatch
+    budget: Budget
+    kinds: int
+    seconds: float
+    visit: float
+    now: float = 0.0
+    visits: int = 0
+    meetings: int = 0
+
+    def __post_init__(self) -> None:
+        self.monkeypatch.setattr(learning, "perf_counter", lambda: self.now)
+        self.learners = [Learner(lambda own: RADICES, self._agree, self.budget) for _ in range(self.kinds)]
+
+    def _agree(self, values: Sequence[float]) -> list[float]:
+        self.meetings += 1
+        return list(values)
+
+    def run(self, rounds: int) -> Clock:
+        """So many calls of each kind."""
+        for _ in range(rounds):
+            for learner in self.learners:
+                asks = not learner.is_fixed and learner._kind.planned > 0  # the first one of a kind sees nobody
+                learner.begin()
+                self.now += self.seconds + self.visit * asks
+                self.visits += asks
+                learner.note(self.seconds)
+        return self
 
 
 def test_calls_in_which_ranks_look_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they take longer than others is spent."""
-    now = [0.0]
-    monkeypatch.setattr(learning, "perf_counter", lambda: now[0])
-    budget = Budget(cost=1e3)  # too much for any trial
-    learner = Learner(lambda own: RADICES, list, budget)
-    looks = 0
-    for _ in range(2000):
-        asks = not learner.is_fixed
-        learner.begin()
-        now[0] += 6e-3 if asks else 1e-3
-        looks += asks
-        learner.note(1e-3)
-    assert looks > 3
-    spent = budget.cost - 1e3  # what ranks have agreed on so far: not the first ones and the last ones
-    assert 5e-3 * looks / 3 < spent <= 5e-3 * looks + 1e-9
+    clock = Clock(monkeypatch, Budget(plan=1e3, meeting=1e-5), 1, 1e-3, 5e-3).run(4000)
+    assert clock.visits > 5
+    agreed = clock.visits - clock.budget.visits
+    assert 5e-3 * (agreed - 1) - 1e-9 <= clock.budget.cost <= 5e-3 * clock.visits + 1e-9
+
+
+def test_ranks_meet_for_all_kinds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, many = (Clock(monkeypatch, Budget(plan=1e3), kinds, 1e-3, 0.0).run(2000) for kinds in (1, 20))
+    assert 3 <= many.meetings <= 2 * alone.meetings
+    assert all(learner._kind.typical == pytest.approx(1e-3) for learner in many.learners)
+    assert many.budget.calls > 10 * alone.budget.calls
+
+
+@pytest.mark.parametrize("kinds", [1, 5, 40])
+def test_meetings_wait_until_calls_pay_for_them(monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+    """However many kinds there are, and though a meeting takes as long as fifty calls."""
+    clock = Clock(monkeypatch, Budget(plan=1e3, meeting=1e-3, call=1e-4), kinds, 1e-4, 5e-3)
+    for calls in range(2000, 20_000, 2000):
+        clock.run(2000 // kinds)
+        assert clock.visits and 5e-3 * clock.visits <= SHARE * 1e-4 * calls + 2 * 5e-3
 
 
 # ---- in turns with native

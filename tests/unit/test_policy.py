@@ -16,7 +16,8 @@ from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread
-from hiercoll.tuning.learning import FEW, FIRST, MANY, Finding, Learner
+from hiercoll.tuning.budget import FIRST
+from hiercoll.tuning.learning import FEW, MANY, Finding, Learner
 from hiercoll.tuning.policy import OF_A_KIND, Policy, Wanted, forced_variants, size_class
 
 MPI = "MPICH 5.0.2"

@@ -1,0 +1,247 @@
+"""What finding out what serves a communicator's calls best may cost: a share of the time that these calls take.
+
+Ranks meet to agree on how long calls took. Such a meeting costs as much as several short calls, so that it is about the
+calls of all kinds at once, and is put off until there is enough to spend.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import NamedTuple, TypeAlias
+
+SHARE = 0.05  # of the time of calls, that finding out may cost
+FIRST = 16  # calls of a kind, at least, whose time says something
+PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
+LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
+LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
+LOOKING = 2.0  # meetings that calls last longer in which ranks meet, until that is known
+
+Agree: TypeAlias = "Callable[[Sequence[float]], list[float]]"
+
+
+class Before(NamedTuple):
+    """Seconds that the calls before a set-up took, of one of them, of what ranks agreed on then and on the set-up, and
+    of one such agreement. Equal on all ranks."""
+
+    calls: float = 0.0
+    call: float = 0.0
+    agreements: float = 0.0
+    meeting: float = 0.0
+
+
+class Kind:
+    """Calls of one kind, as they are counted; what is not this rank's alone is equal on all ranks.
+
+    ``go_on`` is called when so many have been served as were planned, with how many more there are to be first, if
+    ranks wanted to meet and cannot afford it yet, else 0. ``is_alone``: only in a call of this kind.
+    """
+
+    def __init__(self, go_on: Callable[[int], None]) -> None:
+        self.go_on, self.is_alone = go_on, False
+        # Calls that are left, and nanoseconds of this rank that others took. An array for each choice: what serves
+        # calls as long as there are some left in it serves none after the choice has changed.
+        self.tally = array("q", [0, 0])
+        self.planned, self.wants = 0, False  # calls, and whether ranks are to agree on how long they took
+        self.calls = 0  # before those that are planned
+        self.asked, self.seen = 0, 0  # of the calls since it last went on: all, and those that ranks have agreed on
+        self.typical = inf  # seconds of a call, of the rank that waited the least
+        self.usual = inf  # the same on this rank
+        self.seconds = 0.0  # that ranks have agreed on so far
+        self.pledged = 0.0  # seconds that it is going to spend, and has not yet
+        self.waits = False  # whether there is too little to spend so far
+        self.seeks = False  # whether something is looked for that serves them better
+        self.place = 0  # of the candidate that is tried among all
+        self.last = 0.0  # seconds of the communicator's calls when there have last been such calls
+        self._left = 0  # calls in the tally when they were last added up
+        self._calls, self._seconds = 0, 0.0  # that ranks have not agreed on; the seconds are this rank's
+        self._credited = 0.0  # seconds that are thought of them so far
+
+    def plan(self, calls: int, *, wants: bool = False, anew: bool = True) -> array[int]:
+        """Count so many more calls, with an array of their own or the one before: that array."""
+        self._add_up()
+        if anew:
+            self.tally[0] = 0
+            self.tally = array("q", [0, 0])
+        self.tally[0] = self._left = self.planned = calls
+        self.wants = wants
+        return self.tally
+
+    def add(self, calls: int) -> None:
+        """So many calls have been served."""
+        self.calls += calls
+        self.asked += calls
+
+    def close(self) -> float:
+        """Count the calls that have been served as served. Returns seconds that they are thought to have taken."""
+        self.add(self.planned - self.tally[0])
+        self.planned = self.tally[0]
+        calls, _ = self.unseen
+        more = calls * self.typical - self._credited if self.typical < inf else 0.0
+        self._credited += more
+        return more
+
+    @property
+    def is_due(self) -> bool:
+        """Whether most of the calls have been served that are planned, or they wait for what others earn, and it can go
+        on in a call of another kind."""
+        is_late = self.waits or 2 * self.tally[0] <= self.planned
+        return is_late and 0 <= self.tally[0] < self.planned and not self.is_alone
+
+    @property
+    def is_unmet(self) -> bool:
+        """Whether ranks want to agree on how long calls took, and have not on most of them."""
+        return self.wants and 2 * self.seen < self.asked
+
+    def forget(self) -> None:
+        """What calls took so far says nothing of those to come."""
+        self._add_up()
+        self._calls, self._seconds, self._credited = 0, 0.0, 0.0
+
+    @property
+    def unseen(self) -> tuple[int, float]:
+        """Calls on which ranks have not agreed, and their seconds on this rank."""
+        self._add_up()
+        return self._calls, self._seconds
+
+    def see(self, calls: int, seconds: float) -> float:
+        """Ranks have agreed that these calls took so long, where it waited the least. Returns what that is more than
+        was thought."""
+        self.typical = seconds / calls
+        self.seconds += seconds
+        self.seen += calls
+        more = seconds - self._credited
+        self._calls, self._seconds, self._credited = 0, 0.0, 0.0
+        return more
+
+    def _add_up(self) -> None:
+        self._calls += self._left - self.tally[0]
+        self._seconds += self.tally[1] * 1e-9
+        self._left, self.tally[1] = self.tally[0], 0
+        if self._calls >= FIRST:
+            self.usual = self._seconds / self._calls
+
+
+@dataclass
+class Budget:
+    """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
+    besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
+    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make; ``call``: that a call took before
+    kinds were told apart. Equal on all ranks, but for what is said to be a rank's own."""
+
+    share: float = SHARE
+    calls: float = 0.0
+    cost: float = 0.0
+    set_up: float = 0.0
+    meeting: float = 0.0
+    plan: float = PLAN_SECONDS
+    call: float = 0.0
+    plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
+    pledged: float = 0.0  # seconds that are going to be spent
+    kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
+    aside: float = 0.0  # seconds that calls took this rank longer in which it met others, or thought, and that are over
+    asking: float = 0.0  # the same for what it asked the model
+    visits: int = 0  # such calls, since ranks have last met
+    estimated: float = 0.0  # seconds that it should have taken to ask the model, since then
+    dearer: float = 1.0  # times as long as estimated, that it took
+    _visit: float = inf
+
+    def visited(self, seconds: float) -> None:
+        """A call is over that took this rank so much longer, since it met others, or thought."""
+        self.aside += seconds
+        self.visits += 1
+
+    @property
+    def visit_seconds(self) -> float:
+        """Seconds that a call lasts longer in which ranks meet, about."""
+        return self._visit if self._visit < inf else LOOKING * self.meeting
+
+    def behind(self, kind: Kind) -> int:
+        """How many candidates more have been tried for this kind than for any other for which something is looked for,
+        and that has had calls in the later half of the time: it still comes."""
+        places = [each.place for each in self.kinds if each.seeks and self.calls < 2 * each.last]
+        return max(0, kind.place - min(places, default=kind.place))
+
+    def lacks(self, seconds: float) -> float:
+        """Seconds of calls that are missing before so much may be spent."""
+        return max(0.0, (self.cost + self.pledged + seconds) / self.share - self.calls)
+
+    def pledge(self, kind: Kind, seconds: float) -> None:
+        """It is going to spend so many."""
+        kind.pledged += seconds
+        self.pledged += seconds
+
+    def release(self, kind: Kind) -> None:
+        """It has spent what it pledged."""
+        self.pledged -= kind.pledged
+        kind.pledged = 0.0
+
+    def visit(self, asker: Kind, agree: Agree) -> None:
+        """What is to be done in a call of this kind; since it costs no more, also for others that are due, those first
+        that take the most time. Collective if one of them wants ranks to meet, and they can afford it."""
+        due = self._close(asker)
+        unmet = [kind for kind in due if kind.is_unmet]
+        if unmet and not all(self._missing(unmet)):
+            self.meet(agree)
+        self._go_on(due)
+
+    def go_round(self) -> None:
+        """The same for kinds that are due after a trial, for which ranks have met."""
+        self._go_on(self._close())
+
+    def _close(self, asker: Kind | None = None) -> list[Kind]:
+        """The kinds that are due."""
+        due = [kind for kind in self.kinds if kind is asker or kind.is_due]
+        for kind in due:
+            self.calls += kind.close()
+            kind.last = self.calls
+        return due
+
+    def _go_on(self, due: Sequence[Kind]) -> None:
+        unmet = [kind for kind in due if kind.is_unmet]
+        missing = dict(zip(map(id, unmet), self._missing(unmet), strict=True))
+        for kind in sorted(due, key=lambda kind: -kind.seconds):
+            kind.go_on(max(FIRST, missing[id(kind)]) if id(kind) in missing else 0)
+
+    def _missing(self, unmet: Sequence[Kind]) -> list[int]:
+        """Calls of each kind that are missing before ranks may meet, about. Seconds of calls of which they know nothing
+        count as what others take on average; they are not waited for for long."""
+        if not unmet:
+            return []
+        known = [each.typical for each in self.kinds if each.typical < inf]
+        average = sum(known) / len(known) if known else self.call
+        unknown = sum(each.unseen[0] for each in self.kinds if each.typical == inf)
+        lacking = self.lacks(self.visit_seconds) - unknown * average
+
+        def missing(kind: Kind) -> int:
+            most = (LONG_WAIT if kind.typical == inf else LONGEST_WAIT) - kind.asked
+            each = kind.typical if kind.typical < inf else average
+            return max(0, ceil(min(lacking / each if each else inf, most))) if lacking > 0.0 else 0
+
+        return list(map(missing, unmet))
+
+    def meet(self, agree: Agree, values: Sequence[float] = ()) -> list[float]:
+        """The largest of all ranks' values, and, since ranks meet, what calls of all kinds took. Collective."""
+        unseen = [kind.unseen for kind in self.kinds]
+        mine = [*values, *(-seconds for _, seconds in unseen), self.aside, self.asking]
+        *agreed, aside, asking = agree(mine)
+        for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
+            if calls >= FIRST:
+                self.calls += kind.see(calls, -least)
+                kind.last = self.calls
+            if kind.planned:  # else it still spends
+                self.release(kind)
+        self._spend(max(0.0, aside), max(0.0, asking))
+        return agreed[: len(values)]
+
+    def _spend(self, aside: float, asking: float) -> None:
+        """Seconds that all of that took which was done besides calls."""
+        self.cost += aside + asking
+        if self.visits:
+            each = aside / self.visits
+            self._visit = each if self._visit == inf else (self._visit + each) / 2
+        if self.estimated:
+            self.dearer = max(1.0, (self.dearer + asking / self.estimated) / 2)
+        self.aside, self.asking, self.visits, self.estimated = 0.0, 0.0, 0, 0.0
