@@ -60,14 +60,21 @@ def slowest(call: Call) -> float:
     return float(WORLD.allreduce(perf_counter() - begin, op=MPI.MAX))
 
 
-def in_turns(calls: Mapping[Any, Call], number: int, between: Callable[[], None] = lambda: None) -> Times:
-    """Seconds of so many calls of each, each turn beginning with another one, with what is to be done ``between``."""
+def in_turns(
+    calls: Mapping[Any, Call],
+    number: int,
+    between: Callable[[], None] = lambda: None,
+    after: Callable[[Any], None] = lambda name: None,
+) -> Times:
+    """Seconds of so many calls of each, each turn beginning with another one; what is to be done ``between`` turns, and
+    ``after`` a call."""
     names = list(calls)
     times: Times = {name: [] for name in names}
     for turn in range(number):
         between()
         for name in (names[(turn + place) % len(names)] for place in range(len(names))):
             times[name].append(slowest(calls[name]))
+            after(name)
     return times
 
 
@@ -133,18 +140,15 @@ def in_turns_beside_trials(
     """The same, and which of each point's calls by "auto" were trials; with more turns until `ENOUGH` were none."""
     counts: list[list[int]] = [[point.trials(comm)] for point in points]
 
-    def counted(place: int, call: Call) -> Call:
-        def counting() -> None:
-            call()
+    def count(name: Any) -> None:
+        place, label = name
+        if label == "auto":
             counts[place].append(points[place].trials(comm))
 
-        return counting
-
-    marked = {name: counted(name[0], call) if name[1] == "auto" else call for name, call in calls.items()}
     times: Times = {name: [] for name in calls}
     turns = 0
     while True:
-        for name, more in in_turns(marked, number, between).items():
+        for name, more in in_turns(calls, number, between, count).items():
             times[name] += more
         turns += number
         tried = [[after > before for before, after in pairwise(each)] for each in counts]

@@ -512,7 +512,7 @@ def _serve_learning(
         progress.before_blocking()
         native()
     # While it is tried or compared, it is called as it is otherwise once it is settled on.
-    elif (learner.is_trying or learner.compares or collective.is_even) and _is_known(session, collective, named):
+    elif (learner.is_trying or learner.compares) and _is_known(session, collective, named):
         ran = spelled(collective, variant.algorithm, variant.params)
     else:
         request = replace(make(), variant=variant, is_auto=True, learner=learner)

@@ -54,6 +54,7 @@ class Kind:
         self.waits = False  # whether there is too little to spend so far
         self.seeks = False  # whether something is looked for that serves them better
         self.place = 0  # of the candidate that is tried among all
+        self.since = 0.0  # seconds of the communicator's calls before the first one
         self.last = 0.0  # seconds of the communicator's calls when there have last been such calls
         self._left = 0  # calls in the tally when they were last added up
         self._calls, self._seconds = 0, 0.0  # that ranks have not agreed on; the seconds are this rank's
@@ -147,6 +148,15 @@ class Budget:
     estimated: float = 0.0  # seconds that it should have taken to ask the model, since then
     dearer: float = 1.0  # times as long as estimated, that it took
     _visit: float = inf
+
+    def join(self, kind: Kind) -> None:
+        """There are calls of this kind, too."""
+        kind.since = self.calls
+        self.kinds.append(kind)
+
+    def between(self, kind: Kind) -> float:
+        """Seconds that all calls on the communicator take, on average, from one of this kind to the next."""
+        return max(kind.typical, (self.calls - kind.since) / max(1, kind.calls))
 
     def visited(self, seconds: float) -> None:
         """A call is over that took this rank so much longer, since it met others, or thought."""

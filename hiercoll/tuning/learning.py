@@ -29,7 +29,7 @@ from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS,
 
 LONGEST = 240  # calls between two looks
 GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
-SELDOM = 8.0  # times as long as what pays for it, calls last at most until a rank thinks again
+SELDOM = 4.0  # times as long as what pays for it, calls last until a rank thinks again
 EARNED = 0.2  # seconds of calls after which a rank thinks of what other calls have earned
 CROWD = 3  # times what a candidate costs, that later ones wait for besides, while other kinds try earlier ones
 FEW = 4  # candidates besides native; where that may cost what it does: MANY
@@ -178,9 +178,9 @@ class Learner:
         if isinstance(self._step, Serve):
             self.count()
             self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._kind.calls), NATIVE_VARIANT
-            self.tally = self._kind.plan(
-                self.tally[0], wants=self._step.look
-            )  # nothing else serves calls in its place any more
+            self.budget.calls += self._kind.close()
+            # Of a new array: nothing else serves calls in its place any more.
+            self.tally = self._kind.plan(self.tally[0], wants=self._step.look)
             return
         self.trials += 1
         self._times.append(seconds)
@@ -236,7 +236,7 @@ class Learner:
     def _look(self) -> None:
         """Do what is to be done after the calls of a step; at first, begin."""
         if self._kind not in self.budget.kinds:
-            self.budget.kinds.append(self._kind)
+            self.budget.join(self._kind)
             self._take(next(self._course))
         else:
             self.budget.visit(self._kind, self.agree)
@@ -371,15 +371,16 @@ class Learner:
             if (unseen := self._kind.calls - before) >= most:
                 before, unseen, most = self._kind.calls, 0, max(FIRST, (GROWTH - 1) * self._kind.calls)
                 most = most if self.rarely else min(most, LONGEST_WAIT)
-            needed = lacking / self._typical if self._typical else inf
-            pays = budget.visit_seconds / budget.share / self._typical if self._typical else 0.0  # for asking again
-            some = max(FIRST, SELDOM * pays, EARNED / self._typical) if self._typical else inf
-            calls = ceil(min(max(needed, pays), some, most - unseen))
+            each = budget.between(self._kind)
+            needed = lacking / each if each else inf
+            few = SELDOM * budget.visit_seconds / budget.share / each if each else 0.0
+            some = max(FIRST, 2 * few, EARNED / each) if each else inf
+            calls = ceil(min(max(needed, few, 1), some, most - unseen))
             then = unseen + calls
             self._kind.waits = True
             yield Serve(calls, look=then > LONG_WAIT and (then >= most or calls >= needed))
         self._kind.waits = False
-        self.budget.pledge(self._kind, seconds)
+        budget.pledge(self._kind, seconds)
 
     def _extra(self, calls: int, dearer: float = 0.0) -> float:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""

@@ -396,19 +396,32 @@ def test_kinds_whose_calls_come_no_more_make_nobody_wait() -> None:
 
 @dataclass
 class Clock:
-    """Calls of several kinds, one after the other; those in which ranks meet, or think, take longer."""
+    """Calls of several kinds, one after the other; those in which ranks meet, or think, take longer, and so do those
+    that make a plan."""
 
     monkeypatch: pytest.MonkeyPatch
     budget: Budget
     kinds: int
     seconds: float
     visit: float
+    plan: float = 0.0
     now: float = 0.0
+    spent: float = 0.0
     visits: int = 0
     meetings: int = 0
 
     def __post_init__(self) -> None:
         self.monkeypatch.setattr(learning, "perf_counter", lambda: self.now)
+        self.made: set[tuple[object, ...]] = set()
+        at_once = Budget.visit
+
+        def visit(budget: Budget, asker: Kind, agree: Callable[[Sequence[float]], list[float]]) -> None:
+            self.now += self.visit
+            self.spent += self.visit
+            self.visits += 1
+            at_once(budget, asker, agree)
+
+        self.monkeypatch.setattr(Budget, "visit", visit)
         self.learners = [Learner(lambda own: RADICES, self._agree, self.budget) for _ in range(self.kinds)]
 
     def _agree(self, values: Sequence[float]) -> list[float]:
@@ -419,11 +432,12 @@ class Clock:
         """So many calls of each kind."""
         for _ in range(rounds):
             for learner in self.learners:
-                asks = not learner.is_fixed and learner._kind.planned > 0  # the first one of a kind sees nobody
-                learner.begin()
-                self.now += self.seconds + self.visit * asks
-                self.visits += asks
-                learner.note(self.seconds)
+                variant = learner.begin()
+                plan = 0.0 if variant.is_native or (id(learner), variant.key) in self.made else self.plan
+                self.made.add((id(learner), variant.key))
+                self.now += self.seconds + plan
+                self.spent += plan
+                learner.note(self.seconds + plan)
         return self
 
 
@@ -449,6 +463,16 @@ def test_meetings_wait_until_calls_pay_for_them(monkeypatch: pytest.MonkeyPatch,
     for calls in range(2000, 20_000, 2000):
         clock.run(2000 // kinds)
         assert clock.visits and 5e-3 * clock.visits <= SHARE * 1e-4 * calls + 2 * 5e-3
+
+
+@pytest.mark.parametrize("kinds", [1, 20])
+def test_kinds_that_think_in_one_call_do_not_spend_the_same_twice(monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+    """What one of them is going to spend is not there for the others."""
+    clock = Clock(monkeypatch, Budget(plan=2e-2, meeting=1e-4, call=1e-3), kinds, 1e-3, 1e-3, plan=2e-2)
+    for calls in range(500, 20_000, 500):
+        clock.run(500 // kinds)
+        assert clock.spent <= SHARE * 1e-3 * calls + 2e-2 + 2e-3
+    assert clock.spent > 2e-2 * min(kinds, 5)
 
 
 # ---- in turns with native
