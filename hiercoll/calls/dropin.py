@@ -24,6 +24,7 @@ from hiercoll.calls import requests
 from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
 from hiercoll.calls.plain import by_bytes
 from hiercoll.calls.serving import (
+    MOST_SPELLINGS,
     are_arrays,
     held_request,
     learner_of_unknown,
@@ -52,7 +53,6 @@ from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE
 
-MOST_SPELLINGS = 256  # of calls, of which it is remembered what learns from them
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
 
@@ -233,7 +233,7 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
         known, (send, recv) = by_handle.get(self.handle), arguments[:2]
         if known is not None and are_arrays(collective, send, recv):
             learner = known.policy.by_bytes.get(by_bytes(collective, arguments))
-            if learner is not None and learner.is_fixed and learner.current.is_native and known.broken is None:
+            if learner is not None and learner.is_fixed and learner.current.is_native and known.unwatched:
                 serve_native(known, collective, arguments, partial(native, self, *given), learner.tally)
                 return NATIVE
             call: Any = partial(native, self, *given)

@@ -44,6 +44,7 @@ Native: TypeAlias = "Callable[[], object] | None"
 Alias: TypeAlias = "tuple[object, ...]"
 _address = MPI.Get_address
 _PLAIN = frozenset((int, str))  # types of parameters
+MOST_SPELLINGS = 256  # of calls, of which it is remembered what learns from them
 MOST_AS_PASSED = 128  # known calls, up to which those are added that are known by the very objects that were passed
 
 
@@ -304,9 +305,8 @@ def own_method(state: Session | Beginning, collective: Collective, given: Argume
 def serve_plain(
     session: Session, collective: Collective, given: Arguments, native: Native = None, *, strict: bool
 ) -> str:
-    """Serve a blocking call on plain arrays in which all is left to hiercoll, and from which it learns, as far as that
-    is known by `remember_plain`, at little cost: ranks that share cores wait for each other. Returns what ran, "" where
-    it has not been served. Collective."""
+    """Serve a blocking call on plain arrays in which all is left to hiercoll, without a request, if `remember_plain`
+    knows what learns from such calls. Returns what ran, "" where nothing did. Collective."""
     if not session.unwatched or not are_arrays(collective, given.send, given.recv):
         return ""
     learner = session.policy.by_bytes.get(by_bytes(collective, given))
@@ -325,10 +325,13 @@ def serve_plain(
 def remember_plain(session: Session, request: Request, given: Arguments) -> None:
     """Let `serve_plain` find what learns from such calls."""
     learner, collective = request.learner, request.collective
-    if learner is None or not collective.is_even or request.memory != "host" or not request.is_auto:
+    if learner is None or not session.unwatched or not request.is_auto:
         return
-    is_plain = not request.is_empty and are_arrays(collective, given.send, given.recv)
+    is_on_host = collective.is_even and request.memory == "host"
+    is_plain = is_on_host and not request.is_empty and are_arrays(collective, given.send, given.recv)
     if is_plain and (key := by_bytes(collective, given)) is not None:
+        if len(session.policy.by_bytes) >= MOST_SPELLINGS:
+            session.policy.by_bytes.clear()
         session.policy.by_bytes[key] = learner
 
 
@@ -501,18 +504,19 @@ def _serve_learning(
     """Serve a blocking call from which "auto" learns, whose request ``make`` makes. Returns what ran. Collective."""
     own = partial(own_spread, session, collective, given) if collective.sizes is Sizes.OWN else None
     variant, begin = learner.begin(own), perf_counter()
+    is_left = variant.is_native and session.unwatched and not uses_device(given)
+    named = given._replace(algorithm=variant.algorithm, params=variant.params)
+    is_compared = learner.is_trying or learner.compares
+    is_possible, ran = True, NATIVE
+    progress.before_blocking()
     if learner.is_trying and not learner.has_met:  # else this rank has met the others in a call that it could not make
         session.begin_together()
         learner.has_met = True
-    together = perf_counter()
-    is_left = variant.is_native and session.unwatched and not uses_device(given)
-    named = given._replace(algorithm=variant.algorithm, params=variant.params)
-    is_possible, ran = True, NATIVE
+    together = perf_counter()  # after which as little is done as possible but the call: ranks may share cores
     if is_left and native is not None:
-        progress.before_blocking()
         native()
     # While it is tried or compared, it is called as it is otherwise once it is settled on.
-    elif (learner.is_trying or learner.compares) and _is_known(session, collective, named):
+    elif is_compared and _is_known(session, collective, named):
         ran = spelled(collective, variant.algorithm, variant.params)
     else:
         request = replace(make(), variant=variant, is_auto=True, learner=learner)

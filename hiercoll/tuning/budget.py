@@ -17,7 +17,8 @@ FIRST = 16  # calls of a kind, at least, whose time says something
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
 LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
-LOOKING = 2.0  # meetings that calls last longer in which ranks meet, until that is known
+MEETINGS = 2.0  # that calls last longer in which ranks meet, until that is known
+DEARER = 3.0  # times as long as estimated, that it takes to ask the model, until that is known
 
 Agree: TypeAlias = "Callable[[Sequence[float]], list[float]]"
 
@@ -46,12 +47,14 @@ class Kind:
         self.tally = array("q", [0, 0])
         self.planned, self.wants = 0, False  # calls, and whether ranks are to agree on how long they took
         self.calls = 0  # before those that are planned
-        self.asked, self.seen = 0, 0  # of the calls since it last went on: all, and those that ranks have agreed on
+        # Since it last went on: calls, those of them that ranks have agreed on, and their seconds.
+        self.asked, self.seen, self.seen_seconds = 0, 0, 0.0
+        self.is_tried = False  # whether the next call is a trial
         self.typical = inf  # seconds of a call, of the rank that waited the least
         self.usual = inf  # the same on this rank
         self.seconds = 0.0  # that ranks have agreed on so far
         self.pledged = 0.0  # seconds that it is going to spend, and has not yet
-        self.waits = False  # whether there is too little to spend so far
+        self.waits = False  # whether there is too little to spend so far; then it goes on in any call
         self.seeks = False  # whether something is looked for that serves them better
         self.place = 0  # of the candidate that is tried among all
         self.since = 0.0  # seconds of the communicator's calls before the first one
@@ -100,6 +103,12 @@ class Kind:
         """What calls took so far says nothing of those to come."""
         self._add_up()
         self._calls, self._seconds, self._credited = 0, 0.0, 0.0
+        self.usual = inf
+        self.renew()
+
+    def renew(self) -> None:
+        """It goes on."""
+        self.asked, self.seen, self.seen_seconds = 0, 0, 0.0
 
     @property
     def unseen(self) -> tuple[int, float]:
@@ -110,9 +119,10 @@ class Kind:
     def see(self, calls: int, seconds: float) -> float:
         """Ranks have agreed that these calls took so long, where it waited the least. Returns what that is more than
         was thought."""
-        self.typical = seconds / calls
         self.seconds += seconds
         self.seen += calls
+        self.seen_seconds += seconds
+        self.typical = self.seen_seconds / self.seen
         more = seconds - self._credited
         self._calls, self._seconds, self._credited = 0, 0.0, 0.0
         return more
@@ -146,7 +156,7 @@ class Budget:
     asking: float = 0.0  # the same for what it asked the model
     visits: int = 0  # such calls, since ranks have last met
     estimated: float = 0.0  # seconds that it should have taken to ask the model, since then
-    dearer: float = 1.0  # times as long as estimated, that it took
+    dearer: float = DEARER  # times as long as estimated, that it took
     _visit: float = inf
 
     def join(self, kind: Kind) -> None:
@@ -165,8 +175,8 @@ class Budget:
 
     @property
     def visit_seconds(self) -> float:
-        """Seconds that a call lasts longer in which ranks meet, about."""
-        return self._visit if self._visit < inf else LOOKING * self.meeting
+        """Seconds that a call lasts longer in which ranks meet, or think, about."""
+        return self._visit if self._visit < inf else MEETINGS * self.meeting
 
     def behind(self, kind: Kind) -> int:
         """How many candidates more have been tried for this kind than for any other for which something is looked for,
@@ -192,7 +202,7 @@ class Budget:
         """What is to be done in a call of this kind; since it costs no more, also for others that are due, those first
         that take the most time. Collective if one of them wants ranks to meet, and they can afford it."""
         due = self._close(asker)
-        unmet = [kind for kind in due if kind.is_unmet]
+        unmet = [kind for kind in due if kind.is_unmet and kind.unseen[0] >= FIRST]
         if unmet and not all(self._missing(unmet)):
             self.meet(agree)
         self._go_on(due)
@@ -241,7 +251,7 @@ class Budget:
             if calls >= FIRST:
                 self.calls += kind.see(calls, -least)
                 kind.last = self.calls
-            if kind.planned:  # else it still spends
+            if not kind.is_tried or self.calls > 2 * kind.last:  # it has spent that, or has no calls any more
                 self.release(kind)
         self._spend(max(0.0, aside), max(0.0, asking))
         return agreed[: len(values)]

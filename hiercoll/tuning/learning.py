@@ -212,6 +212,7 @@ class Learner:
 
     def _take(self, step: Serve | Try) -> None:
         had_served, self._step = isinstance(self._step, Serve) and self._serves == self._chosen, step
+        self._kind.is_tried = self.is_trying
         if isinstance(step, Serve):
             if self._serves != self._chosen:
                 self._kind.forget()
@@ -230,8 +231,14 @@ class Learner:
             self._send([self._typical])
 
     def _send(self, times: Times) -> None:
-        self._kind.asked = self._kind.seen = 0
-        self._take(self._course.send(times))
+        self._kind.renew()
+        try:
+            step = self._course.send(times)
+        except BaseException:  # may be of another call: from here on, what is known serves
+            self._course = _follow()
+            self._take(next(self._course))
+            raise
+        self._take(step)
 
     def _look(self) -> None:
         """Do what is to be done after the calls of a step; at first, begin."""
@@ -251,7 +258,9 @@ class Learner:
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
         self.budget.cost += dearer + sum(waits) + self.budget.meeting
         self.budget.release(self._kind)
-        self.budget.calls += len(times) * self._typical if self._typical < inf else sum(times)
+        own = [self._typical if self._typical < inf else time for time in times]
+        self.budget.calls += sum(time for time in own if time < inf)
+        self._kind.last = self.budget.calls
         begin = perf_counter()
         self._send(times)
         self.budget.go_round()
@@ -331,7 +340,7 @@ class Learner:
             if self._offered is not None and _keys(self._offers()) != _keys(self._offered):
                 return
             if before and not _alike(seconds, before):
-                yield from self._afford(PROBES * self.budget.meeting)
+                yield from self._afford(lambda: PROBES * self.budget.meeting)
                 times = yield Try([self.current] * PROBES)
                 if not _alike(median(times), self.finding.seconds):
                     return
@@ -347,9 +356,8 @@ class Learner:
 
     def _ask(self) -> Generator[Step, Times, Sequence[Variant]]:
         """The candidates."""
-        estimated = self.asking()
-        yield from self._afford(estimated * self.budget.dearer)
-        self.budget.estimated += estimated
+        yield from self._afford(lambda: self.asking() * self.budget.dearer)
+        self.budget.estimated += self.asking()
         return self._offers()
 
     def _offers(self) -> Sequence[Variant]:
@@ -361,13 +369,14 @@ class Learner:
         self.budget.aside -= seconds
         return offered
 
-    def _afford(self, seconds: float) -> Course:
-        """Wait until there are so many seconds to spend. Calls of all kinds on the communicator earn them: a rank knows
-        how many there are, by what ranks have agreed on, without asking the others. For a later candidate there must be
-        more of them while earlier ones of other kinds are to be tried, which are more promising."""
+    def _afford(self, seconds: Callable[[], float]) -> Course:
+        """Wait until there are so many seconds to spend; how many it is may change meanwhile. Calls of all kinds earn
+        them: a rank knows how many there are, by what ranks have agreed on, without asking the others. For a later
+        candidate there must be more of them while earlier ones of other kinds, which are more promising, remain.
+        """
         before, most = self._kind.calls, 0
         budget = self.budget
-        while lacking := budget.lacks(seconds * (1 + CROWD * budget.behind(self._kind)) + budget.visit_seconds):
+        while lacking := budget.lacks(seconds() * (1 + CROWD * budget.behind(self._kind)) + budget.visit_seconds):
             if (unseen := self._kind.calls - before) >= most:
                 before, unseen, most = self._kind.calls, 0, max(FIRST, (GROWTH - 1) * self._kind.calls)
                 most = most if self.rarely else min(most, LONGEST_WAIT)
@@ -380,7 +389,7 @@ class Learner:
             self._kind.waits = True
             yield Serve(calls, look=then > LONG_WAIT and (then >= most or calls >= needed))
         self._kind.waits = False
-        budget.pledge(self._kind, seconds)
+        budget.pledge(self._kind, seconds())
 
     def _extra(self, calls: int, dearer: float = 0.0) -> float:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""
@@ -389,7 +398,7 @@ class Learner:
     def _warm(self, variant: Variant) -> Course:
         """A call, which makes its plan; its time says nothing."""
         kind = (variant.algorithm, variant.params.get("memory"))
-        yield from self._afford(self.budget.plans.get(kind, self.budget.plan) + self._extra(1))
+        yield from self._afford(lambda: self.budget.plans.get(kind, self.budget.plan) + self._extra(1))
         (seconds,) = yield Try([variant])
         if seconds < inf > self._typical:
             self.budget.plan = self.budget.plans[kind] = max(seconds - self._typical, 0.0)
@@ -397,7 +406,7 @@ class Learner:
     def _pairs(self, new: Variant, old: Variant, number: int, before: Pairs = ()) -> Generator[Step, Times, Pairs]:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair."""
         dearer = number * (_seconds(before) - median(seconds for _, seconds in before)) if before else 0.0
-        yield from self._afford(self._extra(2 * number, dearer if dearer < inf else 0.0))
+        yield from self._afford(lambda: self._extra(2 * number, dearer if dearer < inf else 0.0))
         turned = [(len(before) + pair) % 2 == 1 for pair in range(number)]
         times = yield Try([each for turn in turned for each in ((old, new) if turn else (new, old))])
         both = zip(turned, times[::2], times[1::2], strict=True)

@@ -84,8 +84,8 @@ class Policy:
         self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call)
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
-        # By collective and bytes received, what learns from drop-in calls on arrays.
-        self.by_bytes: dict[tuple[Any, ...], Learner] = {}
+        # What learns from calls on arrays, by `plain.by_bytes`.
+        self.by_bytes: dict[Any, Learner] = {}
 
     def learn(self, share: float = SHARE) -> None:
         """Learn from now on, at the cost of a share of the time of calls: infinite for all that it takes, 0 for not at

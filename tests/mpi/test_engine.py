@@ -287,6 +287,22 @@ def test_calls_with_a_deadline_are_recorded(comm: MPI.Intracomm, slow: list[Any]
     assert session.watch is None and len(slow) == 3
 
 
+@pytest.mark.mpi(min_size=2)  # one rank alone is the MPI library's
+def test_calls_that_are_watched_go_no_shorter_way(comm: MPI.Intracomm) -> None:
+    """With a deadline drop-in calls on arrays that functions were called with are recorded, too."""
+    hiercoll.configure(comm, table=hiercoll.tables.Table(), timeout=60)  # an empty one: then calls teach something
+    (send, recv, want), ours = blocks(3), hiercoll.Intracomm(comm)
+    session = get_session(comm)
+    assert session.watch is not None
+    for _ in range(50):
+        hiercoll.alltoall(comm, send, recv)
+        before = session.watch.number
+        ours.Alltoall(send, recv)
+        assert session.watch.number > before
+    assert not session.policy.by_bytes
+    np.testing.assert_array_equal(recv, want)
+
+
 @pytest.mark.parametrize(
     ("collective", "algorithm", "params"),
     [

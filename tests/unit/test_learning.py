@@ -475,6 +475,38 @@ def test_kinds_that_think_in_one_call_do_not_spend_the_same_twice(monkeypatch: p
     assert clock.spent > 2e-2 * min(kinds, 5)
 
 
+def test_what_was_pledged_is_free_again() -> None:
+    """After what it was for, and where no such calls come any more."""
+    budget = Budget(meeting=1e-4, plan=1e-2, call=1e-3)
+    learners = [Learner(lambda own: RADICES, list, budget) for _ in range(3)]
+    for call in range(3000):
+        for learner in learners[: 1 if learners[1].is_trying else 3]:  # the others' trials never come
+            learner.begin()
+            learner.note(1e-3, 1e-4 * learner.is_trying)
+        assert budget.pledged < 4e-2
+        if call > 2900:
+            assert sum(learner._kind.pledged for learner in learners) == pytest.approx(budget.pledged)
+    assert learners[1].is_trying and learners[1]._kind.pledged == 0.0 and learners[0].is_settled
+
+
+def test_an_error_is_raised_once() -> None:
+    """In asking for candidates; from then on calls go on as they were served."""
+
+    def failing(own: object) -> Sequence[Variant]:
+        raise ZeroDivisionError
+
+    budget, errors = Budget(meeting=1e-4, call=1e-3), 0
+    learners = [Learner(failing, list, budget), Learner(lambda own: RADICES, list, budget)]
+    for _ in range(6000):
+        for learner in learners:
+            try:
+                learner.begin()
+            except ZeroDivisionError:
+                errors += 1
+            learner.note(1e-3, 1e-4 * learner.is_trying)
+    assert errors == 1 and learners[0].current.is_native and learners[1].is_settled
+
+
 # ---- in turns with native
 
 
