@@ -16,7 +16,7 @@ all kinds (`Budget.meet`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from time import perf_counter
@@ -32,8 +32,8 @@ GROWTH = 4  # times as many calls have been served, at most, when ranks think ag
 SELDOM = 4.0  # times as long as what pays for it, calls last until a rank thinks again
 EARNED = 0.2  # seconds of calls after which a rank thinks of what other calls have earned
 CROWD = 3  # times what a candidate costs, that later ones wait for besides, while other kinds try earlier ones
-FEW = 4  # candidates besides native; where that may cost what it does: MANY
-MANY = 6
+FEW = 5  # candidates besides native; where that may cost what it does: MANY
+MANY = 7
 LOOKS = 3  # pairs of calls that a candidate has at first
 PAIRS = 8  # in which what an earlier job has found meets native
 HOPELESS = 1.2  # times the best from which on it has no more
@@ -316,7 +316,10 @@ class Learner:
             yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
         self._level = LEVEL / max(1, len(others))
         native = self._typical
-        for self._kind.place, new in enumerate(others):
+        tried: set[str] = set()
+        for self._kind.place in range(len(others)):
+            others.remove(new := _next(others, best, tried))
+            tried.add(new.algorithm)
             yield from self._warm(new)
             look = yield from self._pairs(new, best, LOOKS)
             if best.is_native:
@@ -459,6 +462,12 @@ def _scattered(number: int) -> int:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         number = (number ^ number >> shift) * factor & 0xFFFFFFFFFFFFFFFF
     return (number ^ number >> 31) & 1
+
+
+def _next(left: Sequence[Variant], best: Variant, tried: Collection[str]) -> Variant:
+    """What is tried next of those that are left, the most promising first: the algorithm that is best so far with other
+    parameters; else one that has not been tried; else any."""
+    return min(left, key=lambda each: (each.algorithm != best.algorithm, each.algorithm in tried))
 
 
 def _keys(variants: Iterable[Variant]) -> set[tuple[object, ...]]:

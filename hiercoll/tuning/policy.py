@@ -21,7 +21,7 @@ Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took
 PLANNED = 2  # set-ups that take as long as a plan with shared memory
 LOOKING = 4e-6  # seconds that the model looks at an algorithm's schedules, over the ranks and the lanes of a node
-OF_A_KIND = 2  # candidates that differ in parameters only
+OF_A_KIND = 3  # candidates that differ in parameters only
 
 
 class Wanted(NamedTuple):

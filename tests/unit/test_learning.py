@@ -124,6 +124,18 @@ def test_a_better_one_replaces_the_first() -> None:
     assert job.finding.seconds == pytest.approx(1e-3) and job.finding.native == pytest.approx(1.9e-3)
 
 
+@pytest.mark.parametrize(("bruck", "order"), [(5e-4, [2, 8, "ring"]), (2e-3, [2, "ring", 8])])
+def test_what_wins_is_tried_with_other_parameters_next(bruck: float, order: list[object]) -> None:
+    """What does not, after other algorithms."""
+    candidates = [*RADICES, Variant("ring", {})]
+    job = Job(
+        lambda variant, call: {NATIVE: 1e-3, "bruck": bruck, "ring": 2e-3}[variant.algorithm], candidates, share=inf
+    )
+    job.run(200)
+    tried = [each.params.get("radix", each.algorithm) for each in job.tried if not each.is_native]
+    assert list(dict.fromkeys(tried)) == order
+
+
 def test_keeps_native_where_nothing_is_faster() -> None:
     """What is hopeless has a few calls."""
     job = Job(lambda variant, call: 1e-3 * (1.0 + (variant.algorithm != NATIVE)), share=inf).run(100)
