@@ -38,7 +38,7 @@ def where(record: Record) -> list[object]:
 def after(record: Record) -> list[str]:
     """Those of calls after the first ones; see AFTER."""
     auto, *figures = [f"{record['after'][label]:.2f}" for label in ("auto", "control", "table")]
-    late = f"{record['late']:.2f}" if record.get("tried") else "-"
+    late = f"{record['late']:.2f}" if "late" in record and record["tried"] else "-"
     return [auto, late, *figures, "-" if record["chosen"] == "native" else record["chosen"]]
 
 
