@@ -241,7 +241,7 @@ def _equal_blocks(collective: Collective, native: Native) -> Serving:
             if learner is not None and compares and (ran := take_turn(learner, collective, self, arguments, call)):
                 return ran
             asks = learner is not None and not learner.is_fixed
-            if asks and (ran := serve_plain(known, collective, arguments, call, strict=False)):
+            if asks and (ran := serve_plain(known, collective, arguments, learner, call, strict=False)):
                 return ran
             # Not a native one, unless calls are watched: ranks without it would go to the user's communicator.
             how = (arguments.op, arguments.order) if collective.operation else (None, None)

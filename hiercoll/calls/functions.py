@@ -18,6 +18,7 @@ from hiercoll.calls.serving import (
     call_known,
     hold,
     known_by_name,
+    learner_of_plain,
     learner_of_unknown,
     new_result,
     own_method,
@@ -1014,10 +1015,12 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     if (first := _first(comm, given)) is not None:
         return _early_call(first, collective, given)
     session = get_session(comm)
-    if _is_left(given) and serve_plain(session, collective, given, strict=True):
+    is_left = _is_left(given)
+    learner = learner_of_plain(session, collective, given) if is_left else None
+    if serve_plain(session, collective, given, learner, strict=True):
         return _plain_result(session, collective, given)
     request = make_request(session, collective, given, strict=True)
-    if _is_left(given):
+    if is_left:
         remember_plain(session, request, given)
     serve(session, request, given)
     return request.result

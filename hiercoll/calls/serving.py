@@ -302,15 +302,25 @@ def own_method(state: Session | Beginning, collective: Collective, given: Argume
     return partial(getattr(state.user, collective.native), *buffers, *more)
 
 
+def learner_of_plain(session: Session, collective: Collective, given: Arguments) -> Learner | None:
+    """What learns from such a call, if it is on arrays and `remember_plain` knows it."""
+    if not are_arrays(collective, given.send, given.recv):
+        return None
+    return session.policy.by_bytes.get(by_bytes(collective, given))
+
+
 def serve_plain(
-    session: Session, collective: Collective, given: Arguments, native: Native = None, *, strict: bool
+    session: Session,
+    collective: Collective,
+    given: Arguments,
+    learner: Learner | None,
+    native: Native = None,
+    *,
+    strict: bool,
 ) -> str:
-    """Serve a blocking call on plain arrays in which all is left to hiercoll, without a request, if `remember_plain`
-    knows what learns from such calls. Returns what ran, "" where nothing did. Collective."""
-    if not session.unwatched or not are_arrays(collective, given.send, given.recv):
-        return ""
-    learner = session.policy.by_bytes.get(by_bytes(collective, given))
-    if learner is None or not is_plain(session, collective, given):
+    """Serve a blocking call on plain arrays in which all is left to hiercoll, without a request, if it is known what
+    learns from such calls. Returns what ran, "" where nothing did. Collective."""
+    if learner is None or not session.unwatched or not is_plain(session, collective, given):
         return ""
     if learner.is_fixed and not learner.current.is_native:
         return ""  # by a plan
@@ -323,7 +333,7 @@ def serve_plain(
 
 
 def remember_plain(session: Session, request: Request, given: Arguments) -> None:
-    """Let `serve_plain` find what learns from such calls."""
+    """Let `learner_of_plain` find what learns from such calls."""
     learner, collective = request.learner, request.collective
     if learner is None or not session.unwatched or not request.is_auto:
         return

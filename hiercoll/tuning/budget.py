@@ -152,8 +152,10 @@ class Budget:
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
     pledged: float = 0.0  # seconds that are going to be spent
     kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
-    aside: float = 0.0  # seconds that calls took this rank longer in which it met others, or thought, and that are over
-    asking: float = 0.0  # the same for what it asked the model
+    # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; and
+    # what it asked the model.
+    aside: float = 0.0
+    asking: float = 0.0
     visits: int = 0  # such calls, since ranks have last met
     estimated: float = 0.0  # seconds that it should have taken to ask the model, since then
     dearer: float = DEARER  # times as long as estimated, that it took
