@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hiercoll import settings
 from hiercoll.errors import ArgumentError, LayoutError
@@ -162,9 +162,18 @@ def parse_layout(text: str) -> Topology:
     raise wrong
 
 
-def discover(comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple) -> tuple[Topology, list[float]]:
-    """Topology of an MPI communicator; and the largest of the numbers that all ranks ``tell``, each of several, since
-    one exchange serves for both (collective).
+class Surroundings(NamedTuple):
+    """Of a communicator: where its ranks are; of how many cores each has at least a share, 1 at most; and the largest
+    of the numbers that they told, each of several."""
+
+    topology: Topology
+    cores: float
+    largest: list[float]
+
+
+def discover(comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple) -> Surroundings:
+    """Topology and cores of an MPI communicator; and the largest of the numbers that all ranks ``tell``, each of
+    several, since one exchange serves for all (collective).
 
     Nodes are hosts (`_host`), or what ``MPI_Comm_split_type(SHARED)`` says where a rank cannot tell its own; or, where
     the environment variable ``HIERCOLL_NODES`` is set, the virtual nodes that it describes for
@@ -177,23 +186,41 @@ def discover(comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple) -
 
     text = settings.nodes()
     (world_rank,) = translated([comm.rank], comm, MPI.COMM_WORLD)
-    mine = [_host(), world_rank, -1 if text is None else zlib.crc32(text.encode()), *tell()]
+    mine = [_host(), world_rank, -1 if text is None else zlib.crc32(text.encode()), *_own_cores(), *tell()]
     # Not an Allgather: the first one on a communicator may take as long as ten later ones, and there have been some of
     # these, if hiercoll has counted calls before.
     table = np.full((comm.size, len(mine)), -np.inf)
     everyone = np.empty_like(table)
     table[comm.rank] = mine
     comm.Allreduce(table, everyone, op=MPI.MAX)
-    hosts, world_ranks, texts = everyone[:, :3].astype(int).T.tolist()
-    largest = everyone[:, 3:].max(axis=0).tolist()
+    hosts, world_ranks, texts, names, numbers = everyone[:, :5].astype(int).T.tolist()
+    largest = everyone[:, 5:].max(axis=0).tolist()
     if UNKNOWN in hosts:
         hosts = _hosts_by_mpi(comm)
+    cores = cores_of_each(hosts, names, numbers)
     if text is None and len(set(texts)) == 1:
-        return Topology(tuple(hosts)), largest
+        return Surroundings(Topology(tuple(hosts)), cores, largest)
     if len(set(texts)) > 1:
         got = ", ".join(sorted(set(map(repr, comm.allgather(text)))))
         raise LayoutError("HIERCOLL_NODES", "the same value on every rank", got, comm.rank)
-    return _virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), largest
+    return Surroundings(_virtual(str(text), hosts, world_ranks, MPI.COMM_WORLD.size, comm.rank), cores, largest)
+
+
+def _own_cores() -> tuple[int, int]:
+    """A number for the cores that this process may run on, and how many these are; 0 where the system does not say."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return zlib.crc32(repr(cores).encode()), len(cores)
+
+
+def cores_of_each(hosts: Sequence[int], names: Sequence[int], numbers: Sequence[int]) -> float:
+    """Of how many cores a rank has at least a share, 1 at most, from each rank's host, a name for the cores on which
+    it may run, and the number of these: ranks of a host share those with the same name."""
+    if 0 in numbers:
+        return 1.0
+    cores: dict[int, dict[int, int]] = {host: {} for host in hosts}
+    for host, name, number in zip(hosts, names, numbers, strict=True):
+        cores[host][name] = number
+    return min(1.0, *(sum(known.values()) / hosts.count(host) for host, known in cores.items()))
 
 
 UNKNOWN = 0  # number of a host

@@ -7,7 +7,7 @@ model's help: what the model says of an algorithm here is corrected by how wrong
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -74,6 +74,9 @@ EVEN = 4  # times the mean that the largest of blocks of uneven sizes may have t
 Given: TypeAlias = "tuple[tuple[str, Value], ...]"
 SHORTEST = 512  # bytes of a segment, below which messages cost more than pipelining can gain
 SAMPLE = 8  # lanes of a node that are looked at
+# Seconds that it takes to look at a lane's schedule, about, over ranks, and over segments.
+EACH_RANK = 10e-6
+EACH_SEGMENT = 50e-6
 MOST_SHARED = 8 << 20  # bytes of shared memory per node that "auto" may take; containers have 64 MiB
 
 
@@ -164,7 +167,7 @@ def rank_by_model(
     ranked, known = [], (order, accumulates)
     block = block // 2 if accumulates else block  # of the program's elements
     for name, params in automatic(collective) if variants is None else variants:
-        if COLLECTIVES[collective].is_cut and 1 < _segments(collective, name, params) > block / SHORTEST:
+        if _is_too_short(collective, name, params, block):
             continue  # the model would say so, too, but takes long to count so many messages
         nodes = _counted(collective, topology, inplace, name, tuple(params.items()), *known)
         if nodes and nodes[0][0].nbytes(nodes[0][0].shared, block) <= most_shared:
@@ -176,6 +179,19 @@ def rank_by_model(
                 seconds = float(Design([(each, block) for each in found], machine).evaluate(machine).seconds.max())
             ranked.append(Candidate(Variant(name, params), seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
+
+
+def effort(collective: str, topology: Topology, block: int, name: str, params: Params) -> float:
+    """Seconds that it takes to rank a variant by the model for the first time, about."""
+    if _is_too_short(collective, name, params, block):
+        return 0.0
+    lanes = min(max(topology.node_sizes), SAMPLE + 1)
+    return lanes * (EACH_RANK * topology.size + EACH_SEGMENT * _segments(collective, name, params))
+
+
+def _is_too_short(collective: str, name: str, params: Params, block: int) -> bool:
+    """Whether a vector is too short for the segments into which a variant cuts it."""
+    return COLLECTIVES[collective].is_cut and 1 < _segments(collective, name, params) > block / SHORTEST
 
 
 def _segments(collective: str, name: str, params: Params) -> int:
@@ -192,14 +208,17 @@ def modelled(
     combining: Combining,
     machine: Machine | None = None,
     variants: Iterable[tuple[str, Params]] | None = None,
+    cores: float = 1.0,
 ) -> list[Candidate]:
-    """The model's ranking of what may combine so, of the ``variants``: see `rank_by_model`."""
+    """The model's ranking of what may combine so, of the ``variants``, where each rank has so many ``cores``: see
+    `rank_by_model`."""
     order, accumulates = combining.of_auto, combining.accumulates
     return rank_by_model(
         collective,
         topology,
         block,
         inplace=inplace,
+        links=replace(DEFAULT_LINKS, cores=cores),
         variants=variants,
         machine=machine,
         order=order,
@@ -231,6 +250,7 @@ def _decide(
     held: bool,
     combining: Combining,
     explains: bool,
+    cores: float,
 ) -> Decision:
     if COLLECTIVES[collective].sizes is Sizes.ROOT:
         names = ", ".join(REGISTRY[collective])
@@ -246,7 +266,7 @@ def _decide(
     if entry is None:
         ranked = []
         if explains or table.by_model or not combining.native:
-            ranked = modelled(collective, topology, block, inplace, combining, table.machine)
+            ranked = modelled(collective, topology, block, inplace, combining, table.machine, cores=cores)
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
         if ranked and not combining.native:
@@ -272,18 +292,20 @@ def decide(
     held: bool = False,
     combining: Combining = FREE,
     explains: bool = True,
+    cores: float = 1.0,
 ) -> Decision:
     """What ``algorithm="auto"`` runs for blocks of ``block`` bytes, in calls or (``held``) in plans.
 
     ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Without one it is the MPI library's own
     collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try. Where
     that one may not serve a reduction (``combining``), the model's first does. ``explains``: with the model's ranking
-    where it decides nothing, too, which takes milliseconds.
+    where it decides nothing, too, which takes milliseconds. ``cores``: of each rank, less than 1 where they share some.
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     if COLLECTIVES[collective].sizes is Sizes.OWN:
         inplace = False  # what is in place is copied before
-    return _decide(collective, topology, block, inplace, table or _NO_TABLE, mpi, memory, held, combining, explains)
+    known = table or _NO_TABLE
+    return _decide(collective, topology, block, inplace, known, mpi, memory, held, combining, explains, cores)
 
 
 class Spread(NamedTuple):

@@ -217,7 +217,7 @@ def _holding(rank: int, blocks: list[int], held: dict[int, list[int]]) -> tuple[
         {"inner": "overlap", "form": "leader", "flows": 1},
         {"inner": "overlap", "form": "leader", "leaders": 2},
     ),
-    auto=({"form": "share"}, {"form": "lane"}),
+    auto=({"form": "share"}, {"form": "lane"}, {"form": "leader"}),
     search=lambda topology: [
         *grid(form=FORM.choices, flows=(0, 1, 4), inner=("direct", "overlap")),
         {"form": "leader", "leaders": 2},

@@ -127,6 +127,7 @@ def _grouping_constraint(topology: Topology, params: dict[str, int | str]) -> st
         {"form": "leader"},
         {"form": "share", "memory": "shared"},
         {"form": "lane", "memory": "shared"},
+        {"form": "leader", "memory": "shared"},
         {"form": "lane", "outer": "bruck"},
     ),
     search=lambda topology: [

@@ -129,6 +129,12 @@ def call_known(*call: Any, **params: Any) -> bool:
 
 def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> bool:
     """Serve a call that names its algorithm, if it is known; whether it has been."""
+    call = call_by_name(comm, collective, given)
+    return call is not None and call()
+
+
+def call_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Callable[[], bool] | None:
+    """What does that; None where it cannot be known."""
     if (
         _first is None
         or (given.recv is None and collective.buffers and not collective.is_rooted)
@@ -136,10 +142,10 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
         or given.limit != LIMIT
         or given.stream is not None
     ):
-        return False
+        return None
     send = None if collective.one_buffer else given.send
     call = (collective, comm, send, given.recv, given.root, given.algorithm, given.transport)
-    return _first(*call, *_how(collective, given), **given.named)
+    return partial(_first, *call, *_how(collective, given), **given.named)
 
 
 def _how(collective: Collective, given: Arguments) -> tuple[Any, Any]:
@@ -514,44 +520,59 @@ def _serve_learning(
     """Serve a blocking call from which "auto" learns, whose request ``make`` makes. Returns what ran. Collective."""
     own = partial(own_spread, session, collective, given) if collective.sizes is Sizes.OWN else None
     variant, begin = learner.begin(own), perf_counter()
-    is_left = variant.is_native and session.unwatched and not uses_device(given)
     named = given._replace(algorithm=variant.algorithm, params=variant.params)
-    is_compared = learner.is_trying or learner.compares
-    is_possible, ran = True, NATIVE
+    ran = NATIVE if variant.is_native else spelled(collective, variant.algorithm, variant.params)
+    quick: Callable[[], object] | None = None
+    if native is not None and variant.is_native and session.unwatched and not uses_device(given):
+        quick = native
+    elif learner.is_trying or learner.compares:
+        # While it is tried or compared, it is called as it is otherwise once it is settled on.
+        quick = _known_call(session, collective, named)
     progress.before_blocking()
     if learner.is_trying and not learner.has_met:  # else this rank has met the others in a call that it could not make
         session.begin_together()
         learner.has_met = True
-    together = perf_counter()  # after which as little is done as possible but the call: ranks may share cores
-    if is_left and native is not None:
-        native()
-    # While it is tried or compared, it is called as it is otherwise once it is settled on.
-    elif is_compared and _is_known(session, collective, named):
-        ran = spelled(collective, variant.algorithm, variant.params)
-    else:
+    # From here on as little is done as possible but the call: ranks may share cores, also with those that are through.
+    together = perf_counter()
+    is_served = quick is not None and quick() is not False
+    seconds = perf_counter() - together
+    if not is_served:
         request = replace(make(), variant=variant, is_auto=True, learner=learner)
-        try:
-            ran = _serve(session, given, request)
-        except ConstraintError:
-            if variant.is_native:
-                raise
-            by_name = given._replace(algorithm=NATIVE, params=NO_PARAMS)
-            ran = _serve(session, by_name, replace(request, variant=NATIVE_VARIANT, learner=None))
-            is_possible = False
-    learner.note(perf_counter() - together if is_possible else inf, together - begin)
+        ran, is_possible = _serve_at_length(session, given, request)
+        seconds = perf_counter() - together if is_possible else inf
+    learner.note(seconds, together - begin)
     return ran
 
 
-def _is_known(session: Session, collective: Collective, named: Arguments) -> bool:
-    """Serve a call that names its algorithm, if it is known and nobody looks on; whether it has been."""
+def _serve_at_length(session: Session, given: Arguments, request: Request) -> tuple[str, bool]:
+    """Serve a call from which "auto" learns; by native, if what was chosen cannot run here. Returns what ran, and
+    whether it could. Collective."""
+    try:
+        return _serve(session, given, request), True
+    except ConstraintError:
+        if request.is_native:
+            raise
+        by_name = given._replace(algorithm=NATIVE, params=NO_PARAMS)
+        return _serve(session, by_name, replace(request, variant=NATIVE_VARIANT, learner=None)), False
+
+
+def _known_call(session: Session, collective: Collective, named: Arguments) -> Callable[[], bool] | None:
+    """What serves a call that names its algorithm, if it is known and nobody looks on, and says whether it has."""
     if not session.unwatched:
-        return False
-    if known_by_name(session.user, collective, named):
-        return True
-    if not collective.typed or (known := _run_copied(session, collective, named)) is None:
-        return False
-    _remember_typed(session, collective, named, None, known)
-    return True
+        return None
+    call = call_by_name(session.user, collective, named)
+    if not collective.typed:
+        return call
+    return lambda: (call is not None and call()) or _run_typed(session, collective, named)
+
+
+def _run_typed(session: Session, collective: Collective, named: Arguments) -> bool:
+    """Serve a call again whose blocks have datatypes of their own, if it is known, and let the next one be found
+    sooner; whether it has been."""
+    known = _run_copied(session, collective, named)
+    if known is not None:
+        _remember_typed(session, collective, named, None, known)
+    return known is not None
 
 
 def remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:

@@ -5,8 +5,9 @@ each message that it sends or receives and ``gap`` per byte copied; a chain of d
 messages pays each link's ``alpha``; all that leaves or enters a node shares the node's
 link at ``beta`` per byte, and within the node each rank moves its own bytes at the node's
 ``beta``. The time is the latency of the longest chain plus the busiest rank's overhead
-plus the larger of the two transfer times plus copies. It ranks algorithms; it does not
-know contention inside the network.
+plus the larger of the two transfer times plus copies. Where ranks share cores, what all ranks of
+a node do takes as long as its cores need for it, which copy what enters or leaves the node, too. It
+ranks algorithms; it does not know contention inside the network.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Links:
     gap: float = 1 / 10e9
     operation: float = 0.5e-6  # per copy, signal or wait
     dispatch: float = 1.0e-6  # per operation of a schedule that is driven by completions
+    cores: float = 1.0  # of each rank: less than 1 where ranks share them
 
 
 DEFAULT_LINKS = Links()
@@ -86,12 +88,17 @@ class RankCounts:
 
     def seconds(self, size: int, links: Links) -> float:
         """Latency, overhead and copies of this rank, for blocks or a vector of ``size`` bytes."""
-        near_chain = self.chain - self.network_chain
+        return self.latency(links) + self.work(size, links)
+
+    def latency(self, links: Links) -> float:
+        """Seconds of the longest chain of messages."""
+        return (self.chain - self.network_chain) * links.node.alpha + self.network_chain * links.network.alpha
+
+    def work(self, size: int, links: Links) -> float:
+        """Seconds for which this rank needs a core."""
         operations = self.copies + self.synchronisations
         return (
-            near_chain * links.node.alpha
-            + self.network_chain * links.network.alpha
-            + (self.messages + self.received) * links.overhead
+            (self.messages + self.received) * links.overhead
             + operations * links.operation
             + self.dispatched * links.dispatch
             + self.nbytes(self.copied_blocks, size) * links.gap
@@ -143,4 +150,9 @@ def predict(counts: Sequence[RankCounts], size: int, links: Links = DEFAULT_LINK
     far = max(sum(c.network_blocks for c in counts), sum(c.network_received_blocks for c in counts))
     near = max(max(c.blocks - c.network_blocks, c.received_blocks - c.network_received_blocks) for c in counts)
     far, near = (counts[0].nbytes(blocks, size) for blocks in (far, near))
-    return max(c.seconds(size, links) for c in counts) + max(far * links.network.beta, near * links.node.beta)
+    seconds = max(c.seconds(size, links) for c in counts)
+    if links.cores < 1.0:
+        moved = counts[0].nbytes(sum(c.network_blocks + c.network_received_blocks for c in counts), size)
+        work = sum(c.work(size, links) for c in counts) + moved * links.gap
+        seconds = max(seconds, work / (links.cores * len(counts)) + max(c.latency(links) for c in counts))
+    return seconds + max(far * links.network.beta, near * links.node.beta)

@@ -176,7 +176,7 @@ class Session:
         self._node: MPI.Intracomm | None = None
         self.shares: bool | None = None  # whether the ranks of a node share memory in MPI's eyes; None: not tried
         try:
-            self.topology, largest = discover(self.user, partial(self._settings, timeout, began))
+            self.topology, cores, largest = discover(self.user, partial(self._settings, timeout, began))
             common = Settings(*largest)
             self._agree_on(common)
             table, known = from_root(self.user, self._read_all) if common.has_more else (Table(), {})
@@ -219,6 +219,7 @@ class Session:
         if self.rank == 0:
             self.policy.found = self._keep
         self.policy.table, self.policy.known = table, known if self.learns else {}
+        self.policy.cores = cores
         self.policy.compares = self._compares
         self.policy.learn(self.learns)
         self._use_timeout(common.timeout)

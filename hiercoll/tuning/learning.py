@@ -16,7 +16,7 @@ all kinds (`Budget.meet`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from time import perf_counter
@@ -36,11 +36,10 @@ FEW = 5  # candidates besides native; where that may cost what it does: MANY
 MANY = 7
 LOOKS = 3  # pairs of calls that a candidate has at first
 PAIRS = 8  # in which what an earlier job has found meets native
-HOPELESS = 1.2  # times the best from which on it has no more
-# Pairs of calls after which two are compared, if those before do not decide, and the share of LEVEL for each.
-ROUNDS = ((8, 0.5), (13, 0.25), (21, 0.25))
-LEVEL = 0.05  # how probable it is at most that chance alone makes any of several equals look faster
-PROMISING = 1.05  # by how much the median of pairs that do not decide is faster, from which on there are more of them
+HOPELESS = 1.1  # times the best from which on it has no more
+ROUNDS = (6, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
+LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
+PROMISING = 1.1  # by how much the median of pairs that do not decide is faster, from which on there are more of them
 MOST_SEGMENTS = 64
 CHANGED = 1.5  # times longer or shorter from which on conditions have changed
 FAR = 8.0  # times longer or shorter from which on an earlier job's "native" says nothing of these calls
@@ -122,7 +121,6 @@ class Learner:
 
     def __post_init__(self) -> None:
         self._own: Own = None
-        self._level = LEVEL
         self._kind = Kind(self._go_on)
         self._since = 0.0  # when the last call that was asked about began; 0: it is over
         self._step: Serve | Try = Serve(0, look=False)
@@ -314,12 +312,8 @@ class Learner:
         best, *others = self._offered
         if not others and self._typical == inf:
             yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
-        self._level = LEVEL / max(1, len(others))
         native = self._typical
-        tried: set[str] = set()
-        for self._kind.place in range(len(others)):
-            others.remove(new := _next(others, best, tried))
-            tried.add(new.algorithm)
+        for self._kind.place, new in enumerate(others):
             yield from self._warm(new)
             look = yield from self._pairs(new, best, LOOKS)
             if best.is_native:
@@ -419,9 +413,9 @@ class Learner:
         """Whether calls in pairs, those of a first ``look`` among them, show ``new`` faster; if so, it is what is
         found, so far. ``native``: its seconds, if it is not the other."""
         pairs, is_faster = look, False
-        for number, share in ROUNDS:
+        for number in ROUNDS:
             pairs = yield from self._pairs(new, old, number - len(pairs), pairs)
-            is_faster = _ratio(pairs) > 1.0 and chance_of_pairs(pairs) <= share * self._level
+            is_faster = _ratio(pairs) > 1.0 and chance_of_pairs(pairs) <= LEVEL / len(ROUNDS)
             if is_faster or _ratio(pairs) < PROMISING:
                 break
         if is_faster and _seconds(pairs) < inf:
@@ -462,12 +456,6 @@ def _scattered(number: int) -> int:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         number = (number ^ number >> shift) * factor & 0xFFFFFFFFFFFFFFFF
     return (number ^ number >> 31) & 1
-
-
-def _next(left: Sequence[Variant], best: Variant, tried: Collection[str]) -> Variant:
-    """What is tried next of those that are left, the most promising first: the algorithm that is best so far with other
-    parameters; else one that has not been tried; else any."""
-    return min(left, key=lambda each: (each.algorithm != best.algorithm, each.algorithm in tried))
 
 
 def _keys(variants: Iterable[Variant]) -> set[tuple[object, ...]]:

@@ -13,14 +13,14 @@ from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, modelled, uneven_choices
+from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, modelled, uneven_choices
 from hiercoll.tuning.budget import PLAN_SECONDS, SHARE, Before, Budget
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner, Own
 
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took
+AGAIN = 0.4e-3  # of later ones
 PLANNED = 2  # set-ups that take as long as a plan with shared memory
-LOOKING = 4e-6  # seconds that the model looks at an algorithm's schedules, over the ranks and the lanes of a node
 OF_A_KIND = 3  # candidates that differ in parameters only
 
 
@@ -68,6 +68,7 @@ class Policy:
         self._slowest, self._total = slowest, total
         self.forced = dict(forced or {})
         self.table = Table()
+        self.cores = 1.0  # of each rank: less than 1 where ranks share them
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
         self._before, self._set_up = Before(), 0.0
@@ -84,6 +85,8 @@ class Policy:
         self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call)
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
+        # Automatic variants, by their places, that the model has looked at.
+        self._looked_at: set[tuple[str, bool, Combining, int]] = set()
         # What learns from calls on arrays, by `plain.by_bytes`.
         self.by_bytes: dict[Any, Learner] = {}
 
@@ -177,6 +180,7 @@ class Policy:
             held=wanted.held and wanted.combining.changes,
             combining=wanted.combining,
             explains=explains,
+            cores=self.cores,
         )
 
     def learner(self, wanted: Wanted) -> Learner | None:
@@ -233,13 +237,17 @@ class Policy:
         """Seconds that it takes to find candidates, about: most of it goes into looking at schedules."""
         if wanted.collective.sizes is Sizes.OWN:
             return 0.0
-        name, lanes = wanted.collective.family, max(self._topology.node_sizes)
-        is_new = wanted.key not in self._offers and all(key[0] != wanted.key[0] for key in self._offers)
-        return (
-            max(ASKING, self._set_up) + LOOKING * lanes * max(len(automatic(name)), self._topology.size)
-            if is_new
-            else ASKING / 5
-        )
+        efforts = self._efforts(wanted)
+        most = max(sum(efforts[at] for at in share) for share in _shared_out(efforts, self._topology.size))
+        return most + (AGAIN if self._looked_at else max(ASKING, self._set_up))
+
+    def _efforts(self, wanted: Wanted) -> list[float]:
+        """Seconds that the model needs for each of the automatic variants, about; those that it knows take none."""
+        name, how = wanted.collective.family, (wanted.in_place, wanted.combining)
+        return [
+            0.0 if (name, *how, at) in self._looked_at else effort(name, self._topology, wanted.size, *each)
+            for at, each in enumerate(automatic(name))
+        ]
 
     def _offered(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and the few that may be faster, by a table, or by the model. Collective at first."""
@@ -259,13 +267,15 @@ class Policy:
         """What the cost model ranks, fastest first. Each rank asks it about some algorithms, and tells the others: if
         one did all of it, the others would wait, and where ranks share cores, keep it from its core. Collective."""
         name, topology = wanted.collective.family, self._topology
-        able, ranks = automatic(name), topology.size
+        variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(wanted)
+        mine = _shared_out(efforts, topology.size)[self._rank]
         how = (wanted.size, wanted.in_place, wanted.combining, self.table.machine)
-        found = {each.variant.key: each.seconds for each in modelled(name, topology, *how, able[self._rank :: ranks])}
-        variants = [Variant(*each) for each in able]
-        own = [found.get(each.key, inf) if at % ranks == self._rank else 0.0 for at, each in enumerate(variants)]
+        found = modelled(name, topology, *how, [automatic(name)[at] for at in mine], self.cores)
+        known = {each.variant.key: each.seconds for each in found}
+        own = [known.get(each.key, inf) if at in mine else 0.0 for at, each in enumerate(variants)]
         seconds = self._slowest(own)
-        return [variants[at] for at in sorted(range(len(able)), key=seconds.__getitem__) if seconds[at] < inf]
+        self._looked_at |= {(name, *how[1:3], at) for at, each in enumerate(efforts) if each}
+        return [variants[at] for at in sorted(range(len(variants)), key=seconds.__getitem__) if seconds[at] < inf]
 
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""
@@ -287,6 +297,12 @@ def _nothing(own: Own) -> tuple[Variant, ...]:
     """No candidates."""
     del own
     return ()
+
+
+def _shared_out(efforts: Sequence[float], ranks: int) -> list[list[int]]:
+    """The places of efforts, for each rank about as much of them."""
+    order = sorted(range(len(efforts)), key=lambda at: -efforts[at])
+    return [order[rank::ranks] for rank in range(ranks)]
 
 
 def _varied(ranking: Sequence[Variant], most: int) -> list[Variant]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -317,8 +318,9 @@ def test_wrong_data_of_the_library(counted: Counted, monkeypatch: pytest.MonkeyP
 def test_hosts(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what processes see; by the MPI library, where one of them sees nothing."""
     monkeypatch.delenv("HIERCOLL_NODES", raising=False)
-    by_mpi, largest = topology.discover(comm, lambda: (WORLD.rank, -WORLD.rank))
+    by_mpi, cores, largest = topology.discover(comm, lambda: (WORLD.rank, -WORLD.rank))
     assert by_mpi.node_of == (0,) * SIZE and largest == [SIZE - 1, 0]  # tests run on one host
+    assert cores == min(1.0, len(os.sched_getaffinity(0)) / SIZE)
     monkeypatch.setattr(topology, "_host", lambda: topology.UNKNOWN if WORLD.rank == SIZE - 1 else 7)
     assert topology.discover(comm)[0] == by_mpi
     monkeypatch.setattr(topology, "_host", lambda: 2**53 - 1 - WORLD.rank // 2)

@@ -219,3 +219,15 @@ def test_defaults_make_sense() -> None:
     assert 0 < DEFAULT_LINKS.node.alpha < DEFAULT_LINKS.network.alpha
     assert all(v > 0 for v in (DEFAULT_LINKS.node.beta, DEFAULT_LINKS.network.beta, DEFAULT_LINKS.gap))
     assert DEFAULT_LINKS.overhead > 0 and DEFAULT_LINKS.operation > 0
+
+
+def test_ranks_that_share_cores() -> None:
+    """What a node's ranks do adds up; what they wait for does not."""
+    links = replace(NO_LINKS, node=Link(7.0, 0.0), overhead=1.0)
+    leader, other = RankCounts(messages=5, received=3, chain=1), RankCounts(received=2)
+    counts = [leader, other, other, other]
+    assert predict(counts, 8, links) == predict(counts, 8, replace(links, cores=1.0)) == 7 + 8
+    assert predict(counts, 8, replace(links, cores=0.5)) == 7 + 8  # 14 seconds of work for two cores
+    assert predict(counts, 8, replace(links, cores=0.25)) == 7 + 14
+    far = [replace(leader, network_blocks=2, network_received_blocks=1), other, other, other]
+    assert predict(far, 8, replace(links, gap=0.5, cores=0.25)) == 7 + 14 + 0.5 * 24

@@ -107,7 +107,7 @@ def test_takes_the_fastest() -> None:
     """One candidate after the other: a call that makes its plan, some pairs, and those that decide."""
     job = Job(by_radix, share=inf).run(100)
     assert job.finding is not None and job.finding.variant == BRUCK == job.learners[0].current
-    first, second = 1 + 2 * ROUNDS[0][0], 1 + 2 * LOOKS  # the second is slower than the first at first sight
+    first, second = 1 + 2 * ROUNDS[0], 1 + 2 * LOOKS  # the second is slower than the first at first sight
     assert len(job.tried) == first + second
     assert job.tried[0] == BRUCK and job.tried[first] == RADICES[2]
     pairs = job.tried[1:first]
@@ -124,16 +124,15 @@ def test_a_better_one_replaces_the_first() -> None:
     assert job.finding.seconds == pytest.approx(1e-3) and job.finding.native == pytest.approx(1.9e-3)
 
 
-@pytest.mark.parametrize(("bruck", "order"), [(5e-4, [2, 8, "ring"]), (2e-3, [2, "ring", 8])])
-def test_what_wins_is_tried_with_other_parameters_next(bruck: float, order: list[object]) -> None:
-    """What does not, after other algorithms."""
+def test_candidates_are_tried_in_their_order() -> None:
+    """Whatever wins: the model's order is the best guess."""
     candidates = [*RADICES, Variant("ring", {})]
     job = Job(
-        lambda variant, call: {NATIVE: 1e-3, "bruck": bruck, "ring": 2e-3}[variant.algorithm], candidates, share=inf
+        lambda variant, call: {NATIVE: 1e-3, "bruck": 5e-4, "ring": 2e-3}[variant.algorithm], candidates, share=inf
     )
     job.run(200)
     tried = [each.params.get("radix", each.algorithm) for each in job.tried if not each.is_native]
-    assert list(dict.fromkeys(tried)) == order
+    assert list(dict.fromkeys(tried)) == [2, 8, "ring"]
 
 
 def test_keeps_native_where_nothing_is_faster() -> None:
@@ -180,19 +179,30 @@ def test_what_ranks_wait_for_each_other_is_no_cost_of_trials() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_equals_replace_native_seldom(count: int) -> None:
-    """In about 5 % of trials; what is twice as fast always does."""
+    """Each in at most 5 % of trials; what is twice as fast always does."""
     candidates = [NATIVE_VARIANT, *(Variant("bruck", {"radix": 2 + number}) for number in range(count))]
     runs, replaced = 400, 0
     for seed in range(runs):
         job = Job(noisy(lambda variant, call: 1e-3, 0.2, seed), candidates, ranks=1, share=inf).run(200)
         replaced += job.finding is not None and not job.finding.variant.is_native
-    assert replaced / runs <= 0.065
+    assert replaced / runs <= 0.06 * count
 
     def twice(variant: Variant, call: int) -> float:
         return 1e-3 * (0.5 if variant.params.get("radix") == 2 else 1)
 
     jobs = [Job(noisy(twice, 0.1, seed), candidates, share=inf, ranks=1).run(300) for seed in range(40)]
     assert all(job.finding is not None and job.finding.variant == candidates[1] for job in jobs)
+
+
+def test_slower_ones_hardly_ever_replace_native() -> None:
+    """Five that take a tenth longer, where calls vary by a fifth."""
+    candidates = [NATIVE_VARIANT, *(Variant("bruck", {"radix": 2 + number}) for number in range(5))]
+    runs, replaced = 200, 0
+    for seed in range(runs):
+        cost = noisy(steady(native=1e-3, bruck=1.1e-3), 0.2, seed)
+        finding = Job(cost, candidates, ranks=1, share=inf).run(200).finding
+        replaced += finding is not None and not finding.variant.is_native
+    assert replaced / runs <= 0.02
 
 
 @pytest.mark.parametrize("best", [1, 2, 3, 5, 8, 13, 32])

@@ -11,14 +11,24 @@ import pytest
 
 from hiercoll import tuner
 from hiercoll.algorithms import REGISTRY
-from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BARRIER, BCAST, Collective, called
+from hiercoll.collectives import (
+    ALLGATHER,
+    ALLGATHERV,
+    ALLREDUCE,
+    ALLTOALL,
+    ALLTOALLV,
+    BARRIER,
+    BCAST,
+    Collective,
+    called,
+)
 from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread
 from hiercoll.tuning.budget import FIRST
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner
-from hiercoll.tuning.policy import OF_A_KIND, Policy, Wanted, forced_variants, size_class
+from hiercoll.tuning.policy import AGAIN, OF_A_KIND, Policy, Wanted, _shared_out, forced_variants, size_class
 
 MPI = "MPICH 5.0.2"
 LAYOUT = "2x4"
@@ -272,20 +282,26 @@ def test_classes_of_sizes() -> None:
     )
 
 
-def test_candidates() -> None:
-    """native and the few that the model likes best, of each algorithm not all, with all parameters; each rank asks the
-    model about some."""
+def asked(layout: str, cores: float = 1.0) -> list[list[float]]:
+    """What each rank tells the others of what the model says."""
     told: list[list[float]] = []
 
     def tell(seconds: Sequence[float]) -> list[float]:
         told.append(list(seconds))
         return list(seconds)
 
-    ranks = [policy(rank=rank) for rank in range(8)]
-    for each in ranks:
+    for each in (policy(rank=rank, layout=layout) for rank in range(parse_layout(layout).size)):
         each.learn()
+        each.cores = cores
         each._slowest = tell
         each._offered(wanted(), None)
+    return told
+
+
+def test_candidates() -> None:
+    """native and the few that the model likes best, of each algorithm not all, with all parameters; each rank asks the
+    model about some."""
+    told = asked(LAYOUT)
     assert max(sum(seconds > 0 for seconds in row) for row in told) <= len(told[0]) / 8 + 1
     ranking = tuner.rank_by_model("alltoall", parse_layout(LAYOUT), wanted().size)
     for share, most in ((inf, MANY), (0.05, FEW)):
@@ -298,6 +314,36 @@ def test_candidates() -> None:
         assert others[0] == full(ALLTOALL, ranking[0].algorithm, **ranking[0].params)
         assert all(each == full(ALLTOALL, each.algorithm, **each.params) for each in others)
         assert max(Counter(each.algorithm for each in others).values()) <= OF_A_KIND
+
+
+@pytest.mark.parametrize(("cores", "form"), [(1.0, "lane"), (0.25, "leader")])
+def test_ranks_that_share_cores(cores: float, form: str) -> None:
+    """Where they do, one rank of a node does best what could be shared out."""
+    chosen, told = policy(layout="3x3"), asked("3x3", cores)
+    chosen.learn()
+    chosen.cores = cores
+    chosen._slowest = lambda seconds: [max(row) for row in zip(*told, strict=True)]
+    assert chosen._offered(wanted(), None)[1].params["form"] == form
+    assert chosen.decide(wanted()).ranking[0].variant.params["form"] == form
+
+
+def test_what_the_model_knows_takes_no_time() -> None:
+    """Time that a question takes, and how it is shared out: of vectors that are cut, the many segments are what takes
+    long; a longer vector has some more."""
+    chosen = policy(rank=0, layout="1x3")
+    chosen.learn()
+    long, short = (wanted(ALLREDUCE, size) for size in (1 << 16, 1 << 12))
+    first, all_new = chosen._asking(short), chosen._asking(long)
+    assert AGAIN < first < all_new
+    chosen._offered(short, None)
+    assert chosen._asking(short) == AGAIN < chosen._asking(long) < all_new
+    chosen._offered(long, None)
+    assert chosen._asking(long) == AGAIN < chosen._asking(wanted(ALLTOALL, 8))
+    shares = _shared_out([1.0, 5.0, 0.0, 2.0, 2.0], 2)
+    assert (
+        sorted(at for share in shares for at in share) == [0, 1, 2, 3, 4] and shares[0][0] == 1 and 1 not in shares[1]
+    )
+    assert _shared_out([1.0], 3) == [[0], [], []]
 
 
 def test_what_decides_where_nothing_is_learned() -> None:

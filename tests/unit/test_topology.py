@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.errors import ArgumentError, LayoutError
-from hiercoll.topology import Topology, _virtual, parse_layout
+from hiercoll.topology import Topology, _virtual, cores_of_each, parse_layout
 
 LAYOUT_PARTS = st.tuples(
     st.lists(st.integers(1, 6), min_size=1, max_size=6), st.sampled_from(["", ":block", ":cyclic"])
@@ -235,3 +235,18 @@ def test_virtual_nodes_that_do_not_fit(
     assert (error.argument, error.rank) == ("HIERCOLL_NODES", 3)
     assert expected in error.expected and got in str(error.got)
     assert re.match(r"rank 3: HIERCOLL_NODES: expected .*, got ", str(error))
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "cores"),
+    [
+        ((1, 1, 1, 1), (4, 4, 4, 4), 1.0),  # two hosts of four cores, two ranks on each
+        ((1, 1, 1, 1), (1, 1, 1, 1), 0.5),
+        ((1, 2, 1, 2), (1, 1, 1, 1), 1.0),  # each bound to a core of its own
+        ((1, 2, 3, 3), (1, 1, 1, 1), 0.5),  # those of the second host to the same
+        ((1, 1, 2, 2), (1, 1, 0, 2), 1.0),  # one of them does not know
+    ],
+)
+def test_cores_of_each(names: tuple[int, ...], numbers: tuple[int, ...], cores: float) -> None:
+    """Of the host where there are the fewest to a rank."""
+    assert cores_of_each((7, 7, 8, 8), names, numbers) == cores
