@@ -37,6 +37,7 @@ MANY = 7
 LOOKS = 3  # pairs of calls that a candidate has at first
 PAIRS = 8  # in which what an earlier job has found meets native
 HOPELESS = 1.1  # times the best from which on it has no more
+TOO_DEAR = 1.5  # the same after the first pair
 ROUNDS = (6, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
 LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
 PROMISING = 1.1  # by how much the median of pairs that do not decide is faster, from which on there are more of them
@@ -115,6 +116,7 @@ class Learner:
     current: Variant = NATIVE_VARIANT
     finding: Finding | None = None
     has_met: bool = False  # whether this rank has met the others before a call that is tried, and not made it yet
+    has_begun: bool = False  # whether the first call has been asked about; equal on all ranks
     is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
     trials: int = 0  # calls that were tried
     tally: array[int] = field(default_factory=lambda: array("q", [0, 0]))  # of calls without a question: see `Kind`
@@ -240,7 +242,8 @@ class Learner:
 
     def _look(self) -> None:
         """Do what is to be done after the calls of a step; at first, begin."""
-        if self._kind not in self.budget.kinds:
+        if not self.has_begun:
+            self.has_begun = True
             self.budget.join(self._kind)
             self._take(next(self._course))
         else:
@@ -291,7 +294,7 @@ class Learner:
         """Whether what an earlier job has found is not slower than native here, and now."""
         assert self.finding is not None
         found = self.finding
-        if found.variant.is_native and self.asking() > 0.0:
+        if found.variant.is_native and self._own is None:
             # Candidates are asked for when conditions have changed; where it was on other ones, that is now.
             knows = found.native < inf and not self.rarely  # whether both are times of a whole call
             return not knows or bool(found.native / FAR < self._typical < found.native * FAR)
@@ -315,7 +318,7 @@ class Learner:
         native = self._typical
         for self._kind.place, new in enumerate(others):
             yield from self._warm(new)
-            look = yield from self._pairs(new, best, LOOKS)
+            look = yield from self._look_at(new, best)
             if best.is_native:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
@@ -400,6 +403,14 @@ class Learner:
         if seconds < inf > self._typical:
             self.budget.plan = self.budget.plans[kind] = max(seconds - self._typical, 0.0)
 
+    def _look_at(self, new: Variant, old: Variant) -> Generator[Step, Times, Pairs]:
+        """A few pairs; of long calls one at first, which may show that more would be too dear."""
+        is_long = self.budget.share < inf and self._typical > self.budget.visit_seconds
+        pairs = yield from self._pairs(new, old, 1 if is_long else LOOKS)
+        if len(pairs) < LOOKS and not _is_hopeless(pairs, TOO_DEAR):
+            pairs = yield from self._pairs(new, old, LOOKS - len(pairs), pairs)
+        return pairs
+
     def _pairs(self, new: Variant, old: Variant, number: int, before: Pairs = ()) -> Generator[Step, Times, Pairs]:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair."""
         dearer = number * (_seconds(before) - median(seconds for _, seconds in before)) if before else 0.0
@@ -477,10 +488,10 @@ def _seconds(pairs: Pairs) -> float:
     return float(median(seconds for seconds, _ in pairs))
 
 
-def _is_hopeless(look: Pairs) -> bool:
+def _is_hopeless(look: Pairs, factor: float = HOPELESS) -> bool:
     """By the least times of both: in so few pairs one call may take far too long, or two."""
     new, old = (min(times) for times in zip(*look, strict=True))
-    return bool(new >= HOPELESS * old)
+    return bool(new >= factor * old)
 
 
 def _alike(seconds: float, before: float) -> bool:

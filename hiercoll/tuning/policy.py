@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
@@ -84,7 +85,11 @@ class Policy:
         plan = max(PLANNED * self._set_up, PLAN_SECONDS)
         self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call)
         self._learners: dict[Key, Learner | None] = {}
+        self._wanted: dict[Key, Wanted] = {}  # what they learn from
         self._offers: dict[Key, tuple[Variant, ...]] = {}
+        # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many
+        # kinds of calls and offers.
+        self._estimates: dict[tuple[object, ...], tuple[tuple[int, int] | None, float]] = {}
         # Automatic variants, by their places, that the model has looked at.
         self._looked_at: set[tuple[str, bool, Combining, int]] = set()
         # What learns from calls on arrays, by `plain.by_bytes`.
@@ -226,20 +231,27 @@ class Policy:
         return self.known.get(wanted.key)
 
     def _make_learner(self, wanted: Wanted) -> Learner:
+        self._wanted[wanted.key] = wanted
         offered = partial(self._surveyed if wanted.collective.sizes is Sizes.OWN else self._offered, wanted)
         found, agree, known = partial(self.found, wanted), self._slowest, self._known(wanted)
-        asking = partial(self._asking, wanted)
+        asking = partial(self._asking, wanted, wanted.key)
         return Learner(
             offered, agree, self.budget, found, known, wanted.collective.root, asking, compares=self.compares
         )
 
-    def _asking(self, wanted: Wanted) -> float:
-        """Seconds that it takes to find candidates, about: most of it goes into looking at schedules."""
-        if wanted.collective.sizes is Sizes.OWN:
+    def _asking(self, wanted: Wanted, key: Key) -> float:
+        """Seconds that it takes to find candidates, about: most of it goes into looking at schedules. ``key``: its key,
+        since this is asked often."""
+        if wanted.collective.sizes is Sizes.OWN or key in self._offers:
             return 0.0
-        efforts = self._efforts(wanted)
-        most = max(sum(efforts[at] for at in share) for share in _shared_out(efforts, self._topology.size))
-        return most + (AGAIN if self._looked_at else max(ASKING, self._set_up))
+        now, alike = (len(self.budget.kinds), len(self._offers)), (key[0], *key[2:])
+        before, estimate = self._estimates.get(alike, (None, 0.0))
+        if before != now:
+            efforts = self._efforts(self._asked_with(wanted)[-1])
+            most = max(sum(efforts[at] for at in share) for share in _shared_out(efforts, self._topology.size))
+            estimate = most + (AGAIN if self._looked_at else max(ASKING, self._set_up))
+            self._estimates[alike] = now, estimate
+        return estimate
 
     def _efforts(self, wanted: Wanted) -> list[float]:
         """Seconds that the model needs for each of the automatic variants, about; those that it knows take none."""
@@ -249,33 +261,55 @@ class Policy:
             for at, each in enumerate(automatic(name))
         ]
 
+    def _asked_with(self, wanted: Wanted) -> list[Wanted]:
+        """What the model is asked about at once, since that costs little more: such calls of all sizes, if it has not
+        been. The smallest first."""
+        how = wanted._replace(size=0)
+        known = [
+            self._wanted[key]
+            for key, learner in self._learners.items()
+            if learner is not None and learner.has_begun and key not in self._offers
+        ]
+        alike = {each.key: each for each in [wanted, *known] if each._replace(size=0) == how}
+        return [alike[key] for key in sorted(alike)]
+
     def _offered(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and the few that may be faster, by a table, or by the model. Collective at first."""
         del own
         if wanted.key not in self._offers:
-            name, most = wanted.collective.family, MANY if self.share == inf else FEW
+            name = wanted.collective.family
             if self.table.find(name, self._library, wanted.memory, self._topology) is not None:
-                ranking = [each.variant for each in self.decide(wanted).ranking]
+                self._offer(wanted, [each.variant for each in self.decide(wanted).ranking])
             else:
-                ranking = self._modelled(wanted)
-            liked = _varied(ranking, most)
-            full = [Variant(v.algorithm, REGISTRY[name][v.algorithm].resolve(v.params), v.transport) for v in liked]
-            self._offers[wanted.key] = (NATIVE_VARIANT, *full)
+                alike = self._asked_with(wanted)
+                for each, ranking in zip(alike, self._modelled(alike), strict=True):
+                    self._offer(each, ranking)
         return self._offers[wanted.key]
 
-    def _modelled(self, wanted: Wanted) -> list[Variant]:
-        """What the cost model ranks, fastest first. Each rank asks it about some algorithms, and tells the others: if
-        one did all of it, the others would wait, and where ranks share cores, keep it from its core. Collective."""
-        name, topology = wanted.collective.family, self._topology
-        variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(wanted)
+    def _offer(self, wanted: Wanted, ranking: Sequence[Variant]) -> None:
+        name, most = wanted.collective.family, MANY if self.share == inf else FEW
+        liked = _varied(ranking, most)
+        full = [Variant(v.algorithm, REGISTRY[name][v.algorithm].resolve(v.params), v.transport) for v in liked]
+        self._offers[wanted.key] = (NATIVE_VARIANT, *full)
+
+    def _modelled(self, alike: Sequence[Wanted]) -> list[list[Variant]]:
+        """What the cost model ranks for calls that differ in size, the smallest first: fastest first. Each rank asks it
+        about some algorithms, and tells the others: if one did all of it, the others would wait, and where ranks share
+        cores, keep it from its core. Collective."""
+        *_, longest = alike
+        name, topology = longest.collective.family, self._topology
+        variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(longest)
         mine = _shared_out(efforts, topology.size)[self._rank]
-        how = (wanted.size, wanted.in_place, wanted.combining, self.table.machine)
-        found = modelled(name, topology, *how, [automatic(name)[at] for at in mine], self.cores)
-        known = {each.variant.key: each.seconds for each in found}
-        own = [known.get(each.key, inf) if at in mine else 0.0 for at, each in enumerate(variants)]
-        seconds = self._slowest(own)
-        self._looked_at |= {(name, *how[1:3], at) for at, each in enumerate(efforts) if each}
-        return [variants[at] for at in sorted(range(len(variants)), key=seconds.__getitem__) if seconds[at] < inf]
+        asked = [automatic(name)[at] for at in mine]
+        own: list[float] = []
+        for each in alike:
+            how = (each.size, each.in_place, each.combining, self.table.machine)
+            found = {one.variant.key: one.seconds for one in modelled(name, topology, *how, asked, self.cores)}
+            own += [found.get(one.key, inf) if at in mine else 0.0 for at, one in enumerate(variants)]
+        told = iter(self._slowest(own))
+        self._looked_at |= {(name, longest.in_place, longest.combining, at) for at, each in enumerate(efforts) if each}
+        rows = [list(islice(told, len(variants))) for _ in alike]
+        return [[variants[at] for at in sorted(range(len(row)), key=row.__getitem__) if row[at] < inf] for row in rows]
 
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""

@@ -144,6 +144,14 @@ def test_keeps_native_where_nothing_is_faster() -> None:
     assert alone.finding is not None and alone.finding.variant == NATIVE_VARIANT and not alone.tried
 
 
+@pytest.mark.parametrize(("slower", "calls"), [(2.0, 1 + 2), (1.2, 1 + 2 * LOOKS)])
+def test_of_what_is_far_too_slow_one_pair_is_enough(slower: float, calls: int) -> None:
+    """Where a call takes longer than to agree on what is next."""
+    job = Job(steady(native=1e-2, bruck=1e-2 * slower), RADICES[:2]).run(1000)
+    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
+    assert len(job.tried) == calls
+
+
 def test_a_few_calls_that_take_far_too_long_hide_nothing() -> None:
     """One in seven takes four times as long, whatever serves it."""
     found = 0

@@ -11,6 +11,7 @@ import pytest
 
 from hiercoll import tuner
 from hiercoll.algorithms import REGISTRY
+from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import (
     ALLGATHER,
     ALLGATHERV,
@@ -316,6 +317,32 @@ def test_candidates() -> None:
         assert max(Counter(each.algorithm for each in others).values()) <= OF_A_KIND
 
 
+def test_the_model_is_asked_about_all_sizes_at_once() -> None:
+    """Of calls that have been made, and are alike but for their size."""
+    chosen, asked_for = policy(rank=0, layout="1x3"), []
+    chosen.learn()
+
+    def tell(seconds: Sequence[float]) -> list[float]:
+        asked_for.append(len(seconds))
+        return list(seconds)
+
+    chosen._slowest = tell
+    calls = [wanted(size=1 << 20), wanted(size=8), wanted(ALLGATHER, 8), wanted(size=64, memory="cuda")]
+    learners = [chosen.learner(each) for each in (*calls, wanted(size=4096))]
+    for learner in learners[: len(calls)]:  # none of the last ones
+        assert learner is not None
+        learner.begin()
+    offered = {each.key: chosen._offered(each, None) for each in calls[:2]}
+    assert asked_for == [2 * len(automatic("alltoall"))]
+    alone = policy(rank=0, layout="1x3")
+    alone.learn()
+    alone._slowest = tell
+    assert offered == {each.key: alone._offered(each, None) for each in calls[:2]}
+    assert asked_for[1:] == [len(automatic("alltoall"))] * 2
+    chosen._offered(wanted(size=4096), None)
+    assert asked_for[3:] == [len(automatic("alltoall"))]
+
+
 @pytest.mark.parametrize(("cores", "form"), [(1.0, "lane"), (0.25, "leader")])
 def test_ranks_that_share_cores(cores: float, form: str) -> None:
     """Where they do, one rank of a node does best what could be shared out."""
@@ -330,15 +357,22 @@ def test_ranks_that_share_cores(cores: float, form: str) -> None:
 def test_what_the_model_knows_takes_no_time() -> None:
     """Time that a question takes, and how it is shared out: of vectors that are cut, the many segments are what takes
     long; a longer vector has some more."""
+    long, short = (wanted(ALLREDUCE, size) for size in (1 << 16, 1 << 12))
+
+    def asking(each: Wanted, chosen: Policy | None = None) -> float:
+        if chosen is None:
+            chosen = policy(rank=0, layout="1x3")
+            chosen.learn()
+        return chosen._asking(each, each.key)
+
+    first, all_new = asking(short), asking(long)
+    assert AGAIN < first < all_new
     chosen = policy(rank=0, layout="1x3")
     chosen.learn()
-    long, short = (wanted(ALLREDUCE, size) for size in (1 << 16, 1 << 12))
-    first, all_new = chosen._asking(short), chosen._asking(long)
-    assert AGAIN < first < all_new
     chosen._offered(short, None)
-    assert chosen._asking(short) == AGAIN < chosen._asking(long) < all_new
+    assert asking(short, chosen) == 0.0 < AGAIN < asking(long, chosen) < all_new
     chosen._offered(long, None)
-    assert chosen._asking(long) == AGAIN < chosen._asking(wanted(ALLTOALL, 8))
+    assert asking(long, chosen) == 0.0 < AGAIN < asking(wanted(ALLTOALL, 8), chosen)
     shares = _shared_out([1.0, 5.0, 0.0, 2.0, 2.0], 2)
     assert (
         sorted(at for share in shares for at in share) == [0, 1, 2, 3, 4] and shares[0][0] == 1 and 1 not in shares[1]
