@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -163,7 +164,7 @@ def parse_layout(text: str) -> Topology:
 
 
 class Surroundings(NamedTuple):
-    """Of a communicator: where its ranks are; of how many cores each has at least a share, 1 at most; and the largest
+    """Of a communicator: where its ranks are; how many cores there are to each (see `cores_of_each`); and the largest
     of the numbers that they told, each of several."""
 
     topology: Topology
@@ -213,14 +214,15 @@ def _own_cores() -> tuple[int, int]:
 
 
 def cores_of_each(hosts: Sequence[int], names: Sequence[int], numbers: Sequence[int]) -> float:
-    """Of how many cores a rank has at least a share, 1 at most, from each rank's host, a name for the cores on which
-    it may run, and the number of these: ranks of a host share those with the same name."""
+    """Cores to each rank on the host where there are the fewest, 1 at most; from each rank's host, a name for the cores
+    on which it may run, and the number of these. Of ranks that are not of the communicator nothing is known."""
     if 0 in numbers:
         return 1.0
+    ranks = Counter(hosts)
     cores: dict[int, dict[int, int]] = {host: {} for host in hosts}
     for host, name, number in zip(hosts, names, numbers, strict=True):
         cores[host][name] = number
-    return min(1.0, *(sum(known.values()) / hosts.count(host) for host, known in cores.items()))
+    return min(1.0, *(sum(known.values()) / ranks[host] for host, known in cores.items()))
 
 
 UNKNOWN = 0  # number of a host

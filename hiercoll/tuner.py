@@ -276,8 +276,8 @@ def _decide(
         why += f"; what the cost model{name} says of hiercoll's own:" if ranked else ""
         return Decision(Variant(NATIVE), why, tuple(ranked))
     if entry.is_for(topology):
-        return _by_entry(entry, topology, block, inplace, table.source, held, combining)
-    return _by_neighbour(entry, topology, block, inplace, table.source, combining)
+        return _by_entry(entry, topology, block, inplace, table.source, held, combining, cores)
+    return _by_neighbour(entry, topology, block, inplace, table.source, combining, cores)
 
 
 def decide(
@@ -365,7 +365,14 @@ def is_able(
 
 
 def _by_entry(
-    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, held: bool, combining: Combining
+    entry: Entry,
+    topology: Topology,
+    block: int,
+    inplace: bool,
+    source: str,
+    held: bool,
+    combining: Combining,
+    cores: float,
 ) -> Decision:
     """By an entry for this very layout. It chooses one algorithm for a size, so that the bits of a sum stay the same,
     in whatever order, if calls in place choose as others do."""
@@ -377,7 +384,7 @@ def _by_entry(
         what = "work in place" if combining.order is Order.ANY else f"give {_ORDERED[combining.order]}"
         variant, why = NATIVE_VARIANT, f"{why}; the choice there cannot {what}"
     if not able(variant):
-        others = ranking or modelled(entry.collective, topology, block, inplace, combining)
+        others = ranking or modelled(entry.collective, topology, block, inplace, combining, cores=cores)
         variant = others[0].variant
     return Decision(variant, why, ranking)
 
@@ -386,7 +393,7 @@ _ORDERED = {Order.ANY: "one order", Order.RANK: "the order of ranks", Order.FIXE
 
 
 def _by_neighbour(
-    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, combining: Combining
+    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, combining: Combining, cores: float
 ) -> Decision:
     """By an entry for another layout: the model's times here, times measured over modelled there, of what was chosen
     there and of native.
@@ -416,7 +423,7 @@ def _by_neighbour(
     corrected.sort(key=lambda candidate: candidate.seconds)
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
     if not corrected and not combining.native:
-        corrected = modelled(entry.collective, topology, block, inplace, combining)
+        corrected = modelled(entry.collective, topology, block, inplace, combining, cores=cores)
     if not corrected:
         return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
     return Decision(corrected[0].variant, why, tuple(corrected))

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple, TypeAlias
 
+from hiercoll.tables import Variant
+
 SHARE = 0.05  # of the time of calls, that finding out may cost
+CAUTION = 0.95  # of that, which is planned for: what is estimated may take longer
 FIRST = 16  # calls of a kind, at least, whose time says something
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
@@ -31,6 +34,11 @@ class Before(NamedTuple):
     call: float = 0.0
     agreements: float = 0.0
     meeting: float = 0.0
+
+
+def _plan_of(variant: Variant) -> tuple[object, ...]:
+    """What decides how long a plan takes to make: the algorithm, and where its memory is."""
+    return variant.algorithm, variant.params.get("memory")
 
 
 class Kind:
@@ -149,7 +157,7 @@ class Budget:
     meeting: float = 0.0
     plan: float = PLAN_SECONDS
     call: float = 0.0
-    plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # by algorithm, and where its memory is
+    plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # the same by what `_plan_of` says
     pledged: float = 0.0  # seconds that are going to be spent
     kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
     # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; and
@@ -175,6 +183,14 @@ class Budget:
         self.aside += seconds
         self.visits += 1
 
+    def plan_seconds(self, variant: Variant) -> float:
+        """That a plan takes to make, by those of the algorithm so far."""
+        return self.plans.get(_plan_of(variant), self.plan)
+
+    def planned(self, variant: Variant, seconds: float) -> None:
+        """A plan has taken so long."""
+        self.plan = self.plans[_plan_of(variant)] = seconds
+
     @property
     def visit_seconds(self) -> float:
         """Seconds that a call lasts longer in which ranks meet, or think, about."""
@@ -188,7 +204,7 @@ class Budget:
 
     def lacks(self, seconds: float) -> float:
         """Seconds of calls that are missing before so much may be spent."""
-        return max(0.0, (self.cost + self.pledged + seconds) / self.share - self.calls)
+        return max(0.0, (self.cost + self.pledged + seconds) / (CAUTION * self.share) - self.calls)
 
     def pledge(self, kind: Kind, seconds: float) -> None:
         """It is going to spend so many."""

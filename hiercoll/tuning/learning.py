@@ -36,8 +36,10 @@ FEW = 5  # candidates besides native; where that may cost what it does: MANY
 MANY = 7
 LOOKS = 3  # pairs of calls that a candidate has at first
 PAIRS = 8  # in which what an earlier job has found meets native
+FEWER = 2  # the same of long calls
 HOPELESS = 1.1  # times the best from which on it has no more
-TOO_DEAR = 1.5  # the same after the first pair
+TOO_DEAR = 1.5  # the same after those few of long calls
+DOUBT = 0.5  # by how much of a call's time a candidate may be slower, until that is known
 ROUNDS = (6, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
 LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
 PROMISING = 1.1  # by how much the median of pairs that do not decide is faster, from which on there are more of them
@@ -301,7 +303,6 @@ class Learner:
         self._offered = yield from self._ask()
         if found.variant.is_native:
             return True
-        yield from self._warm(found.variant)
         pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS)
         native = float(median(seconds for _, seconds in pairs))
         self.finding = Finding(found.variant, _seconds(pairs), native, found.calls, found.date)
@@ -317,9 +318,8 @@ class Learner:
             yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
         native = self._typical
         for self._kind.place, new in enumerate(others):
-            yield from self._warm(new)
             look = yield from self._look_at(new, best)
-            if best.is_native:
+            if best.is_native and len(look) == LOOKS:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
@@ -395,28 +395,30 @@ class Learner:
         """Seconds that so many calls which begin together cost about; ``dearer``: by how much they are."""
         return (calls + 1) * (self.budget.meeting or min(self._typical, PLAN_SECONDS)) + max(dearer, 0.0)
 
-    def _warm(self, variant: Variant) -> Course:
-        """A call, which makes its plan; its time says nothing."""
-        kind = (variant.algorithm, variant.params.get("memory"))
-        yield from self._afford(lambda: self.budget.plans.get(kind, self.budget.plan) + self._extra(1))
-        (seconds,) = yield Try([variant])
-        if seconds < inf > self._typical:
-            self.budget.plan = self.budget.plans[kind] = max(seconds - self._typical, 0.0)
-
     def _look_at(self, new: Variant, old: Variant) -> Generator[Step, Times, Pairs]:
-        """A few pairs; of long calls one at first, which may show that more would be too dear."""
+        """A few pairs; of long calls fewer at first, which may show that more would be too dear."""
         is_long = self.budget.share < inf and self._typical > self.budget.visit_seconds
-        pairs = yield from self._pairs(new, old, 1 if is_long else LOOKS)
+        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS)
         if len(pairs) < LOOKS and not _is_hopeless(pairs, TOO_DEAR):
             pairs = yield from self._pairs(new, old, LOOKS - len(pairs), pairs)
         return pairs
 
     def _pairs(self, new: Variant, old: Variant, number: int, before: Pairs = ()) -> Generator[Step, Times, Pairs]:
-        """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair."""
-        dearer = number * (_seconds(before) - median(seconds for _, seconds in before)) if before else 0.0
-        yield from self._afford(lambda: self._extra(2 * number, dearer if dearer < inf else 0.0))
+        """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
+        there were none, a call that makes the plan of ``new`` comes first; its time says nothing."""
+        slower = _seconds(before) - median(seconds for _, seconds in before) if before else DOUBT * self._typical
+        dearer = number * slower if slower < inf else 0.0
+        making = [] if before else [new]
+
+        def cost() -> float:
+            return self._extra(len(making) + 2 * number, dearer) + sum(map(self.budget.plan_seconds, making))
+
+        yield from self._afford(cost)
         turned = [(len(before) + pair) % 2 == 1 for pair in range(number)]
-        times = yield Try([each for turn in turned for each in ((old, new) if turn else (new, old))])
+        times = yield Try([*making, *(each for turn in turned for each in ((old, new) if turn else (new, old)))])
+        if making and times[0] < inf > self._typical:
+            self.budget.planned(new, max(times[0] - self._typical, 0.0))
+        times = times[len(making) :]
         both = zip(turned, times[::2], times[1::2], strict=True)
         return [*before, *((second, first) if turn else (first, second) for turn, first, second in both)]
 
@@ -451,7 +453,6 @@ class Learner:
 
     def _step_to(self, new: Variant, best: Variant) -> Answer:
         assert self.finding is not None
-        yield from self._warm(new)
         return (yield from self._is_faster(new, best, self.finding.native))
 
 

@@ -21,6 +21,8 @@ from hiercoll.tuning.learning import FEW, MANY, Finding, Learner, Own
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took
 AGAIN = 0.4e-3  # of later ones
+KNOWN = 20e-6  # seconds that the model takes for an algorithm and a size, besides
+MOST = 1 << 40  # bytes of a block that is never too short
 PLANNED = 2  # set-ups that take as long as a plan with shared memory
 OF_A_KIND = 3  # candidates that differ in parameters only
 
@@ -40,6 +42,12 @@ class Wanted(NamedTuple):
     def key(self) -> Key:
         """What is learned from calls together, of a size that stands for those near it."""
         return (self.collective.name, size_class(self.size), self.in_place, self.memory, str(self.combining))
+
+
+def _but_size(key: Key) -> tuple[object, ...]:
+    """What is alike in calls about which the model is asked at once."""
+    collective, _, *rest = key
+    return (collective, *rest)
 
 
 def size_class(size: int) -> int:
@@ -85,11 +93,11 @@ class Policy:
         plan = max(PLANNED * self._set_up, PLAN_SECONDS)
         self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call)
         self._learners: dict[Key, Learner | None] = {}
-        self._wanted: dict[Key, Wanted] = {}  # what they learn from
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many
         # kinds of calls and offers.
         self._estimates: dict[tuple[object, ...], tuple[tuple[int, int] | None, float]] = {}
+        self._dealt: dict[str, list[list[int]]] = {}  # by collective, see `_shares`
         # Automatic variants, by their places, that the model has looked at.
         self._looked_at: set[tuple[str, bool, Combining, int]] = set()
         # What learns from calls on arrays, by `plain.by_bytes`.
@@ -231,7 +239,6 @@ class Policy:
         return self.known.get(wanted.key)
 
     def _make_learner(self, wanted: Wanted) -> Learner:
-        self._wanted[wanted.key] = wanted
         offered = partial(self._surveyed if wanted.collective.sizes is Sizes.OWN else self._offered, wanted)
         found, agree, known = partial(self.found, wanted), self._slowest, self._known(wanted)
         asking = partial(self._asking, wanted, wanted.key)
@@ -244,34 +251,42 @@ class Policy:
         since this is asked often."""
         if wanted.collective.sizes is Sizes.OWN or key in self._offers:
             return 0.0
-        now, alike = (len(self.budget.kinds), len(self._offers)), (key[0], *key[2:])
+        now, alike = (len(self.budget.kinds), len(self._offers)), _but_size(key)
         before, estimate = self._estimates.get(alike, (None, 0.0))
         if before != now:
-            efforts = self._efforts(self._asked_with(wanted)[-1])
-            most = max(sum(efforts[at] for at in share) for share in _shared_out(efforts, self._topology.size))
+            asked, shares = self._asked_with(wanted), self._shares(wanted)
+            efforts = self._efforts(asked[-1])
+            most = max(sum(efforts[at] for at in share) + len(asked) * len(share) * KNOWN for share in shares)
             estimate = most + (AGAIN if self._looked_at else max(ASKING, self._set_up))
             self._estimates[alike] = now, estimate
         return estimate
 
     def _efforts(self, wanted: Wanted) -> list[float]:
-        """Seconds that the model needs for each of the automatic variants, about; those that it knows take none."""
+        """Seconds that the model needs for each of the automatic variants, about, besides; those that it has looked at
+        take none."""
         name, how = wanted.collective.family, (wanted.in_place, wanted.combining)
+        block = wanted.size // (1 + wanted.combining.accumulates)  # of the program's elements
         return [
-            0.0 if (name, *how, at) in self._looked_at else effort(name, self._topology, wanted.size, *each)
+            0.0 if (name, *how, at) in self._looked_at else effort(name, self._topology, block, *each)
             for at, each in enumerate(automatic(name))
         ]
+
+    def _shares(self, wanted: Wanted) -> list[list[int]]:
+        """About which of the automatic variants each rank asks the model, by their places: always the same ones, since
+        it keeps what it has counted; those that take the longest go to different ranks."""
+        name, ranks = wanted.collective.family, self._topology.size
+        if name not in self._dealt:
+            efforts = [effort(name, self._topology, MOST, *each) for each in automatic(name)]
+            order = sorted(range(len(efforts)), key=lambda at: -efforts[at])
+            self._dealt[name] = [order[rank::ranks] for rank in range(ranks)]
+        return self._dealt[name]
 
     def _asked_with(self, wanted: Wanted) -> list[Wanted]:
         """What the model is asked about at once, since that costs little more: such calls of all sizes, if it has not
         been. The smallest first."""
-        how = wanted._replace(size=0)
-        known = [
-            self._wanted[key]
-            for key, learner in self._learners.items()
-            if learner is not None and learner.has_begun and key not in self._offers
-        ]
-        alike = {each.key: each for each in [wanted, *known] if each._replace(size=0) == how}
-        return [alike[key] for key in sorted(alike)]
+        begun = (key for key, learner in self._learners.items() if learner is not None and learner.has_begun)
+        alike = [key for key in (wanted.key, *begun) if _but_size(key) == _but_size(wanted.key)]
+        return [wanted._replace(size=size) for size in sorted({key[1] for key in alike if key not in self._offers})]
 
     def _offered(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and the few that may be faster, by a table, or by the model. Collective at first."""
@@ -296,10 +311,10 @@ class Policy:
         """What the cost model ranks for calls that differ in size, the smallest first: fastest first. Each rank asks it
         about some algorithms, and tells the others: if one did all of it, the others would wait, and where ranks share
         cores, keep it from its core. Collective."""
-        *_, longest = alike
+        longest = alike[-1]
         name, topology = longest.collective.family, self._topology
         variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(longest)
-        mine = _shared_out(efforts, topology.size)[self._rank]
+        mine = self._shares(longest)[self._rank]
         asked = [automatic(name)[at] for at in mine]
         own: list[float] = []
         for each in alike:
@@ -331,12 +346,6 @@ def _nothing(own: Own) -> tuple[Variant, ...]:
     """No candidates."""
     del own
     return ()
-
-
-def _shared_out(efforts: Sequence[float], ranks: int) -> list[list[int]]:
-    """The places of efforts, for each rank about as much of them."""
-    order = sorted(range(len(efforts)), key=lambda at: -efforts[at])
-    return [order[rank::ranks] for rank in range(ranks)]
 
 
 def _varied(ranking: Sequence[Variant], most: int) -> list[Variant]:

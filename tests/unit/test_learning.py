@@ -15,7 +15,7 @@ from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
 from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, SHARE, Budget, Kind
-from hiercoll.tuning.learning import CHANGED, EARNED, LONGEST, LOOKS, ROUNDS, Finding, Learner
+from hiercoll.tuning.learning import CHANGED, EARNED, FEWER, LONGEST, LOOKS, ROUNDS, Finding, Learner
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
 BRUCK = RADICES[1]
@@ -35,7 +35,6 @@ class Job:
     late: Callable[[int, int], float] = lambda rank, call: 0.0  # seconds by which a rank comes late to a call
     known: Finding | None = None
     rarely: bool = False
-    asking: float = 0.0
     slack: float = 1.0  # how much longer a call takes the slowest rank than the one that waits the least
     tried: list[Variant] = field(default_factory=list)
     seconds: float = 0.0  # of all calls, trials and agreements included, without what ranks wait for late ones
@@ -51,7 +50,6 @@ class Job:
             Learner(
                 lambda own: self.candidates, partial(self._agree, rank), Budget(self.share),
                 self.findings.append if rank == 0 else lambda finding: None, self.known, self.rarely,
-                lambda: self.asking,
             )
             for rank in range(self.ranks)
         ]  # fmt: skip
@@ -144,8 +142,8 @@ def test_keeps_native_where_nothing_is_faster() -> None:
     assert alone.finding is not None and alone.finding.variant == NATIVE_VARIANT and not alone.tried
 
 
-@pytest.mark.parametrize(("slower", "calls"), [(2.0, 1 + 2), (1.2, 1 + 2 * LOOKS)])
-def test_of_what_is_far_too_slow_one_pair_is_enough(slower: float, calls: int) -> None:
+@pytest.mark.parametrize(("slower", "calls"), [(2.0, 1 + 2 * FEWER), (1.2, 1 + 2 * LOOKS)])
+def test_what_is_far_too_slow_has_fewer_calls(slower: float, calls: int) -> None:
     """Where a call takes longer than to agree on what is next."""
     job = Job(steady(native=1e-2, bruck=1e-2 * slower), RADICES[:2]).run(1000)
     assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
@@ -181,7 +179,7 @@ def test_a_first_look_forgives() -> None:
 
 def test_what_ranks_wait_for_each_other_is_no_cost_of_trials() -> None:
     """The slowest rank takes three times as long as the one by whose time calls are counted."""
-    job = Job(steady(native=2e-3, bruck=1.8e-3), RADICES[:2], slack=3.0).run(150)
+    job = Job(steady(native=2e-3, bruck=1.8e-3), RADICES[:2], slack=3.0).run(220)
     assert job.finding is not None and job.finding.variant == BRUCK
 
 
@@ -193,7 +191,7 @@ def test_equals_replace_native_seldom(count: int) -> None:
     for seed in range(runs):
         job = Job(noisy(lambda variant, call: 1e-3, 0.2, seed), candidates, ranks=1, share=inf).run(200)
         replaced += job.finding is not None and not job.finding.variant.is_native
-    assert replaced / runs <= 0.06 * count
+    assert replaced / runs <= 1.01 - 0.95**count
 
     def twice(variant: Variant, call: int) -> float:
         return 1e-3 * (0.5 if variant.params.get("radix") == 2 else 1)
@@ -323,7 +321,7 @@ def test_what_an_earlier_job_has_found_elsewhere(seconds: float, anew: bool) -> 
     """That native serves best on links of another rate does not keep candidates from being tried."""
     job = Job(
         steady(native=seconds, bruck=seconds / 2), [NATIVE_VARIANT, BRUCK],
-        known=Finding(NATIVE_VARIANT, 1e-2, 1e-2, 300, "2026-11-22"), asking=1e-9,
+        known=Finding(NATIVE_VARIANT, 1e-2, 1e-2, 300, "2026-11-22"),
     ).run(200)  # fmt: skip
     assert (BRUCK in job.tried) == anew
 

@@ -20,6 +20,7 @@ from hiercoll.collectives import (
     ALLTOALLV,
     BARRIER,
     BCAST,
+    COLLECTIVES,
     Collective,
     called,
 )
@@ -29,7 +30,7 @@ from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread
 from hiercoll.tuning.budget import FIRST
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner
-from hiercoll.tuning.policy import AGAIN, OF_A_KIND, Policy, Wanted, _shared_out, forced_variants, size_class
+from hiercoll.tuning.policy import AGAIN, ASKING, OF_A_KIND, Policy, Wanted, forced_variants, size_class
 
 MPI = "MPICH 5.0.2"
 LAYOUT = "2x4"
@@ -355,29 +356,42 @@ def test_ranks_that_share_cores(cores: float, form: str) -> None:
 
 
 def test_what_the_model_knows_takes_no_time() -> None:
-    """Time that a question takes, and how it is shared out: of vectors that are cut, the many segments are what takes
-    long; a longer vector has some more."""
-    long, short = (wanted(ALLREDUCE, size) for size in (1 << 16, 1 << 12))
+    """What a question takes: of vectors that are cut, the many segments are what takes long; a longer vector has some
+    more."""
+    long, short, other = (wanted(ALLREDUCE, size) for size in (1 << 16, 1 << 12, 1 << 14))
 
-    def asking(each: Wanted, chosen: Policy | None = None) -> float:
-        if chosen is None:
-            chosen = policy(rank=0, layout="1x3")
-            chosen.learn()
+    def new() -> Policy:
+        chosen = policy(rank=0, layout="1x3")
+        chosen.learn()
+        return chosen
+
+    def asking(chosen: Policy, each: Wanted) -> float:
         return chosen._asking(each, each.key)
 
-    first, all_new = asking(short), asking(long)
-    assert AGAIN < first < all_new
+    assert AGAIN < asking(new(), short) < asking(new(), long)
+    chosen = new()
+    chosen._offered(short, None)
+    assert asking(chosen, short) == 0.0
+    begun = asking(chosen, long) - AGAIN
+    assert 0.0 < begun < asking(new(), long) - ASKING
+    chosen._offered(long, None)
+    assert asking(chosen, long) == 0.0
+    assert AGAIN < asking(chosen, other) < AGAIN + begun / 10
+    assert asking(chosen, wanted(ALLTOALL, 8)) > asking(chosen, other)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "alltoall"])
+def test_each_rank_looks_at_the_same_algorithms_always(collective: str) -> None:
+    """What takes the longest is not looked at by one of them alone."""
     chosen = policy(rank=0, layout="1x3")
     chosen.learn()
-    chosen._offered(short, None)
-    assert asking(short, chosen) == 0.0 < AGAIN < asking(long, chosen) < all_new
-    chosen._offered(long, None)
-    assert asking(long, chosen) == 0.0 < AGAIN < asking(wanted(ALLTOALL, 8), chosen)
-    shares = _shared_out([1.0, 5.0, 0.0, 2.0, 2.0], 2)
-    assert (
-        sorted(at for share in shares for at in share) == [0, 1, 2, 3, 4] and shares[0][0] == 1 and 1 not in shares[1]
-    )
-    assert _shared_out([1.0], 3) == [[0], [], []]
+    each = wanted(COLLECTIVES[collective], 1 << 16)
+    shares = [list(share) for share in chosen._shares(each)]
+    assert sorted(at for share in shares for at in share) == list(range(len(automatic(collective))))
+    efforts = chosen._efforts(each)
+    assert {share[0] for share in shares} == set(sorted(range(len(efforts)), key=lambda at: -efforts[at])[:3])
+    chosen._offered(each, None)
+    assert chosen._shares(wanted(COLLECTIVES[collective], 8)) == shares
 
 
 def test_what_decides_where_nothing_is_learned() -> None:
