@@ -209,8 +209,13 @@ def discover(comm: MPI.Intracomm, tell: Callable[[], Sequence[float]] = tuple) -
 
 def _own_cores() -> tuple[int, int]:
     """A number for the cores that this process may run on, and how many these are; 0 where the system does not say."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(cpus_here())
     return zlib.crc32(repr(cores).encode()), len(cores)
+
+
+def cpus_here() -> set[int]:
+    """Those that this process may run on; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def cores_of_each(hosts: Sequence[int], names: Sequence[int], numbers: Sequence[int]) -> float:

@@ -26,7 +26,8 @@ from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import duplicate
 from hiercoll.runtime.window import Window
 from hiercoll.statistics import quartiles
-from hiercoll.tools.places import caches_of, cpus_here, place_of, sizes_of
+from hiercoll.tools.places import caches_of, place_of, sizes_of
+from hiercoll.topology import cpus_here
 
 Call: TypeAlias = "Callable[[], object]"
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"

@@ -7,6 +7,8 @@ from random import Random
 
 from mpi4py import MPI
 
+from hiercoll.topology import cpus_here
+
 
 class Cores:
     """Moves ranks to other cores where a host has fewer cores than ranks: at random, as many to each.
@@ -22,7 +24,7 @@ class Cores:
         self._rank, self._ranks = host.rank, host.size
         self._random = Random(host.bcast(comm.rank))  # the same on all ranks of a host
         host.Free()
-        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._cores = sorted(cpus_here())
 
     def shuffle(self) -> None:
         """Move this rank; it may be moved again. All ranks of the host do."""

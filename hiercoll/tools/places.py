@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,11 +18,6 @@ class Place(NamedTuple):
 
     socket: int | None
     domain: int | None
-
-
-def cpus_here() -> set[int]:
-    """Those that this process may run on; none where the system does not say."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def place_of(cpus: Collection[int], system: Path = SYSTEM) -> Place:
