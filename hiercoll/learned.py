@@ -1,9 +1,10 @@
-"""What jobs have learned, kept for the jobs after them: what "auto" settled on in a program's own calls.
+"""What jobs have learned, kept for the jobs after them: what "auto" has found in a program's own calls.
 
 It lies in a folder of the user's (`settings.learned_folder`), in a sub-folder for each setting: MPI library, layout,
 memory and network. There each job that learns something writes one file of its own (JSON, format "hiercoll learned",
-version 1), whole and anew whenever a size settles: a job that is killed leaves what it had, and jobs at the same time
-do not disturb each other. Reading merges all files of a setting; where there are many, the oldest are put together.
+version 1), whole and anew after each candidate of a size: a job that is killed leaves what it had, and jobs at the same
+time do not disturb each other. Reading merges all files of a setting; where there are many, the oldest are put
+together.
 
 Nothing here needs MPI, and no call of a program raises for what it finds on disk: what cannot be read is left out, and
 what cannot be written is lost, with one warning for each in a process.
@@ -25,7 +26,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import pairwise
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -52,6 +53,7 @@ from hiercoll.topology import MOST_RANKS, Topology
 FORMAT, VERSION = "hiercoll learned", 1
 MOST_FILES = 64  # of a setting; with more, all but the newest half of that are put together
 MOST_BYTES = 1 << 20  # of a file
+PATIENCE = 100  # times as long as writing a file takes, until it is written again for what is not final
 STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is half written
 
 _LAYOUT = re.compile(r"(?:(\d{1,7})x(\d{1,7})|(\d{1,7}(?:\+\d{1,7})*))(?::(cyclic|irregular)(?:=([0-9a-f]{12}))?)?")
@@ -85,8 +87,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What "auto" has settled on for blocks from ``size`` bytes on (the least of those that learning does not tell
-    apart): the seconds of a call by ``variant`` and by native, from so many ``calls``; see `now` for the ``date``."""
+    """What "auto" has found for blocks from ``size`` bytes on (the least of those that learning does not tell apart):
+    the seconds of a call by ``variant`` and by native, from so many ``calls``; see `now` for the ``date``.
+    ``untried``: candidates with which a later job goes on, in their order; none where all have been tried."""
 
     collective: str
     size: int
@@ -96,6 +99,12 @@ class Lesson:
     native: float
     calls: int
     date: str
+    untried: tuple[Variant, ...] = ()
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nothing is faster than native so far, and there are candidates left."""
+        return self.variant.is_native and bool(self.untried)
 
     @property
     def key(self) -> Key:
@@ -106,7 +115,8 @@ class Lesson:
         """As JSON data."""
         about: dict[str, Any] = {"collective": self.collective, "size": self.size, "in_place": self.in_place}
         times = {"seconds": self.seconds, "native": self.native, "calls": self.calls, "date": self.date}
-        return {**about, **self.variant.record(), **times}
+        rest = {"untried": [each.record() for each in self.untried]} if self.untried else {}
+        return {**about, **self.variant.record(), **times, **rest}
 
 
 def setting_of(mpi: str, topology: Topology, memory: str, fabric: str) -> Setting:
@@ -312,15 +322,20 @@ def _lesson(reader: Reader, value: Any, at: str) -> Lesson | None:
     in_place = reader.get(data, "in_place", at, "true or false", lambda value: isinstance(value, bool))
     date = reader.get(data, "date", at, "a date", _is_date)
     collective = reader.text(data, "collective", at)
-    for name, kind in (("algorithm", str), ("params", dict)):
-        if not isinstance(data.get(name), kind):
-            raise reader.wrong(f"{at}.{name}", "a text" if kind is str else "an object", data.get(name))
     variant = _variant(reader, data, at, collective)
-    return None if variant is None else Lesson(collective, size, in_place, variant, seconds, native, calls, date)
+    rest = reader.items(data, "untried", at) if "untried" in data else []
+    untried = [_variant(reader, reader.mapping(each, place), place, collective) for place, each in rest]
+    if variant is None:
+        return None
+    left = tuple(each for each in untried if each is not None)
+    return Lesson(collective, size, in_place, variant, seconds, native, calls, date, left)
 
 
 def _variant(reader: Reader, data: dict[str, Any], at: str, collective: str) -> Variant | None:
-    """What is to run, if this hiercoll has it, and for calls."""
+    """What is to run, if this hiercoll has it, and for calls. Raises TableError."""
+    for name, kind in (("algorithm", str), ("params", dict)):
+        if not isinstance(data.get(name), kind):
+            raise reader.wrong(f"{at}.{name}", "a text" if kind is str else "an object", data.get(name))
     if collective not in {each.name for each in called()}:
         return None
     try:
@@ -353,7 +368,8 @@ def _is_date(value: Any) -> bool:
 
 class JobFile:
     """The file of this job for a setting; made with the first lesson. What cannot be written is a LearnedWarning, one
-    in a process, and tried again with the next lesson."""
+    in a process, and tried again with the next lesson. Lessons with untried candidates wait for the next one where
+    writing would take more than a hundredth of the job's time."""
 
     def __init__(self, setting: Setting, folder: Path | None = None) -> None:
         self.setting = setting
@@ -361,6 +377,7 @@ class JobFile:
         self._folder = folder
         self._lessons: Lessons = {}
         self._lock = Lock()
+        self._next = -inf  # when it may be written again, though nothing is final
 
     def keep(self, lesson: Lesson) -> None:
         """Write the lesson, instead of what this job has learned about the same before. Never raises."""
@@ -370,13 +387,22 @@ class JobFile:
                 raise TableError("what was learned", "lesson", "an algorithm for calls", repr(lesson.variant.key))
             with self._lock:
                 self._lessons[lesson.key] = sound
-                if self.path is None:
-                    self.path = self._place() / f"{_stamp()}.json"
-                write_whole(self.path, _dumped(self.setting, self._lessons.values()))
+                if not lesson.untried or time.perf_counter() >= self._next:
+                    self._write()
         except OSError as error:
             _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
         except TableError as error:
             _warn("keep", f"{error}; it is not kept")
+
+    def _write(self) -> None:
+        begin = time.perf_counter()
+        try:
+            if self.path is None:
+                self.path = self._place() / f"{_stamp()}.json"
+            write_whole(self.path, _dumped(self.setting, self._lessons.values()))
+        finally:
+            now = time.perf_counter()
+            self._next = now + PATIENCE * (now - begin)
 
     def _place(self) -> Path:
         """The sub-folder, tidied."""
@@ -503,7 +529,7 @@ def table_of(known: Mapping[Setting, Mapping[Key, Lesson]]) -> Table:
     At the sizes learned the choice is what was learned (out of place, or else in place: tables do not tell that apart),
     between them that of the nearer one, as a factor; native below half the smallest and above twice the largest. A
     table does not say which network there was, nor which nodes ranks had in an irregular placement: of settings that
-    differ in nothing else, it has the one learned last.
+    differ in nothing else, it has the one learned last. What says nothing so far (`Lesson.says_nothing`) is left out.
     """
     table = Table(source="what jobs have learned")
     for setting, lessons in known.items():
@@ -518,7 +544,9 @@ def _by_size(collective: str, lessons: Iterable[Lesson]) -> list[Lesson]:
     """Those of a collective, by size, those in place before those out of place, which replace them."""
     has_sizes = COLLECTIVES[collective].buffers > 0
     own = (lesson for lesson in lessons if lesson.collective == collective and (lesson.size > 0) is has_sizes)
-    return sorted(own, key=lambda lesson: (lesson.size, not lesson.in_place))
+    return sorted(
+        (lesson for lesson in own if not lesson.says_nothing), key=lambda lesson: (lesson.size, not lesson.in_place)
+    )
 
 
 def _entry(setting: Setting, collective: str, lessons: list[Lesson]) -> Entry:

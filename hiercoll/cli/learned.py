@@ -23,7 +23,7 @@ from hiercoll.tuner import is_able
 from hiercoll.tuning.policy import size_class
 from hiercoll.units import format_size, format_time
 
-COLUMNS = ("size", "in place", "algorithm", "time", "native's call", "gain", "calls", "date")
+COLUMNS = ("size", "in place", "algorithm", "time", "native's call", "gain", "calls", "date", "to be tried")
 
 
 def learned_folder(given: Path | None) -> Path:
@@ -70,7 +70,8 @@ def learned_words(collective: str, lessons: dict[Setting, Lesson]) -> tuple[str,
         return None
     setting, lesson = max(lessons.items(), key=lambda item: (item[1].date, item[1].calls))
     where = ", ".join(filter(None, (setting.mpi, setting.fabric)))
-    words = f"learned on {lesson.date[:10]} from {lesson.calls} calls ({where}), "
+    so_far = f" so far, with {len(lesson.untried)} more to be tried," if lesson.untried else ""
+    words = f"learned{so_far} on {lesson.date[:10]} from {lesson.calls} calls ({where}), "
     if lesson.variant.is_native:
         return NATIVE, words + "in which nothing was faster than native"
     ratio = f"in {lesson.seconds / lesson.native:.2f} of native's time"
@@ -102,7 +103,7 @@ def _row(lesson: Lesson) -> list[str]:
     gain = "" if lesson.variant.is_native else f"{lesson.native / lesson.seconds:.2f}x"
     times = [format_time(lesson.seconds), format_time(lesson.native), gain]
     what = [format_size(lesson.size), "yes" if lesson.in_place else "", lesson.variant.spelled(lesson.collective)]
-    return [*what, *times, str(lesson.calls), lesson.date[:10]]
+    return [*what, *times, str(lesson.calls), lesson.date[:10], str(len(lesson.untried) or "")]
 
 
 def append_lines(known: Known, path: Path) -> None:

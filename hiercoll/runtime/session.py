@@ -267,18 +267,20 @@ class Session:
         for memory in MEMORIES if settings.learns() and self.size in learned.known_ranks(self.library) else ():
             setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
             for lesson in learned.read(setting).values():
-                family = COLLECTIVES[lesson.collective].family
-                if is_able(family, self.topology, lesson.in_place, lesson.variant):
-                    times = (lesson.seconds, lesson.native, lesson.calls, lesson.date)
-                    known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = Finding(lesson.variant, *times)
+                can_run = partial(is_able, COLLECTIVES[lesson.collective].family, self.topology, lesson.in_place)
+                if can_run(lesson.variant):
+                    times, untried = (lesson.seconds, lesson.native), tuple(filter(can_run, lesson.untried))
+                    found = Finding(lesson.variant, *times, lesson.calls, lesson.date, untried)
+                    known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = found
         return read_table(None), known
 
     def _keep(self, wanted: Wanted, finding: Finding) -> None:
         """Let later jobs know what has been found."""
         name, size, in_place, memory, _ = wanted.key
         setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
-        times = (finding.seconds, finding.native, finding.calls, learned.now())
-        learned.job_file(setting).keep(learned.Lesson(name, size, in_place, finding.variant, *times))
+        about, times = (name, size, in_place, finding.variant), (finding.seconds, finding.native)
+        lesson = learned.Lesson(*about, *times, finding.calls, learned.now(), finding.untried)
+        learned.job_file(setting).keep(lesson)
 
     # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
     # threads on different communicators could wait for each other across ranks.

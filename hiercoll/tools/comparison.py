@@ -66,8 +66,8 @@ class Learned(NamedTuple):
         """In a line."""
         so_far = "" if self.settled else ", so far"
         source = f"from {self.calls} calls" + (f" of an earlier job, {self.date[:10]}" if self.date else "")
-        if self.algorithm == NATIVE and self.settled:
-            return f"learned: no candidate is faster than native, {source}"
+        if self.algorithm == NATIVE and (self.settled or isfinite(self.native)):
+            return f"learned{so_far}: no candidate is faster than native, {source}"
         if not isfinite(self.native) or not isfinite(self.seconds):
             return f"learned{so_far}: {self.algorithm}, {source}"
         return f"learned{so_far}: {self.algorithm}, in {self.seconds / self.native:.2f} of native's time, {source}"

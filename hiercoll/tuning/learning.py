@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -75,13 +75,14 @@ Answer: TypeAlias = "Generator[Step, Times, bool]"
 @dataclass(frozen=True)
 class Finding:
     """What is known to serve calls best: the seconds of a call, and of one by native, from so many ``calls``, on a day
-    (ISO 8601; "" for today)."""
+    (ISO 8601; "" for today). ``untried``: candidates that it has not been compared with yet, in their order."""
 
     variant: Variant
     seconds: float
     native: float
     calls: int
     date: str = ""
+    untried: tuple[Variant, ...] = ()
 
 
 def count(tally: array[int], seconds: float) -> None:
@@ -97,8 +98,8 @@ class Learner:
     ``candidates`` tells what may serve them, the first of them native, if need be by the blocks that this rank sends
     now; ``agree`` gives the largest of all ranks' values, each of several. Both are collective: all ranks make the same
     calls in the same order, ask `begin` before and tell `note` after each. Where `is_fixed` holds, `count` is enough,
-    or the compiled engine's count. ``settled`` is called with what is found in the end; ``known`` is what an earlier
-    job has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely.
+    or the compiled engine's count. ``found`` is called with what is found, so far and in the end; ``known`` is what an
+    earlier job has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely.
     ``asking``: seconds that asking for candidates takes, about.
 
     With ``compares``, native serves every other call but for trials, whatever has been found, for those who want to see
@@ -109,7 +110,7 @@ class Learner:
     candidates: Callable[[Own], Sequence[Variant]]
     agree: Agree
     budget: Budget
-    settled: Callable[[Finding], None] = lambda finding: None
+    found: Callable[[Finding], None] = lambda finding: None
     known: Finding | None = None
     rarely: bool = False
     asking: Callable[[], float] = lambda: 0.0
@@ -280,13 +281,13 @@ class Learner:
     def _learn(self) -> Course:
         if self.known is not None:
             yield Serve(4 * FIRST)
-            self.is_settled = yield from self._still_best()
-            if not self.is_settled:
+            if not (yield from self._still_best()):
                 self.finding = None
         elif self.budget.share < inf:
             yield Serve(FIRST)
-        if self.finding is None:
-            yield from self._choose()
+        self.is_settled = self.finding is not None and not self.finding.untried
+        if not self.is_settled:
+            yield from self._choose(self.finding)
         while True:
             yield from self._until_changed()
             self.is_settled = False
@@ -300,31 +301,37 @@ class Learner:
             # Candidates are asked for when conditions have changed; where it was on other ones, that is now.
             knows = found.native < inf and not self.rarely  # whether both are times of a whole call
             return not knows or bool(found.native / FAR < self._typical < found.native * FAR)
-        self._offered = yield from self._ask()
+        if self._own is not None:  # of other blocks there may be other candidates
+            self._offered = yield from self._ask()
         if found.variant.is_native:
             return True
         pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS)
         native = float(median(seconds for _, seconds in pairs))
-        self.finding = Finding(found.variant, _seconds(pairs), native, found.calls, found.date)
+        self.finding = replace(found, seconds=_seconds(pairs), native=native)
         return bool(_ratio(pairs) >= 1.0 / SLOWER)
 
-    def _choose(self) -> Course:
+    def _choose(self, begun: Finding | None = None) -> Course:
         """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
-        early one pays for those after it."""
+        early one pays for those after it. ``begun``: what an earlier job has found, which goes on."""
         self._kind.seeks = True
-        self._offered = yield from self._ask()
-        best, *others = self._offered
-        if not others and self._typical == inf:
-            yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
-        native = self._typical
+        if begun is None:
+            self._offered = yield from self._ask()
+            best, *others = self._offered
+            if not others and self._typical == inf:
+                yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
+            native = self._typical
+            self._remember(best, native, others)
+        else:
+            best, others, native = begun.variant, list(begun.untried), begun.native
         for self._kind.place, new in enumerate(others):
             look = yield from self._look_at(new, best)
             if best.is_native and len(look) == LOOKS:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
+            self._remember(best, native, others[self._kind.place + 1 :])
         self._kind.place = 0
-        if best == self._offered[0]:
+        if best.is_native:
             self._settle(best, native)
         else:
             yield from self._segments(best)
@@ -347,10 +354,25 @@ class Learner:
                 before = 0.0
             before = before or seconds
 
+    def _remember(self, best: Variant, native: float, untried: Sequence[Variant]) -> None:
+        """What is found so far, for later jobs, if there are candidates left. Not while what served before conditions
+        changed still serves; nor of blocks that no later job need send, for which there are few candidates."""
+        is_of_old = self.finding is not None and self.finding.variant != best
+        if not untried or is_of_old or self._own is not None or native == inf:
+            return
+        seconds = native if self.finding is None or best.is_native else self.finding.seconds
+        self.finding = Finding(best, seconds, native, self._calls, untried=tuple(untried))
+        self.found(self.finding)
+
     def _settle(self, variant: Variant, native: float, seconds: float | None = None) -> None:
-        self.finding = Finding(variant, native if seconds is None else seconds, native, self._kind.calls)
+        self.finding = Finding(variant, native if seconds is None else seconds, native, self._calls)
         self.is_settled = True
-        self.settled(self.finding)
+        self.found(self.finding)
+
+    @property
+    def _calls(self) -> int:
+        """Calls so far, with those of an earlier job that began."""
+        return self._kind.calls + (self.known.calls if self.known is not None and self.known.untried else 0)
 
     # ---- trials
 
@@ -433,7 +455,7 @@ class Learner:
                 break
         if is_faster and _seconds(pairs) < inf:
             other = float(median(seconds for _, seconds in pairs))
-            self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._kind.calls)
+            self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._calls)
         return is_faster and _seconds(pairs) < inf
 
     def _segments(self, best: Variant) -> Course:

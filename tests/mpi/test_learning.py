@@ -10,6 +10,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuning.budget import FIRST
-from hiercoll.tuning.learning import Finding, Learner
+from hiercoll.tuning.learning import FEWER, Finding, Learner
 from hiercoll.tuning.policy import Policy, Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -814,6 +815,30 @@ def test_a_lesson_that_cannot_run(comm: MPI.Intracomm, newcomer: Path) -> None:
     hiercoll.alltoall(comm, MPI.IN_PLACE, send)
     np.testing.assert_array_equal(send, want)
     other.Free()
+
+
+@several
+def test_a_later_job_goes_on(comm: MPI.Intracomm, newcomer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the candidates that an earlier one has not tried, without asking the model; what it finds is kept."""
+    untried = (Variant("bruck", {"radix": 2}), Variant("pairwise", {"exchange": "rotation"}))
+    monkeypatch.setattr("hiercoll.tuning.learning.FAR", inf)  # whatever native takes here
+    other = WORLD.Dup()
+    if (session := get_session(other)) and RANK == 0:
+        session._keep(Wanted(ALLTOALL, 40, False), Finding(NATIVE_VARIANT, 1e-4, 1e-4, 100, untried=untried))
+    other.Free()
+    WORLD.Barrier()
+    if RANK == SIZE - 1:
+        monkeypatch.setenv("HIERCOLL_LEARN", "online")
+    asked, modelled = [], Policy._modelled
+    monkeypatch.setattr(Policy, "_modelled", lambda *given: (asked.append(given), modelled(*given))[1])
+    known = get_session(comm).policy.known
+    assert known[Wanted(ALLTOALL, 40, False).key].untried == untried
+    settle(comm)
+    assert not asked and learner(comm).trials >= 2 * (1 + 2 * FEWER)
+    WORLD.Barrier()
+    ((_, lessons),) = read_all(newcomer).items()
+    lesson = lessons["alltoall", 40, False]
+    assert lesson.untried == () and lesson.calls > 100 and lesson.variant in (NATIVE_VARIANT, *untried)
 
 
 def _finding() -> Finding:

@@ -149,6 +149,8 @@ def test_explain_what_was_learned(kept: Callable[..., None], monkeypatch: pytest
     kept(replace(LESSON, date="2026-11-23T10:00:00+00:00", variant=Variant(NATIVE)))
     said = hiercoll(*asked, "64").output
     assert "2x4: native\nlearned on 2026-11-23" in said and "nothing was faster" in said
+    kept(replace(LESSON, date="2026-11-24", untried=(Variant("pairwise"), Variant("bruck", {"radix": 2}))))
+    assert "learned so far, with 2 more to be tried, on 2026-11-24 from 324 calls" in hiercoll(*asked, "64").output
     monkeypatch.setenv("HIERCOLL_LEARN", "0")
     assert "learned" not in hiercoll(*asked, "64").output
 

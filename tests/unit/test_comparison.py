@@ -92,9 +92,13 @@ def test_few_calls_show_nothing() -> None:
 def test_what_was_learned() -> None:
     learner = Learner(lambda own: [NATIVE_VARIANT], list, Budget())
     assert Learned.by(None, "alltoall") is None is Learned.by(learner, "alltoall")
-    learner.finding = Finding(BRUCK, 6.1e-5, 1e-4, 324)
+    learner.finding = so_far_found = Finding(BRUCK, 6.1e-5, 1e-4, 324)
     so_far = Learned.by(learner, "alltoall")
     assert so_far is not None and so_far.words() == "learned, so far: bruck, in 0.61 of native's time, from 324 calls"
+    learner.finding = Finding(NATIVE_VARIANT, 1e-4, 1e-4, 32, untried=(BRUCK,))
+    begun = Learned.by(learner, "alltoall")
+    assert begun is not None and begun.words() == "learned, so far: no candidate is faster than native, from 32 calls"
+    learner.finding = so_far_found
     learner.is_settled = True
     made = kind(native=[1.0])
     made.learned = Learned.by(learner, "alltoall")

@@ -211,12 +211,14 @@ SECONDS = st.floats(1e-9, 1e3)
     SECONDS,
     SECONDS,
     st.integers(1, 1 << 40),
+    st.integers(0, 3),
 )
 def test_round_trip(
-    of: tuple[str, Variant], size: int, in_place: bool, seconds: float, native: float, calls: int
+    of: tuple[str, Variant], size: int, in_place: bool, seconds: float, native: float, calls: int, left: int
 ) -> None:
     collective, chosen = of
-    lesson = Lesson(collective, size, in_place, chosen, seconds, native, calls, now())
+    untried = (chosen, NATIVE_VARIANT, chosen)[:left]
+    lesson = Lesson(collective, size, in_place, chosen, seconds, native, calls, now(), untried)
     text = learned._dumped(SETTING, [lesson])
     data = json.loads(text)
     reader = learned.Reader("test")
@@ -234,6 +236,37 @@ def test_a_job_keeps_one_file(tmp_path: Path) -> None:
     assert job.path is not None and files(tmp_path) == [job.path.name]
     assert read(SETTING, tmp_path) == by_key(better, replace(LESSON, size=128))
     assert job_file(SETTING) is job_file(replace(SETTING))
+
+
+def test_what_is_not_final_waits_where_writing_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred times as long as that takes, for the next lesson to come then; what is final is written at once."""
+    clock, job = [0.0], JobFile(SETTING, tmp_path)
+    monkeypatch.setattr(learned.time, "perf_counter", lambda: clock[0])
+    write = learned.write_whole
+
+    def slowly(path: Path, text: str) -> None:
+        clock[0] += 1.0
+        write(path, text)
+
+    monkeypatch.setattr(learned, "write_whole", slowly)
+    begun = replace(LESSON, variant=NATIVE_VARIANT, untried=(BRUCK, PAIRWISE))
+    job.keep(begun)
+    assert known(tmp_path) == [begun] and clock == [1.0]
+    clock[0] = 100.9
+    further = replace(LESSON, untried=(PAIRWISE,))
+    job.keep(further)
+    assert known(tmp_path) == [begun] and clock == [100.9]
+    other = replace(LESSON, size=128, untried=(PAIRWISE,))
+    clock[0] = 101.0
+    job.keep(other)
+    assert known(tmp_path) == [further, other] and clock == [102.0]
+    job.keep(LESSON)
+    assert known(tmp_path) == [LESSON, other] and clock == [103.0]
+
+
+def test_candidates_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    path = given_file(tmp_path, text_of({**GOOD, "untried": [{"algorithm": "quantum", "params": {}}, BRUCK.record()]}))
+    assert learned._load(path).lessons == [replace(LESSON, untried=(BRUCK,))]
 
 
 def test_transports_and_forms_are_kept(tmp_path: Path) -> None:
@@ -309,6 +342,9 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "collective": (text_of({**GOOD, "collective": None}), "collective"),
     "algorithm": (text_of({**GOOD, "algorithm": 7}), "algorithm"),
     "params": (text_of({**GOOD, "params": []}), "params"),
+    "untried": (text_of({**GOOD, "untried": {}}), r"untried: expected a list"),
+    "untried one": (text_of({**GOOD, "untried": ["bruck"]}), r"lessons\[0\].untried\[0\]: expected an object"),
+    "untried params": (text_of({**GOOD, "untried": [{"algorithm": "bruck"}]}), r"untried\[0\].params"),
     "large": (text_of() + " " * MOST_BYTES, "at most"),
 }
 
@@ -646,6 +682,14 @@ def test_table_of_native_lessons() -> None:
     assert entry.choices == (Choice(1, NATIVE_VARIANT),) and len(entry.figures) == 1
 
 
+def test_table_leaves_out_what_says_nothing_so_far() -> None:
+    """That native is the best of none; not what is faster than it."""
+    begun = replace(LESSON, size=128, variant=NATIVE_VARIANT, untried=(BRUCK,))
+    assert as_table(begun).entries == ()
+    (entry,) = as_table(replace(LESSON, untried=(PAIRWISE,)), begun).entries
+    assert entry.choice(64) == BRUCK == entry.choice(128) and len(entry.figures) == 2
+
+
 def test_table_begins_with_the_smallest_block() -> None:
     (entry,) = as_table(replace(LESSON, size=1), replace(LESSON, size=2, variant=PAIRWISE)).entries
     assert entry.choices == (Choice(1, BRUCK), Choice(2, PAIRWISE), Choice(5, NATIVE_VARIANT))
@@ -710,6 +754,9 @@ def test_show(folder: Path, tmp_path: Path) -> None:
     assert f"alltoall on 2x4 with {MPI}, host memory, InfiniBand 200 x4, learned" in said.output
     for text in ("bruck", "10 us", "20 us", "2.00x", "40", "2026-11-22", "8K", "yes", "native"):
         assert text in said.output
+    assert "to be tried" in said.output and " 2 " not in said.output
+    keep(folder, replace(LESSON, untried=(PAIRWISE, BRUCK), date="2026-11-23"))
+    assert " 2 " in hiercoll("table", "show", "--learned").output
     other = hiercoll("table", "show", "--learned", tmp_path / "other")
     assert "3+5" in other.output and "2x4" not in other.output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import exp, inf
@@ -112,7 +112,48 @@ def test_takes_the_fastest() -> None:
     assert all({a.algorithm, b.algorithm} == {NATIVE, "bruck"} for a, b in zip(pairs[::2], pairs[1::2], strict=True))
     assert {pairs[0].algorithm, pairs[2].algorithm} == {NATIVE, "bruck"}  # neither is always the first
     assert job.finding.seconds == pytest.approx(1.2e-3) and job.finding.native == pytest.approx(1.9e-3)
-    assert job.findings == [job.finding]
+    then, last = job.findings
+    assert then == replace(job.finding, calls=first, untried=(RADICES[2],)) and last == job.finding
+
+
+@pytest.mark.parametrize("calls", [17, 41, 42, 47, 54])
+def test_a_later_job_goes_on_where_one_has_ended(calls: int) -> None:
+    """With the candidates that have not been tried, without asking which there are; calls of both count."""
+    rest = (Variant("bruck", {"radix": 4}), Variant("ring", {}))
+    candidates = [*RADICES, *rest]
+
+    def cost(variant: Variant, call: int) -> float:
+        return 2e-2 if variant.algorithm == "ring" else 10 * by_radix(variant, call)
+
+    first = Job(cost, candidates).run(calls)
+    known = first.findings[-1]
+    assert known.untried and not first.learners[0].is_settled
+    later = Job(cost, [NATIVE_VARIANT], known=known)
+    assert later.learners[0].begin() == known.variant and not later.learners[0].is_settled
+    later.run(2000)
+    assert later.finding is not None and later.finding.variant == BRUCK and later.learners[0].is_settled
+    wanted = [NATIVE_VARIANT, BRUCK, *known.untried]
+    assert {each.key for each in later.tried} == {each.key for each in wanted}
+    last = later.findings[-1]
+    assert last.untried == () and known.calls < last.calls < known.calls + later.calls
+
+
+def test_what_an_earlier_job_has_begun_and_is_slower_here() -> None:
+    """It begins anew, with the candidates that there are here."""
+    known = Finding(BRUCK, 5e-3, 1e-2, 300, "2026-11-22", (RADICES[2],))
+    job = Job(lambda variant, call: {2: 2e-2, 8: 3e-2, 3: 5e-3}.get(variant.params.get("radix", 0), 1e-2),
+              [NATIVE_VARIANT, Variant("bruck", {"radix": 3})], known=known).run(1000)  # fmt: skip
+    assert job.finding is not None and job.finding.variant.params == {"radix": 3} and RADICES[2] not in job.tried
+
+
+def test_what_is_found_of_blocks_of_any_sizes_is_told_at_the_end() -> None:
+    """Other blocks may have other candidates in a later job."""
+    findings: list[Finding] = []
+    learner = Learner(lambda own: RADICES, list, Budget(inf), findings.append)
+    for call in range(100):
+        chosen = learner.begin(lambda: Spread(1, 1, 1, 1, 0))
+        learner.note(by_radix(chosen, call))
+    assert [each.variant for each in findings] == [BRUCK] and findings[0].untried == ()
 
 
 def test_a_better_one_replaces_the_first() -> None:
@@ -277,7 +318,8 @@ def test_conditions_change() -> None:
     job = Job(cost, [NATIVE_VARIANT, BRUCK]).run(800)
     assert job.learners[0].current == BRUCK
     job.run(500)
-    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT and len(job.findings) == 2
+    assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
+    assert [each.variant for each in job.findings if not each.untried] == [BRUCK, NATIVE_VARIANT]
     job = Job(steady(native=1e-2, bruck=5e-3), [NATIVE_VARIANT, BRUCK]).run(800)
     before = len(job.tried)
     for learner in job.learners:  # calls that the program makes late, but together
