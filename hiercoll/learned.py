@@ -19,14 +19,15 @@ import stat
 import sys
 import time
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
-from math import inf, sqrt
+from math import sqrt
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -53,6 +54,7 @@ from hiercoll.topology import MOST_RANKS, Topology
 FORMAT, VERSION = "hiercoll learned", 1
 MOST_FILES = 64  # of a setting; with more, all but the newest half of that are put together
 MOST_BYTES = 1 << 20  # of a file
+WRITING = 0.03  # seconds that it takes to write a file for the first time, where others keep the cores, about
 PATIENCE = 100  # times as long as writing a file takes, until it is written again for what is not final
 STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is half written
 
@@ -158,9 +160,11 @@ def now() -> str:
 
 def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
     """The sizes of communicators for which there may be something, with this MPI library: from the names in one folder,
-    so that a program for which there is nothing reads no files."""
+    so that a program for which there is nothing reads no files; and from what this job has not written yet."""
+    own = [] if folder is not None else [setting for setting in _job_files if setting.mpi == mpi]
     names = (match for match in map(_FOLDER.fullmatch, _listed(_base(folder))) if match)
-    return frozenset(int(match[1]) for match in names if match[0].startswith(f"{_plain(mpi)}_"))
+    found = [int(match[1]) for match in names if match[0].startswith(f"{_plain(mpi)}_")]
+    return frozenset([*found, *(setting.ranks for setting in own)])
 
 
 def gaining_ranks(mpi: str) -> frozenset[int]:
@@ -190,11 +194,14 @@ def _gaining(place: Path, changed: int) -> list[Setting]:
 
 
 def read(setting: Setting, folder: Path | None = None) -> Lessons:
-    """All that is known for a setting; of several lessons about the same, the one of the latest date, or else of the
-    most calls. Files that cannot be used are left out, with one LearnedWarning in a process; lessons with an algorithm
-    or parameters that this hiercoll does not have are left out without."""
+    """All that is known for a setting, and what this job has not written yet; of several lessons about the same, the
+    one of the latest date, or else of the most calls. Files that cannot be used are left out, with one LearnedWarning
+    in a process; lessons with an algorithm or parameters that this hiercoll does not have are left out without."""
     base = _base(folder)
-    return _gathered(base / setting.folder).get(setting, {}) if base is not None else {}
+    found = _gathered(base / setting.folder).get(setting, {}) if base is not None else {}
+    if folder is None and setting in _job_files:
+        _merge(found, _job_files[setting].lessons)
+    return found
 
 
 def read_all(folder: Path | None = None) -> Known:
@@ -368,8 +375,8 @@ def _is_date(value: Any) -> bool:
 
 class JobFile:
     """The file of this job for a setting; made with the first lesson. What cannot be written is a LearnedWarning, one
-    in a process, and tried again with the next lesson. Lessons with untried candidates wait for the next one where
-    writing would take more than a hundredth of the job's time."""
+    in a process, and tried again with the next lesson. Lessons with untried candidates wait for the next one, or for
+    `flush`, where writing would take more than a hundredth of the job's time."""
 
     def __init__(self, setting: Setting, folder: Path | None = None) -> None:
         self.setting = setting
@@ -377,7 +384,8 @@ class JobFile:
         self._folder = folder
         self._lessons: Lessons = {}
         self._lock = Lock()
-        self._next = -inf  # when it may be written again, though nothing is final
+        self._next = time.perf_counter() + PATIENCE * WRITING  # when it may be written, though nothing is final
+        self._waits = False  # whether there is something to be written
 
     def keep(self, lesson: Lesson) -> None:
         """Write the lesson, instead of what this job has learned about the same before. Never raises."""
@@ -385,24 +393,37 @@ class JobFile:
             sound = _lesson(Reader("what was learned"), lesson.record(), "lesson")
             if sound is None:
                 raise TableError("what was learned", "lesson", "an algorithm for calls", repr(lesson.variant.key))
-            with self._lock:
-                self._lessons[lesson.key] = sound
-                if not lesson.untried or time.perf_counter() >= self._next:
-                    self._write()
-        except OSError as error:
-            _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
         except TableError as error:
             _warn("keep", f"{error}; it is not kept")
+            return
+        with self._lock:
+            self._lessons[lesson.key] = sound
+            self._waits = True
+            if not lesson.untried or time.perf_counter() >= self._next:
+                self._write()
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """What this job has learned so far."""
+        with self._lock:
+            return list(self._lessons.values())
+
+    def flush(self) -> None:
+        """Write what waits. Never raises."""
+        with self._lock:
+            if self._waits:
+                self._write()
 
     def _write(self) -> None:
-        begin = time.perf_counter()
+        begin, self._waits = time.perf_counter(), False
         try:
             if self.path is None:
                 self.path = self._place() / f"{_stamp()}.json"
             write_whole(self.path, _dumped(self.setting, self._lessons.values()))
-        finally:
-            now = time.perf_counter()
-            self._next = now + PATIENCE * (now - begin)
+        except OSError as error:
+            _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
+        now = time.perf_counter()
+        self._next = now + PATIENCE * (now - begin)
 
     def _place(self) -> Path:
         """The sub-folder, tidied."""
@@ -417,10 +438,18 @@ class JobFile:
         return place
 
 
-@cache
+_job_files: dict[Setting, JobFile] = {}
+
+
 def job_file(setting: Setting) -> JobFile:
     """The one that this process writes to, whatever number of communicators has the setting."""
-    return JobFile(setting)
+    return _job_files.setdefault(setting, JobFile(setting))
+
+
+def flush() -> None:
+    """Write what waits in this process's files: the end has come. Never raises."""
+    for file in _job_files.values():
+        file.flush()
 
 
 def forget(folder: Path | None = None) -> int:
@@ -609,9 +638,9 @@ def _plain(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    from hashlib import sha256  # which takes a while, and few need it
-
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+    """Twelve digits, by checksums: hashlib takes a while to import, and this happens while other ranks wait."""
+    text = json.dumps(value, sort_keys=True).encode()
+    return f"{zlib.crc32(text):08x}{zlib.adler32(text) & 0xFFFF:04x}"
 
 
 def _shape(layout: str) -> tuple[tuple[int, ...], str]:

@@ -32,10 +32,11 @@ from hiercoll.tuning.policy import Policy
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 FIRST = 48  # calls before ranks look at their time: an agreement may cost as much as two short calls
 MARGIN = 1.25  # times as many calls as are needed by what is known, until the next look: a look takes as long as a few
-GROWTH = 3  # times as many calls have been served at the next look, at most
+GROWTH = 8  # times as many calls have been served at the next look, at most
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
-LEAST, MEETINGS = 2.5e-3, 8  # a set-up takes about so many seconds, and as long as so many agreements besides
+LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
+LOOKS = 2  # agreements that a look at times costs as much as, until that is known
 LOOK = 1.0  # seconds after which files are looked for again
 MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
@@ -105,12 +106,12 @@ class Beginning:
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
-        each = self.seconds / self._served
-        look = max(self.agreed, aside)  # that the next one will have cost
-        needed = self.cost + look + self.agreed + (known or LEAST + MEETINGS * self.agreed)
-        lacking = needed / (1.0 if self.is_informed else SHARE) - self.seconds
-        if lacking <= 0.0:
+        each, share = self.seconds / self._served, 1.0 if self.is_informed else SHARE
+        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
+        if needed <= share * self.seconds:
             return False
+        look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
+        lacking = (needed + 2 * look) / share - self.seconds
         calls = max(MARGIN * lacking / each, FIRST) if each else inf
         self._calls = int(min(calls, (GROWTH - 1) * self._served, LONGEST))
         self.tally[:] = array("q", (self._calls, 0))

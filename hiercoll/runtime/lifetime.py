@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
+from hiercoll.learned import flush
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.attributes import Attribute
 from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Beginning, agree
@@ -117,6 +118,7 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
+    flush()
     compiled.close()
     by_handle.clear()
     states = [_live.pop(name) for name in sorted(_live)]

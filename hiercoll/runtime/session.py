@@ -14,7 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, time
@@ -265,7 +265,7 @@ class Session:
         """The table of the environment, and what earlier jobs have found that can run here."""
         known: dict[PolicyKey, Finding] = {}
         for memory in MEMORIES if settings.learns() and self.size in learned.known_ranks(self.library) else ():
-            setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
+            setting = learned.setting_of(self.library, self.topology, memory, self._fabric)
             for lesson in learned.read(setting).values():
                 can_run = partial(is_able, COLLECTIVES[lesson.collective].family, self.topology, lesson.in_place)
                 if can_run(lesson.variant):
@@ -277,10 +277,13 @@ class Session:
     def _keep(self, wanted: Wanted, finding: Finding) -> None:
         """Let later jobs know what has been found."""
         name, size, in_place, memory, _ = wanted.key
-        setting = learned.setting_of(self.library, self.topology, memory, learned.fabric())
         about, times = (name, size, in_place, finding.variant), (finding.seconds, finding.native)
         lesson = learned.Lesson(*about, *times, finding.calls, learned.now(), finding.untried)
-        learned.job_file(setting).keep(lesson)
+        learned.job_file(learned.setting_of(self.library, self.topology, memory, self._fabric)).keep(lesson)
+
+    @cached_property
+    def _fabric(self) -> str:
+        return learned.fabric()
 
     # Not allreduce: mpi4py makes a communicator for it under a lock that threads share, so
     # threads on different communicators could wait for each other across ranks.

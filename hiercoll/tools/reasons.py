@@ -26,6 +26,7 @@ class Reason(Enum):
     EMPTY = "no data"
     TABLE = "the table says so"
     ORDER = "another order of contributions could change bits"
+    TURN = "its turn: --compare lets native serve every other call"
     CANNOT_RUN = "what the table chooses cannot run here"
     NOT_LEARNING = "there is no table, and nothing is learned"
     BLOCKING_ONLY = "no blocking call like it has found anything faster"
@@ -57,6 +58,8 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
     if wanted.size == 0 and collective.buffers and collective.sizes is not Sizes.OWN:
         return Reason.EMPTY
     learner = policy.known_learner(wanted.key)
+    if learner is not None and learner.takes_turns and mode is Mode.BLOCKING:
+        return Reason.TURN
     if policy.table.find(collective.family, session.library, wanted.memory, session.topology) is not None:
         tries = learner is not None and collective.sizes is Sizes.OWN  # what the table says, too
         return _of_learning(learner, mode) if tries else _of_table(policy, wanted)
@@ -78,5 +81,5 @@ def _of_learning(learner: Learner | None, mode: Mode) -> Reason:
     if learner is None:
         return Reason.NOT_TRIED if mode is Mode.BLOCKING else Reason.BLOCKING_ONLY
     if not learner.trials:
-        return Reason.NOT_TRIED if learner.known is None else Reason.EARLIER_JOB
+        return Reason.NOT_TRIED if learner.known is None or learner.known.untried else Reason.EARLIER_JOB
     return Reason.NOT_FASTER if learner.is_settled else Reason.TRYING

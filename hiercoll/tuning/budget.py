@@ -20,7 +20,8 @@ FIRST = 16  # calls of a kind, at least, whose time says something
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
 LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
-MEETINGS = 2.0  # that calls last longer in which ranks meet, until that is known
+MEETINGS = 2.0  # that calls last longer in which ranks meet, until that is known; and besides
+THINKING = 0.5e-3  # seconds that a rank thinks in such calls, of a core's time
 DEARER = 3.0  # times as long as estimated, that it takes to ask the model, until that is known
 
 Agree: TypeAlias = "Callable[[Sequence[float]], list[float]]"
@@ -148,7 +149,8 @@ class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
     besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
     ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make; ``call``: that a call took before
-    kinds were told apart. Equal on all ranks, but for what is said to be a rank's own."""
+    kinds were told apart; ``cores``: of each rank, less than 1 where ranks share them. Equal on all
+    ranks, but for what is said to be a rank's own."""
 
     share: float = SHARE
     calls: float = 0.0
@@ -157,6 +159,7 @@ class Budget:
     meeting: float = 0.0
     plan: float = PLAN_SECONDS
     call: float = 0.0
+    cores: float = inf
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # the same by what `_plan_of` says
     pledged: float = 0.0  # seconds that are going to be spent
     kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
@@ -194,7 +197,12 @@ class Budget:
     @property
     def visit_seconds(self) -> float:
         """Seconds that a call lasts longer in which ranks meet, or think, about."""
-        return self._visit if self._visit < inf else MEETINGS * self.meeting
+        return self._visit if self._visit < inf else MEETINGS * self.meeting + THINKING / self.cores
+
+    @property
+    def unseen_visits(self) -> float:
+        """Seconds of such calls that are not in ``cost`` yet, with this one, about."""
+        return (self.visits + 1) * self.visit_seconds
 
     def behind(self, kind: Kind) -> int:
         """How many candidates more have been tried for this kind than for any other for which something is looked for,
@@ -251,7 +259,9 @@ class Budget:
         known = [each.typical for each in self.kinds if each.typical < inf]
         average = sum(known) / len(known) if known else self.call
         unknown = sum(each.unseen[0] for each in self.kinds if each.typical == inf)
-        lacking = self.lacks(self.visit_seconds) - unknown * average
+        lacking = self.lacks(self.unseen_visits) - unknown * average
+        if lacking > 0.0:  # there will be another visit by then
+            lacking += self.visit_seconds / (CAUTION * self.share)
 
         def missing(kind: Kind) -> int:
             most = (LONG_WAIT if kind.typical == inf else LONGEST_WAIT) - kind.asked

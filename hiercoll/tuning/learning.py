@@ -28,9 +28,9 @@ from hiercoll.tuner import Spread
 from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind
 
 LONGEST = 240  # calls between two looks
-GROWTH = 4  # times as many calls have been served, at most, when ranks think again of what they can afford
-SELDOM = 4.0  # times as long as what pays for it, calls last until a rank thinks again
-EARNED = 0.2  # seconds of calls after which a rank thinks of what other calls have earned
+GROWTH = 4  # times as long calls have taken, at most, when ranks think again of what they can afford
+SELDOM = 2.0  # times as long as what pays for it, calls last until a rank thinks again
+MARGIN = 1.1  # times as many calls as are needed by what is known, after which it thinks of what it can afford
 CROWD = 3  # times what a candidate costs, that later ones wait for besides, while other kinds try earlier ones
 FEW = 5  # candidates besides native; where that may cost what it does: MANY
 MANY = 7
@@ -38,8 +38,8 @@ LOOKS = 3  # pairs of calls that a candidate has at first
 FEWER = 2  # of long calls
 HOPELESS = 1.1  # times the best, from which on it has no more after `LOOKS`
 TOO_DEAR = 1.5  # after `FEWER`
-DOUBT = 0.5  # of a call's time, by which a candidate may be slower, until that is known
-PAIRS = 8  # in which what an earlier job has found meets native
+DOUBT = 0.25  # of a call's time, by which a candidate may be slower, until that is known
+PAIRS = 8  # of calls in which what an earlier job has found meets native, if `LOOKS` do not show it faster
 ROUNDS = (6, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
 LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
 PROMISING = 1.1  # by how much the median of pairs that do not decide is faster, from which on there are more of them
@@ -194,6 +194,11 @@ class Learner:
             self.current = self._step.order[len(self._times)]
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether native and what is chosen do, which is something else."""
+        return self.compares and not self._chosen.is_native
+
+    @property
     def _is_natives_turn(self) -> bool:
         """Whether native serves the next call for comparison."""
         if not self.compares or isinstance(self._step, Try):
@@ -305,7 +310,9 @@ class Learner:
             self._offered = yield from self._ask()
         if found.variant.is_native:
             return True
-        pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS)
+        pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, LOOKS)
+        if _ratio(pairs) < PROMISING:
+            pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS - LOOKS, pairs)
         native = float(median(seconds for _, seconds in pairs))
         self.finding = replace(found, seconds=_seconds(pairs), native=native)
         return bool(_ratio(pairs) >= 1.0 / SLOWER)
@@ -347,7 +354,7 @@ class Learner:
             if self._offered is not None and _keys(self._offers()) != _keys(self._offered):
                 return
             if before and not _alike(seconds, before):
-                yield from self._afford(lambda: PROBES * self.budget.meeting)
+                yield from self._afford(lambda: self._extra(PROBES))
                 times = yield Try([self.current] * PROBES)
                 if not _alike(median(times), self.finding.seconds):
                     return
@@ -396,17 +403,18 @@ class Learner:
         them: a rank knows how many there are, by what ranks have agreed on, without asking the others. For a later
         candidate there must be more of them while earlier ones of other kinds, which are more promising, remain.
         """
-        before, most = self._kind.calls, 0
+        before, most = self._kind.calls, 0.0
         budget = self.budget
-        while lacking := budget.lacks(seconds() * (1 + CROWD * budget.behind(self._kind)) + budget.visit_seconds):
-            if (unseen := self._kind.calls - before) >= most:
-                before, unseen, most = self._kind.calls, 0, max(FIRST, (GROWTH - 1) * self._kind.calls)
-                most = most if self.rarely else min(most, LONGEST_WAIT)
+        while budget.lacks(wanted := seconds() * (1 + CROWD * budget.behind(self._kind)) + budget.unseen_visits):
             each = budget.between(self._kind)
-            needed = lacking / each if each else inf
+            if (unseen := self._kind.calls - before) >= most:
+                before, unseen = self._kind.calls, 0
+                most = max(FIRST, (GROWTH - 1) * (budget.calls / each if each else inf))
+                most = most if self.rarely else min(most, LONGEST_WAIT)
+            lacking = budget.lacks(wanted + budget.visit_seconds)  # another visit by then
+            needed = MARGIN * lacking / each if each else inf
             few = SELDOM * budget.visit_seconds / budget.share / each if each else 0.0
-            some = max(FIRST, 2 * few, EARNED / each) if each else inf
-            calls = ceil(min(max(needed, few, 1), some, most - unseen))
+            calls = ceil(min(max(needed, few, 1), most - unseen))
             then = unseen + calls
             self._kind.waits = True
             yield Serve(calls, look=then > LONG_WAIT and (then >= most or calls >= needed))
@@ -427,10 +435,11 @@ class Learner:
 
     def _pairs(self, new: Variant, old: Variant, number: int, before: Pairs = ()) -> Generator[Step, Times, Pairs]:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
-        there were none, a call that makes the plan of ``new`` comes first; its time says nothing."""
-        slower = _seconds(before) - median(seconds for _, seconds in before) if before else DOUBT * self._typical
+        there were none, a call that makes the plan of ``new`` comes first, unless that serves other calls, too; its
+        time says nothing."""
+        slower = self._slower(new, before)
         dearer = number * slower if slower < inf else 0.0
-        making = [] if before else [new]
+        making = [] if before or new == self._chosen else [new]
 
         def cost() -> float:
             return self._extra(len(making) + 2 * number, dearer) + sum(map(self.budget.plan_seconds, making))
@@ -443,6 +452,14 @@ class Learner:
         times = times[len(making) :]
         both = zip(turned, times[::2], times[1::2], strict=True)
         return [*before, *((second, first) if turn else (first, second) for turn, first, second in both)]
+
+    def _slower(self, new: Variant, before: Pairs) -> float:
+        """By how many seconds one of a pair of calls is slower than what serves others, about."""
+        if before:
+            return _seconds(before) - median(seconds for _, seconds in before)
+        if new == self._chosen and self.finding is not None:  # native is
+            return self.finding.native - self.finding.seconds
+        return DOUBT * self._typical
 
     def _is_faster(self, new: Variant, old: Variant, native: float, look: Pairs = ()) -> Answer:
         """Whether calls in pairs, those of a first ``look`` among them, show ``new`` faster; if so, it is what is

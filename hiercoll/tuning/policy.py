@@ -23,7 +23,7 @@ ASKING = 2e-3  # seconds of a first question to the cost model at least, besides
 AGAIN = 0.4e-3  # of later ones
 KNOWN = 20e-6  # seconds that the model takes for an algorithm and a size, besides
 MOST = 1 << 40  # bytes of a block that is never too short
-PLANNED = 2  # set-ups that take as long as a plan with shared memory
+PLANNED = 3  # set-ups that take as long as a plan with shared memory
 OF_A_KIND = 3  # candidates that differ in parameters only
 
 
@@ -91,7 +91,7 @@ class Policy:
         cost = before.agreements + self._set_up if before.calls else 0.0
         # What calls that teach something took, and what learning cost.
         plan = max(PLANNED * self._set_up, PLAN_SECONDS)
-        self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call)
+        self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call, self.cores)
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many

@@ -47,7 +47,7 @@ def newcomer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     monkeypatch.setenv("HIERCOLL_LEARNED", str(folder / "learned"))
     monkeypatch.setattr(beginning, "LOOK", 0.0)
-    learned.job_file.cache_clear()
+    learned._job_files.clear()
     return folder / "learned"
 
 
@@ -236,7 +236,7 @@ def test_what_one_rank_wants(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
 
 @several
 def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks look at the time of calls after 48 and 144 of them, however these are made."""
+    """Ranks look at the time of calls after 48 and 384 of them, however these are made."""
     ours, looks = hiercoll.Intracomm(comm), (beginning.FIRST, beginning.GROWTH * beginning.FIRST)
     monkeypatch.setattr(lifetime, "_set_up", 1e6)
     for salt in range(looks[0] + 5):

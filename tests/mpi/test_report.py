@@ -270,6 +270,26 @@ def earlier(comm: MPI.Intracomm) -> None:
     assert session.policy.learner(wanted) is not None
 
 
+def begun_earlier(comm: MPI.Intracomm) -> None:
+    """An earlier job has not tried anything yet."""
+    session = get_session(comm)
+    wanted = Wanted(ALLTOALL, 8, False)
+    session.policy.learn()
+    session.policy.known[wanted.key] = Finding(NATIVE_VARIANT, 1e-5, 1e-5, 100, untried=(BRUCK,))
+    assert session.policy.learner(wanted) is not None
+
+
+def turns_next(comm: MPI.Intracomm) -> None:
+    """Native takes turns with what an earlier job has found, and the next one is native's."""
+    policy, wanted = get_session(comm).policy, Wanted(ALLTOALL, 8, False)
+    policy.learn()
+    policy.compares, policy.known[wanted.key] = True, Finding(BRUCK, 1e-6, 1e-5, 100)
+    learner = policy.learner(wanted)
+    assert learner is not None
+    while not learner.begin().is_native:
+        learner.note(1e-5)
+
+
 def table_says(comm: MPI.Intracomm, collective: str = "alltoall", variant: Variant = NATIVE_VARIANT) -> None:
     """The MPI library's own, or another one."""
     session = get_session(comm)
@@ -350,6 +370,8 @@ LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Int
     "trying": (Reason.TRYING, lambda comm: tried(comm, False), call_alltoall),
     "tried": (Reason.NOT_FASTER, lambda comm: tried(comm, True), call_alltoall),
     "earlier": (Reason.EARLIER_JOB, earlier, call_alltoall),
+    "begun earlier": (Reason.NOT_TRIED, begun_earlier, call_alltoall),
+    "turn": (Reason.TURN, turns_next, call_alltoall),
     "table": (Reason.TABLE, table_says, call_alltoall),
     "not learning": (Reason.NOT_LEARNING, lambda comm: get_session(comm).policy.learn(0.0), call_alltoall),
     "background": (Reason.BLOCKING_ONLY, learns, wait_alltoall),

@@ -128,7 +128,9 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
         monkeypatch.delenv(name, raising=False)
 
     def keep(lesson: Lesson, layout: str = "2x4", mpi: str = MPI) -> None:
-        JobFile(setting_of(mpi, parse_layout(layout), "host", "Ethernet 25")).keep(lesson)
+        job = JobFile(setting_of(mpi, parse_layout(layout), "host", "Ethernet 25"))
+        job.keep(lesson)
+        job.flush()
 
     return keep
 

@@ -70,6 +70,7 @@ def keep(folder: Path, *lessons: Lesson, setting: Setting = SETTING) -> Path:
     job = JobFile(setting, folder)
     for lesson in lessons:
         job.keep(lesson)
+    job.flush()
     assert job.path is not None
     return job.path
 
@@ -239,10 +240,10 @@ def test_a_job_keeps_one_file(tmp_path: Path) -> None:
 
 
 def test_what_is_not_final_waits_where_writing_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred times as long as that takes, for the next lesson to come then; what is final is written at once."""
-    clock, job = [0.0], JobFile(SETTING, tmp_path)
+    """A hundred times as long as that takes, for the next lesson to come then, or the end; what is final does not."""
+    clock = [0.0]
     monkeypatch.setattr(learned.time, "perf_counter", lambda: clock[0])
-    write = learned.write_whole
+    job, write = JobFile(SETTING, tmp_path), learned.write_whole
 
     def slowly(path: Path, text: str) -> None:
         clock[0] += 1.0
@@ -251,6 +252,9 @@ def test_what_is_not_final_waits_where_writing_takes_long(tmp_path: Path, monkey
     monkeypatch.setattr(learned, "write_whole", slowly)
     begun = replace(LESSON, variant=NATIVE_VARIANT, untried=(BRUCK, PAIRWISE))
     job.keep(begun)
+    assert known(tmp_path) == [] and not (tmp_path / SETTING.folder).exists()
+    job.flush()
+    job.flush()
     assert known(tmp_path) == [begun] and clock == [1.0]
     clock[0] = 100.9
     further = replace(LESSON, untried=(PAIRWISE,))
@@ -262,6 +266,19 @@ def test_what_is_not_final_waits_where_writing_takes_long(tmp_path: Path, monkey
     assert known(tmp_path) == [further, other] and clock == [102.0]
     job.keep(LESSON)
     assert known(tmp_path) == [LESSON, other] and clock == [103.0]
+
+
+def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To communicators of this job that begin later; at its end others know it, too."""
+    monkeypatch.setattr(learned, "_job_files", {})
+    monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
+    begun = replace(LESSON, untried=(PAIRWISE,))
+    assert known_ranks(MPI) == frozenset()
+    job_file(SETTING).keep(begun)
+    assert known_ranks(MPI) == {8} and known_ranks("Open MPI 5.0.11") == frozenset()
+    assert read(SETTING) == by_key(begun) and read(replace(SETTING, layout="3+5")) == {} == read(SETTING, tmp_path)
+    learned.flush()
+    assert known(tmp_path) == [begun]
 
 
 def test_candidates_that_are_not_there_are_left_out(tmp_path: Path) -> None:
