@@ -2,9 +2,9 @@
 
 It lies in a folder of the user's (`settings.learned_folder`), in a sub-folder for each setting: MPI library, layout,
 memory and network. There each job that learns something writes one file of its own (JSON, format "hiercoll learned",
-version 1), whole and anew after each candidate of a size: a job that is killed leaves what it had, and jobs at the same
-time do not disturb each other. Reading merges all files of a setting; where there are many, the oldest are put
-together.
+version 1), whole and anew when all candidates of a size have been tried, now and then before that, and at its end. A
+job that is killed leaves what it wrote last, and jobs at the same time do not disturb each other. Reading merges all
+files of a setting; where there are many, the oldest are put together.
 
 Nothing here needs MPI, and no call of a program raises for what it finds on disk: what cannot be read is left out, and
 what cannot be written is lost, with one warning for each in a process.
@@ -161,7 +161,7 @@ def now() -> str:
 def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
     """The sizes of communicators for which there may be something, with this MPI library: from the names in one folder,
     so that a program for which there is nothing reads no files; and from what this job has not written yet."""
-    own = [] if folder is not None else [setting for setting in _job_files if setting.mpi == mpi]
+    own = [] if folder is not None else [setting for setting in list(_job_files) if setting.mpi == mpi]
     names = (match for match in map(_FOLDER.fullmatch, _listed(_base(folder))) if match)
     found = [int(match[1]) for match in names if match[0].startswith(f"{_plain(mpi)}_")]
     return frozenset([*found, *(setting.ranks for setting in own)])
@@ -170,12 +170,15 @@ def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
 def gaining_ranks(mpi: str) -> frozenset[int]:
     """Those for which something is known that is faster than the MPI library's own."""
     base, name = settings.learned_folder(), f"{_plain(mpi)}_"
-    return frozenset(
-        setting.ranks
-        for place in _places(base)
-        if place.name.startswith(name)
-        for setting in _gaining(place, _changed(place))
-    )
+    places = [place for place in _places(base) if place.name.startswith(name)]
+    found = [setting for place in places for setting in _gaining(place, _changed(place))]
+    own = [file for file in list(_job_files.values()) if file.setting.mpi == mpi and _gains(file.lessons)]
+    return frozenset(setting.ranks for setting in [*found, *(file.setting for file in own)])
+
+
+def _gains(lessons: Iterable[Lesson]) -> bool:
+    """Whether one of them has something that is faster than native."""
+    return not all(lesson.variant.is_native for lesson in lessons)
 
 
 def _changed(place: Path) -> int:
@@ -190,7 +193,7 @@ def _changed(place: Path) -> int:
 def _gaining(place: Path, changed: int) -> list[Setting]:
     """The settings of a sub-folder in which anything but native is known."""
     known = _gathered(place) if changed else {}
-    return [setting for setting, each in known.items() if not all(lesson.variant.is_native for lesson in each.values())]
+    return [setting for setting, each in known.items() if _gains(each.values())]
 
 
 def read(setting: Setting, folder: Path | None = None) -> Lessons:
@@ -273,9 +276,13 @@ def _gathered(place: Path) -> Known:
 
 def _merge(lessons: Lessons, more: Iterable[Lesson]) -> None:
     """Take up those that are to be believed rather than what is there."""
+
+    def rank(lesson: Lesson) -> tuple[bool, str, int]:
+        return not lesson.says_nothing, lesson.date, lesson.calls
+
     for lesson in more:
         other = lessons.get(lesson.key)
-        if other is None or (lesson.date, lesson.calls) >= (other.date, other.calls):
+        if other is None or rank(lesson) >= rank(other):
             lessons[lesson.key] = lesson
 
 
@@ -293,9 +300,11 @@ def _load(path: Path) -> _File:
     setting = _setting(reader, top.get("setting"))
     if setting.folder != path.parent.name:
         raise reader.wrong("setting", f"that of the folder {path.parent.name}", setting)
-    lessons = [_lesson(reader, each, at) for at, each in reader.items(top, "lessons", "")]
-    known = [lesson for lesson in lessons if lesson is not None]
-    return _File(setting, known, len(known) == len(lessons))
+    given = reader.items(top, "lessons", "")
+    known = [lesson for lesson in (_lesson(reader, each, at) for at, each in given) if lesson is not None]
+    untried = sum(len(each.get("untried", ())) for _, each in given)
+    is_whole = len(known) == len(given) and untried == sum(len(lesson.untried) for lesson in known)
+    return _File(setting, known, is_whole)
 
 
 def _text(path: Path) -> str:
@@ -322,7 +331,8 @@ def _setting(reader: Reader, value: Any) -> Setting:
 
 
 def _lesson(reader: Reader, value: Any, at: str) -> Lesson | None:
-    """A lesson; None if it is about what this hiercoll does not have. Raises TableError."""
+    """A lesson; None if it is about what this hiercoll does not have, candidates that are left out. Raises
+    TableError."""
     data = reader.mapping(value, at)
     seconds, native = (_time(reader, data, name, at) for name in ("seconds", "native"))
     size, calls = reader.whole(data, "size", at, 0), reader.whole(data, "calls", at, 1)
@@ -332,9 +342,9 @@ def _lesson(reader: Reader, value: Any, at: str) -> Lesson | None:
     variant = _variant(reader, data, at, collective)
     rest = reader.items(data, "untried", at) if "untried" in data else []
     untried = [_variant(reader, reader.mapping(each, place), place, collective) for place, each in rest]
-    if variant is None:
-        return None
     left = tuple(each for each in untried if each is not None)
+    if variant is None or (variant.is_native and untried and not left):
+        return None
     return Lesson(collective, size, in_place, variant, seconds, native, calls, date, left)
 
 
@@ -397,6 +407,9 @@ class JobFile:
             _warn("keep", f"{error}; it is not kept")
             return
         with self._lock:
+            before = self._lessons.get(lesson.key)
+            if before is not None and lesson.says_nothing and not before.says_nothing:
+                return  # of another communicator, or of one on which it is slower
             self._lessons[lesson.key] = sound
             self._waits = True
             if not lesson.untried or time.perf_counter() >= self._next:
@@ -415,11 +428,12 @@ class JobFile:
                 self._write()
 
     def _write(self) -> None:
-        begin, self._waits = time.perf_counter(), False
+        begin = time.perf_counter()
         try:
             if self.path is None:
                 self.path = self._place() / f"{_stamp()}.json"
             write_whole(self.path, _dumped(self.setting, self._lessons.values()))
+            self._waits = False
         except OSError as error:
             _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
         now = time.perf_counter()
@@ -448,7 +462,7 @@ def job_file(setting: Setting) -> JobFile:
 
 def flush() -> None:
     """Write what waits in this process's files: the end has come. Never raises."""
-    for file in _job_files.values():
+    for file in list(_job_files.values()):
         file.flush()
 
 
@@ -640,7 +654,7 @@ def _plain(text: str) -> str:
 def _digest(value: Any) -> str:
     """Twelve digits, by checksums: hashlib takes a while to import, and this happens while other ranks wait."""
     text = json.dumps(value, sort_keys=True).encode()
-    return f"{zlib.crc32(text):08x}{zlib.adler32(text) & 0xFFFF:04x}"
+    return f"{zlib.crc32(text):08x}{zlib.adler32(text) >> 16:04x}"
 
 
 def _shape(layout: str) -> tuple[tuple[int, ...], str]:

@@ -73,7 +73,9 @@ def learned_words(collective: str, lessons: dict[Setting, Lesson]) -> tuple[str,
     so_far = f" so far, with {len(lesson.untried)} more to be tried," if lesson.untried else ""
     words = f"learned{so_far} on {lesson.date[:10]} from {lesson.calls} calls ({where}), "
     if lesson.variant.is_native:
-        return NATIVE, words + "in which nothing was faster than native"
+        return NATIVE, words + (
+            "in which nothing has been found yet" if lesson.untried else "in which nothing was faster than native"
+        )
     ratio = f"in {lesson.seconds / lesson.native:.2f} of native's time"
     return lesson.variant.spelled(collective), words + ratio
 

@@ -33,7 +33,16 @@ from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, Slots, areas_of, rows_at
-from hiercoll.runtime.window import Window, header_bytes, untouched_bytes
+from hiercoll.runtime.window import (
+    NEIGHBOURS,
+    SMALL,
+    Arena,
+    Window,
+    arena_bytes,
+    header_bytes,
+    in_pages,
+    untouched_bytes,
+)
 from hiercoll.schedule import HOST, PRIVATE, RECV, SEND, WIDE, BufferName, Get, Schedule, most_tags
 from hiercoll.schedule.lowering import Steps, lower
 from hiercoll.tables import NATIVE_VARIANT, Variant
@@ -97,6 +106,7 @@ class PlanFactory:
         self._scratch: weakref.WeakValueDictionary[tuple[str, str, int], _Scratch] = weakref.WeakValueDictionary()
         self._moved: dict[tuple[int, int], Relocatable | None] = {}
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
+        self._common: Arena | None = None  # of small windows
 
     def make(self, request: Request, lifetime: Lifetime, *, traced: bool = False) -> Plan:
         """The plan for a request. Local for plans in the background, and but for the first of some size for blocking
@@ -379,24 +389,26 @@ class PlanFactory:
         if request.transport.peer and schedule.shared:
             return self._device_window(request, schedule, memory, nbytes if leads else 0)
         free = free_shared_memory() if leads else None
-        needed = nbytes + header_bytes(session.node.size, schedule.all_flags) + untouched_bytes()
+        needed = untouched_bytes() + self._wanted_bytes(nbytes, schedule.all_flags)
         lacking = 0 if free is None else max(needed - free, 0)
         flags, most = session.same_request(request, schedule.all_flags, nbytes, lacking=lacking)
-        window = self._new_window(nbytes, flags, most)
+        window = self._new_window(most, flags, most)
         if request.transport.has_notices:
             window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         self._attach(window, memory, partial(window.share_with, memory))
         return window
 
-    def _new_window(self, nbytes: int, flags: int, counted: int) -> Window:
-        """A window (see `Window`). The first one shows whether the ranks of a host share memory in the eyes of the MPI
-        library, too: it may have been told to send messages between them. Raises ConstraintError on all ranks.
-        Collective."""
+    def _new_window(self, room: int, flags: int, counted: int, *, alone: bool = False) -> Window:
+        """A window (see `Window`), in an arena of its own if it is to be ``alone``. The first one shows whether the
+        ranks of a host share memory in the eyes of the MPI library, too: it may have been told to send messages between
+        them. Raises ConstraintError on all ranks. Collective."""
         session, window, is_for_good = self._session, None, True
         got = f"{session.library}, which does not let them"
+        number = session.windows.next_number()
         try:
             if session.shares is not False:
-                window = Window(session.comm, session.node, nbytes, flags, session.windows.next_number(), counted)
+                arena = self._arena(room, flags, alone)
+                window = Window(session.comm, session.node, arena, room, flags, number, counted)
         except MPI.Exception as error:
             if session.shares:
                 raise
@@ -411,6 +423,26 @@ class PlanFactory:
         if window is None or not session.shares:
             raise ConstraintError("shared memory", "ranks of a host that share memory", got, session.rank)
         return window
+
+    def _arena(self, room: int, flags: int, alone: bool) -> Arena:
+        """Where a window lies: small ones together, a large one alone. Collective over the node where there is none
+        yet."""
+        node = self._session.node
+        header = header_bytes(node.size, flags)
+        if alone or room > SMALL:
+            return Arena(node, header, room)
+        if self._common is None or not self._common.fits(header, room):
+            self._common = Arena(node, *_common_bytes(node.size, header))
+        return self._common
+
+    def _wanted_bytes(self, room: int, flags: int) -> int:
+        """Of shared memory, that such a window takes which nobody has touched yet, about."""
+        lanes = self._session.node.size
+        header = header_bytes(lanes, flags)
+        if room > SMALL:
+            return arena_bytes(header, room)
+        fits = self._common is not None and self._common.fits(header, room)
+        return in_pages(room) if fits else arena_bytes(*_common_bytes(lanes, header))
 
     def _attach(self, window: Window, memory: Memory, reach: Callable[[], object]) -> None:
         """Let device memory ``reach`` the buffer of a window; if one rank cannot, the window is freed,
@@ -437,7 +469,8 @@ class PlanFactory:
             problem = error
         session.memories.check(problem)
         flags, most = session.same_request(request, schedule.all_flags, nbytes)
-        window = self._new_window(0, flags, most)
+        # Alone: to free it waits for the others of the node, which have let go of the buffer by then.
+        window = self._new_window(0, flags, most, alone=True)
         window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         handle = memory.address_handle(address).copy() if nbytes else np.empty(HANDLE_BYTES, np.uint8)
         session.node.Bcast(handle)
@@ -488,6 +521,11 @@ class PlanFactory:
 
 def _nothing() -> None:
     """There are no bytes to copy."""
+
+
+def _common_bytes(lanes: int, header: int) -> tuple[int, int]:
+    """Of flags and buffers in an arena for small windows, the first of which has a ``header`` of so many."""
+    return max(NEIGHBOURS * header_bytes(lanes, 1), header), 4 * SMALL
 
 
 def _rows_in(window: Window, areas: Areas | Slots) -> npt.NDArray[np.int64]:

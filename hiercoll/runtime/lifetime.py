@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
@@ -118,7 +119,8 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
-    flush()
+    with suppress(Exception):  # other ranks wait for this one
+        flush()
     compiled.close()
     by_handle.clear()
     states = [_live.pop(name) for name in sorted(_live)]

@@ -21,6 +21,8 @@ NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
 PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
 PAGE = mmap.PAGESIZE
+SMALL = max(15 << 12, 4 * PAGE)  # bytes of a buffer, at most, that lies in an arena with others
+NEIGHBOURS = 16  # of the smallest windows that have flags in one, at least
 MINCORE: Any = getattr(ctypes.CDLL(None), "mincore", None)
 if MINCORE is not None:
     MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -32,42 +34,87 @@ def header_bytes(lanes: int, flags: int) -> int:
     return (lanes * -(-max(flags, 1) // LINE) + 1) * LINE * 8
 
 
+def in_pages(nbytes: int) -> int:
+    """In whole ones."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def arena_bytes(flags: int, nbytes: int) -> int:
+    """Of an `Arena`, whose buffers begin with a page."""
+    return flags + in_pages(nbytes) + PAGE
+
+
 def untouched_bytes() -> int:
     """Of the windows whose memory this process has asked for: what nobody has touched yet. The system does not count
     it as taken, and when it is, ends who touches what there is no room for (SIGBUS)."""
     return sum(window.untouched_bytes() for window in _led)
 
 
+class Arena:
+    """An MPI window: memory that the ranks of a node share, of which several `Window` have a part each, so that to make
+    another one of them asks nobody. ``flags``: bytes for flags, all 0 at first; ``nbytes``: for buffers.
+
+    What was taken once is not taken again. All ranks of the node make and free the parts in the same order, and with
+    the last of them goes the arena. Made collectively over the node.
+    """
+
+    def __init__(self, node: MPI.Intracomm, flags: int, nbytes: int) -> None:
+        self._flags_room, self._room, self._parts = flags, in_pages(nbytes), 0
+        leads = node.rank == 0
+        self.window = MPI.Win.Allocate_shared(arena_bytes(flags, nbytes) * leads, 1, comm=node)
+        base, _ = self.window.Shared_query(0)
+        self.window.Lock_all(MPI.MODE_NOCHECK)
+        self._flags_at = MPI.Get_address(base)
+        self._at = in_pages(self._flags_at + flags)
+        if leads:
+            ctypes.memset(self._flags_at, 0, flags)
+        self.window.Sync()
+        node.Barrier()
+        self.window.Sync()
+
+    def fits(self, flags: int, nbytes: int) -> bool:
+        """Whether there is room for so many bytes of flags and of a buffer."""
+        return flags <= self._flags_room and nbytes <= self._room
+
+    def take(self, flags: int, nbytes: int) -> tuple[int, int]:
+        """Addresses of flags, all 0, and of a buffer in pages of its own. Local."""
+        flags_at, at, taken = self._flags_at, self._at, in_pages(nbytes)
+        self._flags_at, self._flags_room = flags_at + flags, self._flags_room - flags
+        self._at, self._room = at + taken, self._room - taken
+        self._parts += 1
+        return flags_at, at
+
+    def release(self) -> None:
+        """One of its parts is not needed any more. Collective over the node for the last one."""
+        self._parts -= 1
+        if not self._parts:
+            self._flags_room = 0
+            self.window.Unlock_all()
+            self.window.Free()
+
+
 class Window:
-    """An MPI shared-memory window with the ``shared`` buffer and the flags of a node.
+    """The ``shared`` buffer, of ``room`` bytes, and the flags of a node, in an ``arena`` that has place for them.
 
     Each rank has a line of flags of its own. A flag holds the number of the last start
     that raised it; ``epoch`` counts this rank's starts. ``number`` names the window on all
     ranks of the node; ``counted`` is the size that all nodes take it for when they make places for
-    others. ``comm`` is of all ranks. Collective over the node.
+    others. ``comm`` is of all ranks. Local, but in the same order on all ranks of the node.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, node: MPI.Intracomm, nbytes: int, flags: int, number: int, counted: int
+        self, comm: MPI.Intracomm, node: MPI.Intracomm, arena: Arena, room: int, flags: int, number: int, counted: int
     ) -> None:
-        self.number, self.nbytes, self._room = number, counted, nbytes
+        self.number, self.nbytes, self._room = number, counted, room
         # A probe for what nobody sends. Not on MPI_COMM_SELF: there MPICH does not look at the network.
         self._make_progress = partial(comm.Iprobe, comm.rank)
         self._width = -(-max(flags, 1) // LINE) * LINE
         header = header_bytes(node.size, flags)
-        size = -(-(header + nbytes) // 64) * 64 if node.rank == 0 else 0
-        self.window = MPI.Win.Allocate_shared(size, 1, comm=node)
-        base, _ = self.window.Shared_query(0)
-        self.window.Lock_all(MPI.MODE_NOCHECK)
-        address = MPI.Get_address(base)
+        self._arena, self.window = arena, arena.window
+        address, self.address = arena.take(header, room)
         self.flags = memoryview(cast(Any, MPI.buffer.fromaddress(address, header))).cast("q")
-        own = node.rank * self._width
-        self.flags[own : own + self._width] = memoryview(bytes(self._width * 8)).cast("q")
-        self.address = address + header
         self._flags_address, self._sleepers_address = address, address + header - 8 * LINE
         self._is_crowded = node.size > (os.cpu_count() or node.size)
-        if node.rank == 0:
-            self.flags[node.size * self._width] = 0  # nobody sleeps
         self.lane = node.rank
         self.counts = array("q", [0, 0])  # starts, and when it was used last; the compiled engine counts, too
         self.notices: dict[tuple[int, int, int], int] = {}  # slots by source, destination and tag (see `tell_by_flags`)
@@ -76,9 +123,6 @@ class Window:
         self.spoiled = False  # by a start that was interrupted: a rank may still write to it
         if node.rank == 0:
             _led.add(self)
-        self.window.Sync()
-        node.Barrier()
-        self.window.Sync()
 
     def addresses(self, sleeps: bool) -> tuple[int, int, int]:
         """Of the flags, of ``counts``, and of how many ranks sleep until a flag is raised; 0 where they do not: it
@@ -178,12 +222,11 @@ class Window:
             self._known[id(memory)] = memory.share(self.address, self._room)
 
     def free(self) -> None:
-        """Free the window (collective over the node)."""
+        """Free it (collective over the node)."""
         _led.discard(self)
         self._known.clear()
         if self.lane:
             self._elsewhere = None  # a mapping of what lane 0 has
         self.flags.release()
-        self.window.Unlock_all()
-        self.window.Free()
+        self._arena.release()
         self._elsewhere = None

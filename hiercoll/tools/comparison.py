@@ -44,7 +44,7 @@ class Sample:
 
 class Learned(NamedTuple):
     """What calls have taught: the seconds of a call by an algorithm, and by native, in calls that began together;
-    infinite where that is not known. ``date``: of an earlier job."""
+    infinite where that is not known. ``date``: of an earlier job; ``untried``: candidates that are left."""
 
     algorithm: str
     seconds: float
@@ -52,6 +52,7 @@ class Learned(NamedTuple):
     calls: int
     settled: bool
     date: str = ""
+    untried: int = 0
 
     @staticmethod
     def by(learner: Learner | None, collective: str) -> Learned | None:
@@ -60,14 +61,17 @@ class Learned(NamedTuple):
             return None
         found = learner.finding
         name = found.variant.spelled(collective)
-        return Learned(name, found.seconds, found.native, found.calls, learner.is_settled, found.date)
+        times, calls = (found.seconds, found.native), found.calls
+        return Learned(name, *times, calls, learner.is_settled, found.date, len(found.untried))
 
     def words(self) -> str:
         """In a line."""
         so_far = "" if self.settled else ", so far"
         source = f"from {self.calls} calls" + (f" of an earlier job, {self.date[:10]}" if self.date else "")
-        if self.algorithm == NATIVE and (self.settled or isfinite(self.native)):
-            return f"learned{so_far}: no candidate is faster than native, {source}"
+        if self.algorithm == NATIVE and self.settled:
+            return f"learned: no candidate is faster than native, {source}"
+        if self.algorithm == NATIVE and self.untried:
+            return f"learned, so far: native, with {self.untried} candidates to be tried, {source}"
         if not isfinite(self.native) or not isfinite(self.seconds):
             return f"learned{so_far}: {self.algorithm}, {source}"
         return f"learned{so_far}: {self.algorithm}, in {self.seconds / self.native:.2f} of native's time, {source}"

@@ -58,7 +58,7 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
     if wanted.size == 0 and collective.buffers and collective.sizes is not Sizes.OWN:
         return Reason.EMPTY
     learner = policy.known_learner(wanted.key)
-    if learner is not None and learner.takes_turns and mode is Mode.BLOCKING:
+    if learner is not None and learner.takes_turns and not learner.is_trying and mode is Mode.BLOCKING:
         return Reason.TURN
     if policy.table.find(collective.family, session.library, wanted.memory, session.topology) is not None:
         tries = learner is not None and collective.sizes is Sizes.OWN  # what the table says, too
@@ -80,6 +80,6 @@ def _of_table(policy: Policy, wanted: Wanted) -> Reason:
 def _of_learning(learner: Learner | None, mode: Mode) -> Reason:
     if learner is None:
         return Reason.NOT_TRIED if mode is Mode.BLOCKING else Reason.BLOCKING_ONLY
-    if not learner.trials:
-        return Reason.NOT_TRIED if learner.known is None or learner.known.untried else Reason.EARLIER_JOB
+    if not learner.trials and (learner.known is None or not learner.known.untried):
+        return Reason.NOT_TRIED if learner.known is None else Reason.EARLIER_JOB
     return Reason.NOT_FASTER if learner.is_settled else Reason.TRYING

@@ -163,10 +163,11 @@ class Budget:
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # the same by what `_plan_of` says
     pledged: float = 0.0  # seconds that are going to be spent
     kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
-    # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; and
-    # what it asked the model.
+    # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; what
+    # it asked the model; and what it took to keep what was found.
     aside: float = 0.0
     asking: float = 0.0
+    keeping: float = 0.0
     visits: int = 0  # such calls, since ranks have last met
     estimated: float = 0.0  # seconds that it should have taken to ask the model, since then
     dearer: float = DEARER  # times as long as estimated, that it took
@@ -273,14 +274,16 @@ class Budget:
     def meet(self, agree: Agree, values: Sequence[float] = ()) -> list[float]:
         """The largest of all ranks' values, and, since ranks meet, what calls of all kinds took. Collective."""
         unseen = [kind.unseen for kind in self.kinds]
-        mine = [*values, *(-seconds for _, seconds in unseen), self.aside, self.asking]
-        *agreed, aside, asking = agree(mine)
+        mine = [*values, *(-seconds for _, seconds in unseen), self.aside, self.asking, self.keeping]
+        *agreed, aside, asking, keeping = agree(mine)
         for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
             if calls >= FIRST:
                 self.calls += kind.see(calls, -least)
                 kind.last = self.calls
             if not kind.is_tried or self.calls > 2 * kind.last:  # it has spent that, or has no calls any more
                 self.release(kind)
+        self.cost += keeping
+        self.keeping = 0.0
         self._spend(max(0.0, aside), max(0.0, asking))
         return agreed[: len(values)]
 

@@ -28,6 +28,7 @@ from hiercoll.tuner import Spread
 from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind
 
 LONGEST = 240  # calls between two looks
+FOREVER = 1 << 40  # calls
 GROWTH = 4  # times as long calls have taken, at most, when ranks think again of what they can afford
 SELDOM = 2.0  # times as long as what pays for it, calls last until a rank thinks again
 MARGIN = 1.1  # times as many calls as are needed by what is known, after which it thinks of what it can afford
@@ -180,7 +181,9 @@ class Learner:
             return
         if isinstance(self._step, Serve):
             self.count()
-            self.finding, self.current = Finding(NATIVE_VARIANT, inf, inf, self._kind.calls), NATIVE_VARIANT
+            untried = () if self.finding is None else self.finding.untried
+            self.finding = Finding(NATIVE_VARIANT, inf, inf, self._kind.calls, untried=untried)
+            self.current = NATIVE_VARIANT
             self.budget.calls += self._kind.close()
             # Of a new array: nothing else serves calls in its place any more.
             self.tally = self._kind.plan(self.tally[0], wants=self._step.look)
@@ -314,8 +317,11 @@ class Learner:
         if _ratio(pairs) < PROMISING:
             pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS - LOOKS, pairs)
         native = float(median(seconds for _, seconds in pairs))
+        if _ratio(pairs) < 1.0 / SLOWER:
+            self._kind.typical = native  # it serves from now on
+            return False
         self.finding = replace(found, seconds=_seconds(pairs), native=native)
-        return bool(_ratio(pairs) >= 1.0 / SLOWER)
+        return True
 
     def _choose(self, begun: Finding | None = None) -> Course:
         """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
@@ -330,15 +336,19 @@ class Learner:
             self._remember(best, native, others)
         else:
             best, others, native = begun.variant, list(begun.untried), begun.native
+        first = best
         for self._kind.place, new in enumerate(others):
             look = yield from self._look_at(new, best)
             if best.is_native and len(look) == LOOKS:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
-            self._remember(best, native, others[self._kind.place + 1 :])
+            rest = others[self._kind.place + 1 :]
+            self._remember(
+                best, native, rest or [new] * ("segments" in best.params)
+            )  # of which the number is to be tuned
         self._kind.place = 0
-        if best.is_native:
+        if best.is_native or (best == first and self.finding is None):
             self._settle(best, native)
         else:
             yield from self._segments(best)
@@ -368,13 +378,19 @@ class Learner:
         if not untried or is_of_old or self._own is not None or native == inf:
             return
         seconds = native if self.finding is None or best.is_native else self.finding.seconds
-        self.finding = Finding(best, seconds, native, self._calls, untried=tuple(untried))
-        self.found(self.finding)
+        self._tell(Finding(best, seconds, native, self._calls, untried=tuple(untried)))
 
     def _settle(self, variant: Variant, native: float, seconds: float | None = None) -> None:
-        self.finding = Finding(variant, native if seconds is None else seconds, native, self._calls)
         self.is_settled = True
-        self.found(self.finding)
+        self._tell(Finding(variant, native if seconds is None else seconds, native, self._calls))
+
+    def _tell(self, finding: Finding) -> None:
+        """It is found; what it takes to keep it is no part of what it takes to look."""
+        self.finding, begin = finding, perf_counter()
+        self.found(finding)
+        seconds = perf_counter() - begin
+        self.budget.keeping += seconds
+        self.budget.aside -= seconds
 
     @property
     def _calls(self) -> int:
@@ -410,7 +426,7 @@ class Learner:
             if (unseen := self._kind.calls - before) >= most:
                 before, unseen = self._kind.calls, 0
                 most = max(FIRST, (GROWTH - 1) * (budget.calls / each if each else inf))
-                most = most if self.rarely else min(most, LONGEST_WAIT)
+                most = min(most, FOREVER if self.rarely else LONGEST_WAIT)
             lacking = budget.lacks(wanted + budget.visit_seconds)  # another visit by then
             needed = MARGIN * lacking / each if each else inf
             few = SELDOM * budget.visit_seconds / budget.share / each if each else 0.0
@@ -457,8 +473,9 @@ class Learner:
         """By how many seconds one of a pair of calls is slower than what serves others, about."""
         if before:
             return _seconds(before) - median(seconds for _, seconds in before)
-        if new == self._chosen and self.finding is not None:  # native is
-            return self.finding.native - self.finding.seconds
+        if new == self._chosen and self.finding is not None:  # native is, by an earlier job's times
+            ratio = self.finding.native / self.finding.seconds
+            return (ratio - 1.0) * self._typical if self._typical < inf else 0.0
         return DOUBT * self._typical
 
     def _is_faster(self, new: Variant, old: Variant, native: float, look: Pairs = ()) -> Answer:

@@ -23,6 +23,7 @@ import pytest
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll import learned
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.runtime import progress
@@ -114,6 +115,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = "on another rank:\n" + failures[0]
     return report
+
+
+@pytest.fixture(autouse=True)
+def newly_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job that has not learned anything yet."""
+    monkeypatch.setattr(learned, "_job_files", {})
 
 
 @pytest.fixture

@@ -31,6 +31,12 @@ pytestmark = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compiled
 
 
 @pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever calls take, conditions have not changed."""
+    monkeypatch.setattr("hiercoll.tuning.learning.CHANGED", float("inf"))
+
+
+@pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The requests of calls that the compiled engine has left to Python."""
     seen: list[Any] = []
@@ -438,11 +444,12 @@ def test_many_calls_are_forgotten_in_the_end(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(min_size=2)  # one rank alone is the MPI library's
 @pytest.mark.parametrize("is_dropin", [False, True])
-def test_vectors_that_are_native_are_counted(comm: MPI.Intracomm, is_dropin: bool) -> None:
+def test_vectors_that_are_native_are_counted(comm: MPI.Intracomm, is_dropin: bool, steady: None) -> None:
     """The compiled engine leaves them to mpi4py as long as nothing is to be learned, and counts them: the learner
     asks after as many calls as without it."""
     ours, learner = hiercoll.Intracomm(comm), get_session(comm).policy.learner(Wanted(ALLTOALLV, 0, False))
     assert learner is not None
+    learner.budget.calls = 1e3  # seconds: they pay for all that ranks want to know
     draw, asked, passed = np.random.default_rng(RANK), 0, 0
     tables = draw.integers(5000, 9000, (110, SIZE, SIZE))
     WORLD.Bcast(tables)
@@ -461,11 +468,14 @@ def test_vectors_that_are_native_are_counted(comm: MPI.Intracomm, is_dropin: boo
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("is_dropin", [False, True])
-def test_vectors_by_what_has_been_found_are_counted(comm: MPI.Intracomm, is_dropin: bool, slow: list[Any]) -> None:
+def test_vectors_by_what_has_been_found_are_counted(
+    comm: MPI.Intracomm, is_dropin: bool, slow: list[Any], steady: None
+) -> None:
     """The compiled engine serves them as long as the learner asks for nothing: of each term only the first call is
     Python's."""
     ours, learner = hiercoll.Intracomm(comm), get_session(comm).policy.learner(Wanted(ALLTOALLV, 0, False))
     assert learner is not None
+    learner.budget.calls = 1e3  # seconds: they pay for all that ranks want to know
     aggregate = Variant("aggregate", get_algorithm("alltoallv", "aggregate").resolve({}))
     learner.candidates = lambda own: (aggregate,)
     tables = np.random.default_rng(3).integers(0, 9, (100, SIZE, SIZE))

@@ -47,7 +47,6 @@ def newcomer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     monkeypatch.setenv("HIERCOLL_LEARNED", str(folder / "learned"))
     monkeypatch.setattr(beginning, "LOOK", 0.0)
-    learned._job_files.clear()
     return folder / "learned"
 
 

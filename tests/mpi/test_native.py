@@ -282,7 +282,7 @@ def test_online(counted: Counted, collective: str) -> None:
         served += learner.begin().is_native
         call(counted, send, recv)
         assert counted.counts[collective.capitalize()] == served
-        if learner.finding is not None:
+        if learner.is_settled:
             break
     assert served > 3 and set(counted.counts) == {collective.capitalize()}
 

@@ -271,7 +271,7 @@ def earlier(comm: MPI.Intracomm) -> None:
 
 
 def begun_earlier(comm: MPI.Intracomm) -> None:
-    """An earlier job has not tried anything yet."""
+    """An earlier job has not tried everything."""
     session = get_session(comm)
     wanted = Wanted(ALLTOALL, 8, False)
     session.policy.learn()
@@ -370,7 +370,7 @@ LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Int
     "trying": (Reason.TRYING, lambda comm: tried(comm, False), call_alltoall),
     "tried": (Reason.NOT_FASTER, lambda comm: tried(comm, True), call_alltoall),
     "earlier": (Reason.EARLIER_JOB, earlier, call_alltoall),
-    "begun earlier": (Reason.NOT_TRIED, begun_earlier, call_alltoall),
+    "begun earlier": (Reason.TRYING, begun_earlier, call_alltoall),
     "turn": (Reason.TURN, turns_next, call_alltoall),
     "table": (Reason.TABLE, table_says, call_alltoall),
     "not learning": (Reason.NOT_LEARNING, lambda comm: get_session(comm).policy.learn(0.0), call_alltoall),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_request
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
+from hiercoll.runtime.window import PAGE, SMALL, header_bytes
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule.lowering import Steps
 from hiercoll.schedule.transports import Transport
@@ -151,10 +152,30 @@ class Comm:
         return lambda *given, **named: None
 
 
+class FakeArena:
+    """In place of an MPI window; ``made``: what has been asked of all."""
+
+    made: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, node: Any, flags: int, nbytes: int) -> None:
+        self.made.append((flags, nbytes))
+        self.room = [flags, nbytes]
+
+    def fits(self, flags: int, nbytes: int) -> bool:
+        return flags <= self.room[0] and nbytes <= self.room[1]
+
+    def take(self, flags: int, nbytes: int) -> None:
+        assert self.fits(flags, nbytes)
+        self.room = [self.room[0] - flags, self.room[1] - nbytes]
+
+
 class FakeWindow:
     """In place of shared memory."""
 
-    def __init__(self, comm: Any, node: Any, nbytes: int, flags: int, number: int, counted: int) -> None:
+    def __init__(
+        self, comm: Any, node: Any, arena: FakeArena, nbytes: int, flags: int, number: int, counted: int
+    ) -> None:
+        arena.take(header_bytes(node.size, flags), nbytes)
         self.number, self.nbytes, self.own = number, counted, np.zeros(nbytes, np.uint8)
         self.address, self.freed, self.spoiled, self.epoch, self.begun = self.own.ctypes.data, False, False, 0, 0
 
@@ -253,6 +274,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Alone:
 
     monkeypatch.setattr(hiercoll.runtime.factory, "plan_of", plan_of)
     monkeypatch.setattr(hiercoll.runtime.factory, "Window", FakeWindow)
+    monkeypatch.setattr(hiercoll.runtime.factory, "Arena", FakeArena)
+    monkeypatch.setattr(FakeArena, "made", [])
     monkeypatch.setattr(hiercoll.runtime.session, "duplicate", lambda comm: Comm("tagged"))
     return made
 
@@ -324,6 +347,25 @@ def test_windows_of_plans(session: Alone, lifetime: Lifetime) -> None:
     else:
         assert windows[0] is windows[1] and session.windows.made == 1
         assert [plan.window_key for plan in plans] == list(session.windows.kept) * 2
+
+
+def test_small_windows_lie_together(session: Alone) -> None:
+    """As long as there is room; large ones lie alone, and so do those whose buffer is elsewhere."""
+    make, flags = session.factory._new_window, header_bytes(session.node.size, 1)
+    session.shares = True
+    for _ in range(3):
+        make(100, 1, 100)
+    assert len(FakeArena.made) == 1
+    make(SMALL + 1, 1, 0)
+    make(0, 1, 0, alone=True)
+    assert FakeArena.made[1:] == [(flags, SMALL + 1), (flags, 0)]
+    for _ in range(4):
+        make(SMALL, 1, 0)
+    assert len(FakeArena.made) == 4 and FakeArena.made[3] == FakeArena.made[0]
+    wanted = session.factory._wanted_bytes
+    assert wanted(SMALL + 1, 1) > SMALL and wanted(1, 1) == PAGE and wanted(1, 10_000) > 80_000
+    make(1, 10_000, 0)
+    assert FakeArena.made[4][0] >= header_bytes(session.node.size, 10_000)
 
 
 def test_ranks_of_a_host_that_share_no_memory(session: Alone, monkeypatch: pytest.MonkeyPatch) -> None:

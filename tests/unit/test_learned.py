@@ -276,6 +276,7 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
     assert known_ranks(MPI) == frozenset()
     job_file(SETTING).keep(begun)
     assert known_ranks(MPI) == {8} and known_ranks("Open MPI 5.0.11") == frozenset()
+    assert gaining_ranks(MPI) == {8}
     assert read(SETTING) == by_key(begun) and read(replace(SETTING, layout="3+5")) == {} == read(SETTING, tmp_path)
     learned.flush()
     assert known(tmp_path) == [begun]
@@ -283,7 +284,10 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
 
 def test_candidates_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     path = given_file(tmp_path, text_of({**GOOD, "untried": [{"algorithm": "quantum", "params": {}}, BRUCK.record()]}))
-    assert learned._load(path).lessons == [replace(LESSON, untried=(BRUCK,))]
+    file = learned._load(path)
+    assert file.lessons == [replace(LESSON, untried=(BRUCK,))] and not file.is_known
+    nothing = {**GOOD, **NATIVE_VARIANT.record(), "untried": [{"algorithm": "quantum", "params": {}}]}
+    assert learned._load(given_file(tmp_path, text_of(nothing))).lessons == []  # not that nothing is faster
 
 
 def test_transports_and_forms_are_kept(tmp_path: Path) -> None:
@@ -291,6 +295,21 @@ def test_transports_and_forms_are_kept(tmp_path: Path) -> None:
     form = replace(LESSON, size=1, variant=Variant("native", {"form": "nonblocking"}))
     keep(tmp_path, staged, form)
     assert read(SETTING, tmp_path) == by_key(staged, form)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_says_nothing_replaces_nothing(tmp_path: Path, order: int) -> None:
+    """Whichever comes later: of another job, or of another communicator of this one."""
+    begun = replace(LESSON, variant=NATIVE_VARIANT, seconds=2e-5, date="2026-11-23", untried=(BRUCK, PAIRWISE))
+    for lesson in [LESSON, begun][::order]:
+        keep(tmp_path, lesson)
+    assert known(tmp_path) == [LESSON]
+    keep(tmp_path / "one", LESSON, begun)
+    keep(tmp_path / "other", begun, LESSON)
+    assert known(tmp_path / "one") == known(tmp_path / "other") == [LESSON]
+    settled = replace(begun, untried=())
+    keep(tmp_path, settled)
+    assert known(tmp_path) == [settled]
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -148,6 +148,26 @@ def test_what_an_earlier_job_has_begun_and_is_slower_here() -> None:
     assert job.finding is not None and job.finding.variant.params == {"radix": 3} and RADICES[2] not in job.tried
 
 
+def test_what_an_earlier_job_has_begun_and_cannot_run() -> None:
+    """Native serves, and the other candidates are tried."""
+
+    def cost(variant: Variant, call: int) -> float:
+        return inf if variant == BRUCK else 1e-2 if variant.is_native else 5e-3
+
+    job = Job(cost, [NATIVE_VARIANT], known=Finding(BRUCK, 5e-3, 1e-2, 300, "2026-11-22", (RADICES[2],)))
+    job.native = job.seconds = 0.0
+    job.run(1000)
+    assert job.finding is not None and job.finding.variant == RADICES[2] and job.learners[0].is_settled
+
+
+@pytest.mark.parametrize("seconds", [1e-2, 1e-3])
+def test_what_an_earlier_job_has_found_is_checked_soon(seconds: float) -> None:
+    """However much longer calls took there."""
+    known = Finding(BRUCK, 5e-1, 5.0, 300, "2026-11-22")
+    job = Job(steady(native=seconds, bruck=seconds / 10), RADICES[:2], meeting=1e-6, known=known).run(1000)
+    assert job.tried and job.finding is not None and job.finding.native == pytest.approx(seconds)
+
+
 def test_what_is_found_of_blocks_of_any_sizes_is_told_at_the_end() -> None:
     """Other blocks may have other candidates in a later job."""
     findings: list[Finding] = []
@@ -263,7 +283,8 @@ def test_segments_up_by_factors_down_by_steps(best: int) -> None:
 
     job = Job(cost, [NATIVE_VARIANT, Variant("ring", {"segments": 1})], share=inf).run(400)
     assert abs(int(job.learners[0].current.params["segments"]) - best) <= max(1, best // 2)
-    assert len(job.findings) == 1 and job.findings[0].native == 1.0
+    begun, last = job.findings  # a later job is to tune their number, too
+    assert begun.untried == (begun.variant,) and last.untried == () and begun.native == last.native == 1.0
 
 
 @pytest.mark.parametrize("native", [2e-6, 1e-4, 1e-2])

@@ -13,12 +13,12 @@ from mpi4py import MPI
 
 import hiercoll.calls.functions  # noqa: F401  (MPI must not be looked at before)
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.window import Window
+from hiercoll.runtime.window import Arena, Window
 
 session = get_session(MPI.COMM_WORLD)
 comm = session.comm
 large, word = np.full(16 << 20, 7, np.uint8), np.empty(1, np.uint8)
-board = Window(comm, session.node, 64, 1, 1, 64)
+board = Window(comm, session.node, Arena(session.node, 1024, 64), 64, 1, 1, 64)
 board.epoch = 1
 if comm.rank == 0:
     request = comm.Isend(large, 2)
