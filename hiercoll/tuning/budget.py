@@ -169,6 +169,7 @@ class Budget:
     asking: float = 0.0
     keeping: float = 0.0
     visits: int = 0  # such calls, since ranks have last met
+    is_visit: bool = False  # whether this call is one: not where ranks have met for a trial
     estimated: float = 0.0  # seconds that it should have taken to ask the model, since then
     dearer: float = DEARER  # times as long as estimated, that it took
     _visit: float = inf
@@ -202,8 +203,8 @@ class Budget:
 
     @property
     def unseen_visits(self) -> float:
-        """Seconds of such calls that are not in ``cost`` yet, with this one, about."""
-        return (self.visits + 1) * self.visit_seconds
+        """Seconds of such calls that are not in ``cost`` yet, with this one if it is one, about."""
+        return (self.visits + self.is_visit) * self.visit_seconds
 
     def behind(self, kind: Kind) -> int:
         """How many candidates more have been tried for this kind than for any other for which something is looked for,
@@ -228,11 +229,15 @@ class Budget:
     def visit(self, asker: Kind, agree: Agree) -> None:
         """What is to be done in a call of this kind; since it costs no more, also for others that are due, those first
         that take the most time. Collective if one of them wants ranks to meet, and they can afford it."""
-        due = self._close(asker)
-        unmet = [kind for kind in due if kind.is_unmet and kind.unseen[0] >= FIRST]
-        if unmet and not all(self._missing(unmet)):
-            self.meet(agree)
-        self._go_on(due)
+        self.is_visit = True
+        try:
+            due = self._close(asker)
+            unmet = [kind for kind in due if kind.is_unmet and kind.unseen[0] >= FIRST]
+            if unmet and not all(self._missing(unmet)):
+                self.meet(agree)
+            self._go_on(due)
+        finally:
+            self.is_visit = False
 
     def go_round(self) -> None:
         """The same for kinds that are due after a trial, for which ranks have met."""

@@ -23,7 +23,7 @@ ASKING = 2e-3  # seconds of a first question to the cost model at least, besides
 AGAIN = 0.4e-3  # of later ones
 KNOWN = 20e-6  # seconds that the model takes for an algorithm and a size, besides
 MOST = 1 << 40  # bytes of a block that is never too short
-PLANNED = 3  # set-ups that take as long as a plan with shared memory
+PLANNED = 2  # set-ups that take as long as a plan with shared memory
 OF_A_KIND = 3  # candidates that differ in parameters only
 
 
