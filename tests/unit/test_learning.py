@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
-from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, SHARE, Budget, Kind
+from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, MEETINGS, SHARE, THINKING, Budget, Kind
 from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, ROUNDS, Finding, Learner
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
@@ -567,6 +568,30 @@ def test_kinds_that_think_in_one_call_do_not_spend_the_same_twice(monkeypatch: p
         clock.run(500 // kinds)
         assert clock.spent <= SHARE * 1e-3 * calls + 2e-2 + 2e-3
     assert clock.spent > 2e-2 * min(kinds, 5)
+
+
+def test_a_look_counts_before_it_is_agreed_on() -> None:
+    """The one that goes on now, too; and not a trial, for which ranks have met."""
+    budget = Budget(meeting=1e-3, cores=0.5)
+    each = MEETINGS * 1e-3 + THINKING / 0.5
+    assert budget.visit_seconds == pytest.approx(each) and budget.unseen_visits == 0.0
+    seen: list[float] = []
+    budget.join(kind := Kind(lambda missing: seen.append(budget.unseen_visits)))
+    budget.visit(kind, list)
+    assert seen == [pytest.approx(each)]
+    budget.visited(5e-3)
+    assert budget.unseen_visits == pytest.approx(each)
+    budget.meet(list)
+    assert budget.unseen_visits == 0.0 and budget.cost == pytest.approx(5e-3) == budget.visit_seconds
+
+
+def test_what_keeping_takes_is_spent() -> None:
+    """But is no part of what a look takes."""
+    learner = Learner(lambda own: RADICES, list, budget := Budget(calls=1e3), lambda finding: time.sleep(5e-3))
+    for _ in range(100):
+        learner.begin()
+        learner.note(1e-3)
+    assert budget.cost + budget.keeping >= 5e-3 and budget.visit_seconds < 4e-3
 
 
 def test_what_was_pledged_is_free_again() -> None:
