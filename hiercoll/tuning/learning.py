@@ -343,10 +343,10 @@ class Learner:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
-            rest = others[self._kind.place + 1 :]
-            self._remember(
-                best, native, rest or [new] * ("segments" in best.params)
-            )  # of which the number is to be tuned
+            left = others[self._kind.place + 1 :]
+            if not left and "segments" in best.params:  # their number is to be tuned, after the last candidate
+                left = [new]
+            self._remember(best, native, left)
         self._kind.place = 0
         if best.is_native or (best == first and self.finding is None):
             self._settle(best, native)
