@@ -7,7 +7,7 @@ model's help: what the model says of an algorithm here is corrected by how wrong
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -208,17 +208,16 @@ def modelled(
     combining: Combining,
     machine: Machine | None = None,
     variants: Iterable[tuple[str, Params]] | None = None,
-    cores: float = 1.0,
+    links: Links = DEFAULT_LINKS,
 ) -> list[Candidate]:
-    """The model's ranking of what may combine so, of the ``variants``, where each rank has so many ``cores``: see
-    `rank_by_model`."""
+    """The model's ranking of what may combine so, of the ``variants``: see `rank_by_model`."""
     order, accumulates = combining.of_auto, combining.accumulates
     return rank_by_model(
         collective,
         topology,
         block,
         inplace=inplace,
-        links=replace(DEFAULT_LINKS, cores=cores),
+        links=links,
         variants=variants,
         machine=machine,
         order=order,
@@ -250,7 +249,7 @@ def _decide(
     held: bool,
     combining: Combining,
     explains: bool,
-    cores: float,
+    links: Links,
 ) -> Decision:
     if COLLECTIVES[collective].sizes is Sizes.ROOT:
         names = ", ".join(REGISTRY[collective])
@@ -266,7 +265,7 @@ def _decide(
     if entry is None:
         ranked = []
         if explains or table.by_model or not combining.native:
-            ranked = modelled(collective, topology, block, inplace, combining, table.machine, cores=cores)
+            ranked = modelled(collective, topology, block, inplace, combining, table.machine, links=links)
         if ranked and table.by_model:
             return Decision(ranked[0].variant, "the cost model, as asked for", tuple(ranked))
         if ranked and not combining.native:
@@ -276,8 +275,8 @@ def _decide(
         why += f"; what the cost model{name} says of hiercoll's own:" if ranked else ""
         return Decision(Variant(NATIVE), why, tuple(ranked))
     if entry.is_for(topology):
-        return _by_entry(entry, topology, block, inplace, table.source, held, combining, cores)
-    return _by_neighbour(entry, topology, block, inplace, table.source, combining, cores)
+        return _by_entry(entry, topology, block, inplace, table.source, held, combining, links)
+    return _by_neighbour(entry, topology, block, inplace, table.source, combining, links)
 
 
 def decide(
@@ -292,20 +291,21 @@ def decide(
     held: bool = False,
     combining: Combining = FREE,
     explains: bool = True,
-    cores: float = 1.0,
+    links: Links = DEFAULT_LINKS,
 ) -> Decision:
     """What ``algorithm="auto"`` runs for blocks of ``block`` bytes, in calls or (``held``) in plans.
 
     ``table`` is consulted for the MPI library ``mpi``, as "MPICH 5.0.2". Without one it is the MPI library's own
     collective: the model knows nothing of that one, and its ranking of the others says what may be worth a try. Where
     that one may not serve a reduction (``combining``), the model's first does. ``explains``: with the model's ranking
-    where it decides nothing, too, which takes milliseconds. ``cores``: of each rank, less than 1 where they share some.
+    where it decides nothing, too, which takes milliseconds. ``links``: what the model goes by, unless the table has
+    links or a machine.
     Deterministic in its arguments, so all ranks that call it alike choose alike.
     """
     if COLLECTIVES[collective].sizes is Sizes.OWN:
         inplace = False  # what is in place is copied before
     known = table or _NO_TABLE
-    return _decide(collective, topology, block, inplace, known, mpi, memory, held, combining, explains, cores)
+    return _decide(collective, topology, block, inplace, known, mpi, memory, held, combining, explains, links)
 
 
 class Spread(NamedTuple):
@@ -372,7 +372,7 @@ def _by_entry(
     source: str,
     held: bool,
     combining: Combining,
-    cores: float,
+    links: Links,
 ) -> Decision:
     """By an entry for this very layout. It chooses one algorithm for a size, so that the bits of a sum stay the same,
     in whatever order, if calls in place choose as others do."""
@@ -384,7 +384,7 @@ def _by_entry(
         what = "work in place" if combining.order is Order.ANY else f"give {_ORDERED[combining.order]}"
         variant, why = NATIVE_VARIANT, f"{why}; the choice there cannot {what}"
     if not able(variant):
-        others = ranking or modelled(entry.collective, topology, block, inplace, combining, cores=cores)
+        others = ranking or modelled(entry.collective, topology, block, inplace, combining, links=links)
         variant = others[0].variant
     return Decision(variant, why, ranking)
 
@@ -393,7 +393,7 @@ _ORDERED = {Order.ANY: "one order", Order.RANK: "the order of ranks", Order.FIXE
 
 
 def _by_neighbour(
-    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, combining: Combining, cores: float
+    entry: Entry, topology: Topology, block: int, inplace: bool, source: str, combining: Combining, links: Links
 ) -> Decision:
     """By an entry for another layout: the model's times here, times measured over modelled there, of what was chosen
     there and of native.
@@ -423,7 +423,7 @@ def _by_neighbour(
     corrected.sort(key=lambda candidate: candidate.seconds)
     why = f"{source}: nearest entry, {entry.layout} with {entry.mpi}, carried over to {topology} by the cost model"
     if not corrected and not combining.native:
-        corrected = modelled(entry.collective, topology, block, inplace, combining, cores=cores)
+        corrected = modelled(entry.collective, topology, block, inplace, combining, links=links)
     if not corrected:
         return Decision(Variant(NATIVE), f"{why}; nothing that was measured there can run here")
     return Decision(corrected[0].variant, why, tuple(corrected))

@@ -5,7 +5,8 @@ each message that it sends or receives and ``gap`` per byte copied; a chain of d
 messages pays each link's ``alpha``; all that leaves or enters a node shares the node's
 link at ``beta`` per byte, and within the node each rank moves its own bytes at the node's
 ``beta``. The time is the latency of the longest chain plus the busiest rank's overhead
-plus the larger of the two transfer times plus copies. Where ranks share cores, what all ranks of
+plus the larger of the two transfer times plus copies; a link that one rank alone has to keep
+busy is so a little less. Where ranks share cores, what all ranks of
 a node do takes as long as its cores need for it, which copy what enters or leaves the node, too. It
 ranks algorithms; it does not know contention inside the network.
 """
@@ -57,6 +58,7 @@ class Links:
 
 
 DEFAULT_LINKS = Links()
+ALONE = 0.03  # of the time that a rank's bytes take between nodes, for which nothing is sent unless others do
 
 
 @dataclass(frozen=True)
@@ -155,4 +157,5 @@ def predict(counts: Sequence[RankCounts], size: int, links: Links = DEFAULT_LINK
         moved = counts[0].nbytes(sum(c.network_blocks + c.network_received_blocks for c in counts), size)
         work = sum(c.work(size, links) for c in counts) + moved * links.gap
         seconds = max(seconds, work / (links.cores * len(counts)) + max(c.latency(links) for c in counts))
-    return seconds + max(far * links.network.beta, near * links.node.beta)
+    alone = counts[0].nbytes(max(max(c.network_blocks, c.network_received_blocks) for c in counts), size)
+    return seconds + max((far + ALONE * alone) * links.network.beta, near * links.node.beta)

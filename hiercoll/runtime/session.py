@@ -27,6 +27,7 @@ from mpi4py import MPI
 from hiercoll import learned, settings
 from hiercoll.collectives import COLLECTIVES, called
 from hiercoll.errors import ArgumentError, HiercollError, TableError, TableWarning
+from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.beginning import SET_UP
@@ -37,6 +38,7 @@ from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories, takes_device_memory
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan, abandoned
+from hiercoll.runtime.probing import Probe
 from hiercoll.runtime.request import Key as RequestKey
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.tags import Tags
@@ -57,6 +59,7 @@ Alias: TypeAlias = "tuple[object, ...]"
 Read = TypeVar("Read")
 
 NAME_BITS = 52  # of a communicator's name, which is told as a float64
+PROBED = 2  # messages there and back, of each size, that show how fast links are
 MAX_PLANS = 128  # cached plans per communicator
 MAX_SEEN = 1024  # requests that are remembered without a plan
 MAX_SCRATCH = 256 << 20  # bytes of scratch of cached plans per communicator
@@ -219,7 +222,7 @@ class Session:
         if self.rank == 0:
             self.policy.found = self._keep
         self.policy.table, self.policy.known = table, known if self.learns else {}
-        self.policy.cores = cores
+        self.policy.links, self.policy.probe = replace(DEFAULT_LINKS, cores=cores), self._probe
         self.policy.compares = self._compares
         self.policy.learn(self.learns)
         self._use_timeout(common.timeout)
@@ -297,6 +300,12 @@ class Session:
         total = np.empty_like(mine)
         self.user.Allreduce(mine, total)
         return total
+
+    def _probe(self, known: Links) -> Links:
+        """Links, that between nodes as it is found to be: it may be a thousand times slower than another one.
+        Collective."""
+        probe = Probe(self.comm, self.tags.in_background(1), PROBED, self.agreement.slowest, self.watch)
+        return replace(known, network=probe.network(self.topology, known.network))
 
     def _gather_on_node(self, value: object) -> list[Any]:
         """Every rank's value on the node, if any window has been made with its ranks."""

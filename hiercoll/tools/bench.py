@@ -24,12 +24,13 @@ from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import Collective, Sizes, get_collective
 from hiercoll.errors import HiercollError
-from hiercoll.model.cost import Link, Links
+from hiercoll.model.cost import Links
 from hiercoll.model.simulate import Event
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.operations import find_operation
+from hiercoll.runtime.probing import Probe
 from hiercoll.runtime.request import Arguments, Mode, combining_of, make_request, place_of, spread_of
 from hiercoll.schedule.transports import AUTO
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
@@ -42,6 +43,7 @@ from hiercoll.tuning.policy import Wanted
 FEWEST = 6  # samples: of fewer there is no 95 % interval
 AUTO_VARIANT, CONTROL_VARIANT = Variant("auto"), Variant(CONTROL)
 PROBE = 1 << 16  # bytes of a message that shows a link's rate
+PROBED = 20  # messages there and back, of each size, that show how fast links are
 PAYLOAD, FRAME = 1448, 1514  # bytes of data in a full Ethernet frame of TCP/IP, and of the frame
 
 
@@ -223,37 +225,11 @@ class Bench:
         return float(now[0])
 
     def links(self) -> Links:
-        """The cost model's parameters of messages within a node and between nodes, as measured
-        by messages to and fro between two ranks; the defaults where there are no such ranks."""
-        first = self.topology.nodes[0]
-        near = first[1] if len(first) > 1 else None
-        far = self.topology.nodes[1][0] if len(self.topology.nodes) > 1 else None
-        default = Links()
-        return replace(
-            default, node=self._link(first[0], near, default.node), network=self._link(first[0], far, default.network)
-        )
-
-    def _link(self, one: int, other: int | None, default: Link) -> Link:
-        if other is None:
-            return default
-        small, large = (self._one_way(one, other, size) for size in (8, PROBE))
-        return Link(small, max((large - small) / PROBE, 1e-12))
-
-    def _one_way(self, one: int, other: int, size: int) -> float:
-        """Seconds that a message takes between two ranks, the median of some."""
-        rank, buffer, times = self.comm.rank, np.zeros(size, np.uint8), []
-        for _ in range(20 if rank in (one, other) else 0):
-            begin = perf_counter()
-            if rank == one:
-                self.comm.Send(buffer, other)
-                self.comm.Recv(buffer, other)
-            else:
-                self.comm.Recv(buffer, one)
-                self.comm.Send(buffer, one)
-            times.append((perf_counter() - begin) / 2)
-        middle = np.array([np.median(times) if times else 0.0])
-        self.comm.Bcast(middle, one)
-        return float(middle[0])
+        """The cost model's parameters of messages within a node and between nodes, as measured; the defaults where
+        there are none. Collective."""
+        probe, default = Probe(self.comm, 0, PROBED, self.session.agreement.slowest, large=PROBE), Links()
+        node, network = probe.node(self.topology, default.node), probe.network(self.topology, default.network)
+        return replace(default, node=node, network=network)
 
 
 def link_bound(collective: str, topology: Topology, size: int, rate: float) -> float:

@@ -12,6 +12,7 @@ from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
+from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, modelled, uneven_choices
@@ -77,7 +78,9 @@ class Policy:
         self._slowest, self._total = slowest, total
         self.forced = dict(forced or {})
         self.table = Table()
-        self.cores = 1.0  # of each rank: less than 1 where ranks share them
+        self.links = DEFAULT_LINKS  # what the cost model goes by, where it has no machine
+        # Collective: gives links as they are found to be, of those known before. None: they have been.
+        self.probe: Callable[[Links], Links] | None = None
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
         self._before, self._set_up = Before(), 0.0
@@ -91,7 +94,7 @@ class Policy:
         cost = before.agreements + self._set_up if before.calls else 0.0
         # What calls that teach something took, and what learning cost.
         plan = max(PLANNED * self._set_up, PLAN_SECONDS)
-        self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call, self.cores)
+        self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call, self.links.cores)
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many
@@ -193,7 +196,7 @@ class Policy:
             held=wanted.held and wanted.combining.changes,
             combining=wanted.combining,
             explains=explains,
-            cores=self.cores,
+            links=self.links,
         )
 
     def learner(self, wanted: Wanted) -> Learner | None:
@@ -313,13 +316,16 @@ class Policy:
         cores, keep it from its core. Collective."""
         longest = alike[-1]
         name, topology = longest.collective.family, self._topology
+        if self.probe is not None and self.table.machine is None:
+            probe, self.probe = self.probe, None
+            self.links = probe(self.links)
         variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(longest)
         mine = self._shares(longest)[self._rank]
         asked = [automatic(name)[at] for at in mine]
         own: list[float] = []
         for each in alike:
             how = (each.size, each.in_place, each.combining, self.table.machine)
-            found = {one.variant.key: one.seconds for one in modelled(name, topology, *how, asked, self.cores)}
+            found = {one.variant.key: one.seconds for one in modelled(name, topology, *how, asked, self.links)}
             own += [found.get(one.key, inf) if at in mine else 0.0 for at, one in enumerate(variants)]
         told = iter(self._slowest(own))
         self._looked_at |= {(name, longest.in_place, longest.combining, at) for at, each in enumerate(efforts) if each}

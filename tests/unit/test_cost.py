@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY
-from hiercoll.model.cost import DEFAULT_LINKS, Link, Links, RankCounts, count_rank, predict
+from hiercoll.model.cost import ALONE, DEFAULT_LINKS, Link, Links, RankCounts, count_rank, predict
 from hiercoll.schedule import RECV, SEND, Builder, in_order
 from hiercoll.tools.proving import generate
 from hiercoll.topology import parse_layout
@@ -146,7 +146,7 @@ COUNTS = RankCounts(
         (replace(NO_LINKS, node=Link(1.0, 0.0)), 7.0),  # nine in the chain, two of them far
         (replace(NO_LINKS, network=Link(1.0, 0.0)), 2.0),
         (replace(NO_LINKS, node=Link(0.0, 1.0)), 900.0),  # blocks received within the node
-        (replace(NO_LINKS, network=Link(0.0, 1.0)), 300.0),  # blocks sent out of it
+        (replace(NO_LINKS, network=Link(0.0, 1.0)), 300.0 * (1 + ALONE)),  # blocks sent out of it, by one rank
         (replace(NO_LINKS, node=Link(0.0, 1.0), network=Link(0.0, 1.0)), 900.0),  # both at once
         (replace(NO_LINKS, overhead=1.0), 9.0),
         (replace(NO_LINKS, operation=1.0), 14.0),
@@ -161,13 +161,16 @@ def test_prediction_of_one_rank(links: Links, seconds: float) -> None:
 
 
 def test_ranks_share_the_network_but_not_the_node() -> None:
-    """What leaves a node adds up; within it, the busiest rank decides."""
+    """What leaves a node adds up, and is there sooner the more ranks share it; within it, the busiest rank decides."""
     three = [COUNTS, COUNTS, replace(COUNTS, received_blocks=21)]
-    assert predict(three, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(900.0)
+    assert predict(three, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(900.0 + 300.0 * ALONE)
     assert predict(three, 100, replace(NO_LINKS, node=Link(0.0, 1.0))) == pytest.approx(1900.0)
     assert predict(three, 100, replace(NO_LINKS, overhead=1.0)) == pytest.approx(9.0)
+    alone, idle = RankCounts(network_blocks=9), RankCounts()
+    slow = replace(NO_LINKS, network=Link(0.0, 1.0))
+    assert predict([RankCounts(network_blocks=3)] * 3, 100, slow) < predict([alone, idle, idle], 100, slow)
     incoming = [replace(COUNTS, network_received_blocks=8)] * 2
-    assert predict(incoming, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(1600.0)
+    assert predict(incoming, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(1600.0 + 800.0 * ALONE)
 
 
 @settings(deadline=None, derandomize=True)
@@ -210,7 +213,7 @@ def test_a_vector_is_cut_into_blocks() -> None:
     b.recv(2, RECV[0:3])
     counts = count_rank(b.build(), PAIRS)
     assert counts.pieces == 4 and counts.nbytes(counts.received_blocks, 100) == 75
-    assert predict([counts], 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(75.0)
+    assert predict([counts], 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(75.0 * (1 + ALONE))
     assert predict([replace(COUNTS, pieces=2)], 100, replace(NO_LINKS, gap=1.0)) == pytest.approx(350.0)
 
 

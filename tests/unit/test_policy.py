@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -25,6 +26,8 @@ from hiercoll.collectives import (
     called,
 )
 from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
+from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
+from hiercoll.model.machine import get_machine
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread
@@ -294,7 +297,7 @@ def asked(layout: str, cores: float = 1.0) -> list[list[float]]:
 
     for each in (policy(rank=rank, layout=layout) for rank in range(parse_layout(layout).size)):
         each.learn()
-        each.cores = cores
+        each.links = replace(each.links, cores=cores)
         each._slowest = tell
         each._offered(wanted(), None)
     return told
@@ -349,10 +352,44 @@ def test_ranks_that_share_cores(cores: float, form: str) -> None:
     """Where they do, one rank of a node does best what could be shared out."""
     chosen, told = policy(layout="3x3"), asked("3x3", cores)
     chosen.learn()
-    chosen.cores = cores
+    chosen.links = replace(chosen.links, cores=cores)
     chosen._slowest = lambda seconds: [max(row) for row in zip(*told, strict=True)]
     assert chosen._offered(wanted(), None)[1].params["form"] == form
     assert chosen.decide(wanted()).ranking[0].variant.params["form"] == form
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_links_are_found_out_once(is_slow: bool) -> None:
+    """Before the model is first asked. Where they are slow, bytes count, and other candidates come first: in trials,
+    and in what `explain` shows."""
+    found: list[Links] = []
+    slow, size, shared = Link(50e-6, 40e-9), 4096, replace(DEFAULT_LINKS, cores=0.125)
+
+    def probe(known: Links) -> Links:
+        found.append(known)
+        return replace(known, network=slow) if is_slow else known
+
+    chosen = policy(rank=0, layout="4x4")
+    chosen.learn()
+    chosen._shares = lambda _: [[*range(len(automatic("allgather")))]]  # type: ignore[method-assign]
+    chosen.links, chosen.probe = shared, probe
+    chosen.decide(wanted(ALLGATHER, size))
+    assert not found
+    offers = [chosen._offered(wanted(ALLGATHER, each), None) for each in (size, 64, 8)]
+    assert found == [shared] and all(len(offer) == 1 + FEW for offer in offers)
+    assert chosen.decide(wanted(ALLGATHER, size)).ranking[0].variant.algorithm == offers[0][1].algorithm
+    links = replace(shared, network=slow) if is_slow else shared
+    (first, *_) = tuner.rank_by_model("allgather", parse_layout("4x4"), size, links=links)
+    assert offers[0][1].algorithm == first.algorithm
+    assert (first.algorithm == "bine") is not is_slow
+
+
+def test_a_machine_says_what_links_are_like() -> None:
+    """Then none is found out."""
+    chosen = policy(rank=0, layout="1x3", table=Table(machine=get_machine("generic-100g")))
+    chosen.learn()
+    chosen.probe = lambda known: pytest.fail("links are found out")
+    assert len(chosen._offered(wanted(), None)) > 1
 
 
 def test_what_the_model_knows_takes_no_time() -> None:
