@@ -108,6 +108,9 @@ def left(comm: MPI.Intracomm) -> dict[str, Call]:
     ones = [1] * size
     arguments: dict[str, tuple[Any, ...]] = {
         "Alltoall": (send, recv),
+        "Alltoall of array.array": (array("q", send), array("q", recv)),
+        "Alltoall of memoryview": (memoryview(send), memoryview(recv)),
+        "Alltoall of bytearray": ([bytearray(send), MPI.INT64_T], [bytearray(recv), MPI.INT64_T]),
         "Alltoallv": ([send, ones], [recv, ones]),
         "Alltoallw": (typed, into),
         "Allgather": (one, recv),
@@ -120,7 +123,8 @@ def left(comm: MPI.Intracomm) -> dict[str, Call]:
     new, ready = hiercoll.Intracomm(comm.Dup()), hiercoll.Intracomm(comm.Dup())
     get_session(ready)
     for who, each in (("comm", comm), ("comm again", comm), ("drop-in", new), ("drop-in, set up", ready)):
-        subjects |= {f"{name}, {who}": partial(getattr(each, name), *given) for name, given in arguments.items()}
+        calls = {name: partial(getattr(each, name.split()[0]), *given) for name, given in arguments.items()}
+        subjects |= {f"{name}, {who}": call for name, call in calls.items()}
     return subjects
 
 

@@ -26,7 +26,7 @@ from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
-from hiercoll.tuning.budget import SHARE, Before
+from hiercoll.tuning.budget import SHARE, Before, in_common
 from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
@@ -98,11 +98,12 @@ class Beginning:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
         is estimated by what it takes to agree. Collective."""
         self.since = perf_counter()
-        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, known]
-        least, meeting, aside, known = _largest(self.comm, mine)
+        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known]
+        least, meeting, slowest, negated, known = _largest(self.comm, mine)
+        aside = max(0.0, in_common(slowest, -negated))
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
-        self.cost += self.agreed if not self._served else max(0.0, aside)  # the first agreement: on wishes
+        self.cost += self.agreed if not self._served else aside  # the first agreement: on wishes
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls

@@ -41,8 +41,8 @@ class _Block(NamedTuple):
 
 
 def direct(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Direct | None:
-    """How the MPI library's own collective is called on equal blocks, in arrays alone, or in buffers with a predefined
-    datatype, and perhaps a count; None for other calls, which mpi4py's method serves."""
+    """How the MPI library's own collective is called on equal blocks, in arrays and other buffers alone, or with a
+    predefined datatype, and perhaps a count; None for other calls, which mpi4py's method serves."""
     shape = _shape(collective)
     if shape is None or given.named:
         return None
@@ -90,8 +90,8 @@ def _block(buffer: Any, holds: Holds, size: int) -> _Block | None:
         if not buffer.flags.c_contiguous or not buffer.dtype.isnative:
             return None
         nbytes, kind = buffer.nbytes, known.get(buffer.dtype.char) if kind is None else kind
-    elif type(buffer) is bytearray:
-        nbytes = len(buffer)
+    elif (view := _view(buffer)) is not None:
+        nbytes, kind = view.nbytes, known.get(view.format) if kind is None else kind
     else:
         return None
     if kind is None or not kind.is_predefined or kind.Get_extent() != (0, kind.Get_size()) or not kind.Get_size():
@@ -100,3 +100,12 @@ def _block(buffer: Any, holds: Holds, size: int) -> _Block | None:
     if count is not None:
         return _Block(count, value_of(kind)) if 0 <= count <= every else None
     return None if rest else _Block(every, value_of(kind))
+
+
+def _view(buffer: Any) -> memoryview | None:
+    """Memory that is no array of NumPy's, such as a bytearray or an array.array, in one piece; None for anything else."""
+    try:
+        view = memoryview(buffer)
+    except (TypeError, ValueError, BufferError):
+        return None
+    return view if view.c_contiguous else None

@@ -37,6 +37,12 @@ class Before(NamedTuple):
     meeting: float = 0.0
 
 
+def in_common(slowest: float, fastest: float) -> float:
+    """What it costs that ranks do something in a call together, from how much longer than usual it took the slowest rank
+    and the fastest one: on some rank any call takes much longer than there, with nothing done in it."""
+    return (slowest + fastest) / 2
+
+
 def _plan_of(variant: Variant) -> tuple[object, ...]:
     """What decides how long a plan takes to make: the algorithm, and where its memory is."""
     return variant.algorithm, variant.params.get("memory")
@@ -279,8 +285,8 @@ class Budget:
     def meet(self, agree: Agree, values: Sequence[float] = ()) -> list[float]:
         """The largest of all ranks' values, and, since ranks meet, what calls of all kinds took. Collective."""
         unseen = [kind.unseen for kind in self.kinds]
-        mine = [*values, *(-seconds for _, seconds in unseen), self.aside, self.asking, self.keeping]
-        *agreed, aside, asking, keeping = agree(mine)
+        mine = [*values, *(-seconds for _, seconds in unseen), self.aside, -self.aside, self.asking, self.keeping]
+        *agreed, slowest, negated, asking, keeping = agree(mine)
         for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
             if calls >= FIRST:
                 self.calls += kind.see(calls, -least)
@@ -289,7 +295,7 @@ class Budget:
                 self.release(kind)
         self.cost += keeping
         self.keeping = 0.0
-        self._spend(max(0.0, aside), max(0.0, asking))
+        self._spend(max(0.0, in_common(slowest, -negated)), max(0.0, asking))
         return agreed[: len(values)]
 
     def _spend(self, aside: float, asking: float) -> None:

@@ -290,7 +290,7 @@ class Learner:
         if self.known is not None:
             yield Serve(4 * FIRST)
             if not (yield from self._still_best()):
-                self.finding = None
+                self.finding = self.known = None
         elif self.budget.share < inf:
             yield Serve(FIRST)
         self.is_settled = self.finding is not None and not self.finding.untried

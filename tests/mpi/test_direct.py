@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,8 @@ def test_what_the_function_is_called_with(name: str) -> None:
     assert as_bytes is not None and as_bytes.recv_count == 8 * count
     fewer = direct(WORLD, record, Arguments([send, count - 1, MPI.DOUBLE], [recv, count - 1, MPI.DOUBLE]))
     assert fewer is not None and fewer.recv_count == count - 1
+    for kind in (memoryview, partial(array, "d")):
+        assert direct(WORLD, record, Arguments(kind(send), kind(recv))) == made
     pair = MPI.DOUBLE.Create_contiguous(1).Commit()
     others: list[tuple[Any, Any]] = [
         ([send, count + 1, MPI.DOUBLE], [recv, count + 1, MPI.DOUBLE]),
@@ -67,8 +71,10 @@ def test_what_the_function_is_called_with(name: str) -> None:
         ([send, "d"], [recv, "d"]),
         ([send, pair], [recv, pair]),  # may be freed
         (send.astype(">f8"), recv.astype(">f8")),
-        (bytearray(send), bytearray(recv)),
+        (memoryview(np.zeros(items, "S3")), memoryview(np.zeros(items, "S3"))),  # of no datatype
+        (memoryview(np.zeros(2 * items))[::2], memoryview(np.zeros(2 * items))[::2]),
         (np.zeros((items, 2))[:, 0], np.zeros((items, 2))[:, 0]),
+        ("a" * items, "a" * items),
     ]
     assert [direct(WORLD, record, Arguments(*each)) for each in others] == [None] * len(others)
     pair.Free()
@@ -88,9 +94,11 @@ def test_what_the_function_is_called_with(name: str) -> None:
 
 Spelled = Callable[[Any, int], Any]
 SPELLINGS: list[Spelled] = [
-    lambda array, blocks: array,
-    lambda array, blocks: [array, MPI._typedict[array.dtype.char]],
-    lambda array, blocks: (array, array.size // blocks, MPI._typedict[array.dtype.char]),
+    lambda values, blocks: values,
+    lambda values, blocks: memoryview(values),
+    lambda values, blocks: [memoryview(values).cast("B"), MPI._typedict[values.dtype.char]],
+    lambda values, blocks: [values, MPI._typedict[values.dtype.char]],
+    lambda values, blocks: (values, values.size // blocks, MPI._typedict[values.dtype.char]),
 ]
 
 
@@ -110,7 +118,7 @@ def test_data(comm: MPI.Intracomm, kind: str, spelled: Spelled, algorithm: str) 
         is_drop_in = turn % 2 and algorithm == "auto"
 
         def call(name: str, *buffers: tuple[Any, int], is_drop_in: bool = bool(is_drop_in), **more: Any) -> None:
-            given = [None if array is None else spelled(array, blocks) for array, blocks in buffers]
+            given = [None if values is None else spelled(values, blocks) for values, blocks in buffers]
             if given[-1] is not None and name != "bcast":
                 buffers[-1][0][...] = 99
             if is_drop_in:

@@ -147,6 +147,7 @@ def test_what_an_earlier_job_has_begun_and_is_slower_here() -> None:
     job = Job(lambda variant, call: {2: 2e-2, 8: 3e-2, 3: 5e-3}.get(variant.params.get("radix", 0), 1e-2),
               [NATIVE_VARIANT, Variant("bruck", {"radix": 3})], known=known).run(1000)  # fmt: skip
     assert job.finding is not None and job.finding.variant.params == {"radix": 3} and RADICES[2] not in job.tried
+    assert job.findings[0].calls < known.calls  # not those that said otherwise
 
 
 def test_what_an_earlier_job_has_begun_and_cannot_run() -> None:
@@ -583,6 +584,15 @@ def test_a_look_counts_before_it_is_agreed_on() -> None:
     assert budget.unseen_visits == pytest.approx(each)
     budget.meet(list)
     assert budget.unseen_visits == 0.0 and budget.cost == pytest.approx(5e-3) == budget.visit_seconds
+
+
+def test_what_some_rank_always_takes_longer_costs_nothing() -> None:
+    """In any call some rank does: of a look, what it takes the slowest rank and the fastest one counts alike."""
+    for slowest, fastest, due in ((5e-3, -3e-3, 1e-3), (5e-3, 5e-3, 5e-3), (1e-3, -2e-3, 0.0)):
+        budget = Budget()
+        budget.visited(fastest)
+        budget.meet(lambda mine: [max(*each) for each in zip(mine, [slowest, -slowest, 0.0, 0.0], strict=True)])
+        assert budget.cost == pytest.approx(due) and budget.visit_seconds == pytest.approx(due)
 
 
 def test_what_keeping_takes_is_spent() -> None:
