@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from array import array
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

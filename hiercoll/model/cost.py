@@ -5,8 +5,8 @@ each message that it sends or receives and ``gap`` per byte copied; a chain of d
 messages pays each link's ``alpha``; all that leaves or enters a node shares the node's
 link at ``beta`` per byte, and within the node each rank moves its own bytes at the node's
 ``beta``. The time is the latency of the longest chain plus the busiest rank's overhead
-plus the larger of the two transfer times plus copies; a link that one rank alone has to keep
-busy is so a little less. Where ranks share cores, what all ranks of
+plus the larger of the two transfer times plus copies. A node's link through which one rank
+alone sends is idle a little longer than one that several share. Where ranks share cores, what all ranks of
 a node do takes as long as its cores need for it, which copy what enters or leaves the node, too. It
 ranks algorithms; it does not know contention inside the network.
 """
@@ -58,7 +58,7 @@ class Links:
 
 
 DEFAULT_LINKS = Links()
-ALONE = 0.03  # of the time that a rank's bytes take between nodes, for which nothing is sent unless others do
+ALONE = 0.03  # of the time that a rank's bytes take between nodes, for which the link is idle besides
 
 
 @dataclass(frozen=True)

@@ -100,10 +100,10 @@ class Beginning:
         self.since = perf_counter()
         mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known]
         least, meeting, slowest, negated, known = _largest(self.comm, mine)
-        aside = max(0.0, in_common(slowest, -negated))
+        aside = max(self.agreed, in_common(slowest, -negated)) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
-        self.cost += self.agreed if not self._served else aside  # the first agreement: on wishes
+        self.cost += aside or self.agreed  # the first agreement: on wishes
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
@@ -143,7 +143,7 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> int:
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)
-        wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR), SET_UP, watch)
+        wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR).Test, SET_UP, watch)
         wishes = found
     _meeting = perf_counter() - since
     return int(wishes)

@@ -102,7 +102,7 @@ def same_call(comm: MPI.Intracomm, described: Description, watch: Watch | None) 
     steps, request = comparison(comm, described), None
     try:
         for request in steps:
-            wait_for(request, f"{described.what} (checking)", watch)
+            wait_for(request.Test, f"{described.what} (checking)", watch)
     except CollectiveMismatch:
         raise
     except BaseException:
@@ -136,25 +136,25 @@ class Later:
 
 
 class _Awaited:
-    """A request, for a watch; of who is late, MPI tells nothing."""
+    """What is waited for, for a watch; of who is late, MPI tells nothing."""
 
-    def __init__(self, request: MPI.Request, name: str) -> None:
-        self.name, self._request = name, request
+    def __init__(self, is_over: Callable[[], bool], name: str) -> None:
+        self.name, self._is_over = name, is_over
         self.entry: Entry | None = None
 
     def test(self) -> bool:
         """See `Running`."""
-        return bool(self._request.Test())
+        return self._is_over()
 
     def pending(self) -> list[Pending]:
         """See `Running`."""
         return []
 
 
-def wait_for(request: MPI.Request, what: str, watch: Watch | None) -> None:
-    """Wait for a request, while what is under way goes on: some ranks may complete that first. Raises
-    CollectiveTimeout and CollectiveFailed."""
-    awaited = _Awaited(request, what)
+def wait_for(is_over: Callable[[], bool], what: str, watch: Watch | None) -> None:
+    """Wait until something ``is_over``, such as a request by its Test, while what is under way goes on: some ranks may
+    complete that first. Raises CollectiveTimeout and CollectiveFailed."""
+    awaited = _Awaited(is_over, what)
     if watch is not None:
         awaited.entry = watch.begin(awaited)
         try:

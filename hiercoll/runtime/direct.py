@@ -103,7 +103,7 @@ def _block(buffer: Any, holds: Holds, size: int) -> _Block | None:
 
 
 def _view(buffer: Any) -> memoryview | None:
-    """Memory that is no array of NumPy's, such as a bytearray or an array.array, in one piece; None for anything else."""
+    """Memory in one piece that is no array of NumPy's, such as a bytearray or an array.array; None for all else."""
     try:
         view = memoryview(buffer)
     except (TypeError, ValueError, BufferError):

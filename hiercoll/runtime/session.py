@@ -72,7 +72,7 @@ def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
     """Wait until all ranks have come here, while calls in the background go on: some ranks may
     complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
     for _ in range(2):  # one that is late finds all of the others' first marks, but not their second ones
-        wait_for(MPI.Comm.Ibarrier(comm), what, watch)
+        wait_for(MPI.Comm.Ibarrier(comm).Test, what, watch)
 
 
 def first_watch(comm: MPI.Intracomm, seconds: float) -> Watch | None:
@@ -302,10 +302,13 @@ class Session:
         return total
 
     def _probe(self, known: Links) -> Links:
-        """Links, that between nodes as it is found to be: it may be a thousand times slower than another one.
-        Collective."""
+        """Links with the network as measured: networks differ by a factor of a thousand. Collective."""
         probe = Probe(self.comm, self.tags.in_background(1), PROBED, self.agreement.slowest, self.watch)
-        return replace(known, network=probe.network(self.topology, known.network))
+        try:
+            return replace(known, network=probe.network(self.topology, known.network))
+        except BaseException:  # later calls may take its messages for their own
+            self.break_off("messages that show how fast links are")
+            raise
 
     def _gather_on_node(self, value: object) -> list[Any]:
         """Every rank's value on the node, if any window has been made with its ranks."""

@@ -42,7 +42,6 @@ from hiercoll.tuning.policy import Wanted
 
 FEWEST = 6  # samples: of fewer there is no 95 % interval
 AUTO_VARIANT, CONTROL_VARIANT = Variant("auto"), Variant(CONTROL)
-PROBE = 1 << 16  # bytes of a message that shows a link's rate
 PROBED = 20  # messages there and back, of each size, that show how fast links are
 PAYLOAD, FRAME = 1448, 1514  # bytes of data in a full Ethernet frame of TCP/IP, and of the frame
 
@@ -227,7 +226,7 @@ class Bench:
     def links(self) -> Links:
         """The cost model's parameters of messages within a node and between nodes, as measured; the defaults where
         there are none. Collective."""
-        probe, default = Probe(self.comm, 0, PROBED, self.session.agreement.slowest, large=PROBE), Links()
+        probe, default = Probe(self.comm, 0, PROBED, self.session.agreement.slowest), Links()
         node, network = probe.node(self.topology, default.node), probe.network(self.topology, default.network)
         return replace(default, node=node, network=network)
 

@@ -38,8 +38,8 @@ class Before(NamedTuple):
 
 
 def in_common(slowest: float, fastest: float) -> float:
-    """What it costs that ranks do something in a call together, from how much longer than usual it took the slowest rank
-    and the fastest one: on some rank any call takes much longer than there, with nothing done in it."""
+    """Seconds that looks cost: the middle of the slowest and the fastest rank's excess over their usual call. The
+    slowest's alone would count noise: in any call some rank is late."""
     return (slowest + fastest) / 2
 
 
@@ -295,7 +295,8 @@ class Budget:
                 self.release(kind)
         self.cost += keeping
         self.keeping = 0.0
-        self._spend(max(0.0, in_common(slowest, -negated)), max(0.0, asking))
+        least = self.meeting if self.visits else 0.0  # since they have met
+        self._spend(max(least, in_common(slowest, -negated)), max(0.0, asking))
         return agreed[: len(values)]
 
     def _spend(self, aside: float, asking: float) -> None:

@@ -22,6 +22,7 @@ from hiercoll.tuning.learning import FEW, MANY, Finding, Learner, Own
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took
 AGAIN = 0.4e-3  # of later ones
+PROBING = 4  # times as long as it takes ranks to meet, that it takes to measure links, about
 KNOWN = 20e-6  # seconds that the model takes for an algorithm and a size, besides
 MOST = 1 << 40  # bytes of a block that is never too short
 PLANNED = 2  # set-ups that take as long as a plan with shared memory
@@ -78,9 +79,10 @@ class Policy:
         self._slowest, self._total = slowest, total
         self.forced = dict(forced or {})
         self.table = Table()
-        self.links = DEFAULT_LINKS  # what the cost model goes by, where it has no machine
-        # Collective: gives links as they are found to be, of those known before. None: they have been.
+        self.links = DEFAULT_LINKS  # what the cost model goes by, where it decides
+        # Gives links as measured, of those known before; collective, called once. None: they have been, or need not be.
         self.probe: Callable[[Links], Links] | None = None
+        self._measured: Links | None = None  # what the model goes by where it names candidates
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
         self._before, self._set_up = Before(), 0.0
@@ -261,6 +263,7 @@ class Policy:
             efforts = self._efforts(asked[-1])
             most = max(sum(efforts[at] for at in share) + len(asked) * len(share) * KNOWN for share in shares)
             estimate = most + (AGAIN if self._looked_at else max(ASKING, self._set_up))
+            estimate += PROBING * self.budget.meeting if self._due_probe is not None else 0.0
             self._estimates[alike] = now, estimate
         return estimate
 
@@ -316,21 +319,31 @@ class Policy:
         cores, keep it from its core. Collective."""
         longest = alike[-1]
         name, topology = longest.collective.family, self._topology
-        if self.probe is not None and self.table.machine is None:
-            probe, self.probe = self.probe, None
-            self.links = probe(self.links)
+        links = self._measured_links()
         variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(longest)
         mine = self._shares(longest)[self._rank]
         asked = [automatic(name)[at] for at in mine]
         own: list[float] = []
         for each in alike:
             how = (each.size, each.in_place, each.combining, self.table.machine)
-            found = {one.variant.key: one.seconds for one in modelled(name, topology, *how, asked, self.links)}
+            found = {one.variant.key: one.seconds for one in modelled(name, topology, *how, asked, links)}
             own += [found.get(one.key, inf) if at in mine else 0.0 for at, one in enumerate(variants)]
         told = iter(self._slowest(own))
         self._looked_at |= {(name, longest.in_place, longest.combining, at) for at, each in enumerate(efforts) if each}
         rows = [list(islice(told, len(variants))) for _ in alike]
         return [[variants[at] for at in sorted(range(len(row)), key=row.__getitem__) if row[at] < inf] for row in rows]
+
+    def _measured_links(self) -> Links:
+        """What the model goes by where it names candidates. Not where it decides: what serves a call must not change
+        while ranks remember such calls, each its own. Collective at first."""
+        if (probe := self._due_probe) is not None:
+            self.probe = None
+            self._measured = probe(self.links)
+        return self._measured or self.links
+
+    @property
+    def _due_probe(self) -> Callable[[Links], Links] | None:
+        return self.probe if self.table.machine is None else None
 
     def _surveyed(self, wanted: Wanted, own: Own) -> tuple[Variant, ...]:
         """native, and what may be faster for blocks of the sizes that ranks send now. Collective."""

@@ -153,7 +153,10 @@ def test_sums_in_place(comm: MPI.Intracomm) -> None:
 
 
 @compiled_only
-def test_the_function_is_called(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", [np.array, memoryview, partial(array, "d"), lambda values: [bytearray(values), MPI.DOUBLE]]
+)
+def test_the_function_is_called(comm: MPI.Intracomm, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen by giving it another operation."""
 
     def other(*given: Any) -> Direct | None:
@@ -163,9 +166,9 @@ def test_the_function_is_called(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(serving, "direct", other)
     results = []
     for _ in range(3):
-        result = np.full(1237, -1.0)  # a size of its own: others may be known
-        hiercoll.allreduce(comm, np.full(1237, RANK + 1.0), result)
-        results.append(result[0])
+        result = kind(np.full(1237, -1.0))  # a size of its own: others may be known
+        hiercoll.allreduce(comm, kind(np.full(1237, RANK + 1.0)), result)
+        results.append(np.frombuffer(result[0] if isinstance(result, list) else result)[0])
     assert results == [SIZE * (SIZE + 1) / 2, *[float(SIZE)] * 2]
 
 

@@ -9,6 +9,7 @@ import time
 import warnings
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -26,12 +27,14 @@ from hiercoll.calls import dropin
 from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferSizeError, CommunicatorError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
+from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.attributes import may_copy
 from hiercoll.runtime.lifetime import first_calls, get_session, known_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Variant
+from hiercoll.tuning import policy
 from hiercoll.tuning.budget import FIRST
 from hiercoll.tuning.learning import FEWER, Finding, Learner
 from hiercoll.tuning.policy import Policy, Wanted
@@ -814,6 +817,24 @@ def test_a_lesson_that_cannot_run(comm: MPI.Intracomm, newcomer: Path) -> None:
     hiercoll.alltoall(comm, MPI.IN_PLACE, send)
     np.testing.assert_array_equal(send, want)
     other.Free()
+
+
+@several
+def test_links_are_measured_before_the_model_is_asked(
+    comm: MPI.Intracomm, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once on a communicator; it goes by them where it names candidates."""
+    measured: list[Links] = []
+    asked: list[Links] = []
+    slow = replace(DEFAULT_LINKS, network=Link(1e-3, 1e-6))
+    monkeypatch.setattr(Session, "_probe", lambda session, known: (measured.append(known), slow)[1])
+    modelled = policy.modelled
+    monkeypatch.setattr(policy, "modelled", lambda *given: (asked.append(given[-1]), modelled(*given))[1])
+    settle(comm)
+    for items in (50, 500):
+        for salt in range(3 * FIRST):
+            alltoall(comm, salt, items)
+    assert len(measured) == 1 and len(asked) > 1 and {*asked} == {slow}
 
 
 @several

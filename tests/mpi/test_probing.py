@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from conftest import WORLD
 from mpi4py import MPI
 
+import hiercoll
 from hiercoll.errors import CollectiveTimeout
 from hiercoll.model.cost import DEFAULT_LINKS, Link
 from hiercoll.runtime import plan, probing
+from hiercoll.runtime.checking import wait_for
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.probing import LARGE, LARGEST, SMALL, STEP, Probe
+from hiercoll.runtime.probing import LARGE, LARGEST, SMALL, STEP, Probe, _Running
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
 
@@ -52,12 +53,12 @@ def probe(comm: Any, watch: Watch | None = None) -> Probe:
 @several
 @pytest.mark.parametrize("factor", [0.0, 1e9])
 def test_sizes(comm: MPI.Intracomm, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks send each other a small message, then large ones, until one takes clearly longer; the others send
-    nothing, and all know the same."""
+    """Two ranks send each other a small message, then large ones, until one takes clearly longer; if none does, nothing
+    is known of the rate. The others send nothing, and all know the same."""
     monkeypatch.setattr(probing, "CLEARLY", factor)
     counting = Counting(comm)
     link = probe(counting).network(on(2), KNOWN)
-    assert link != KNOWN and link.alpha > 0 and link.beta > 0
+    assert link.alpha > 0 and link.alpha != KNOWN.alpha and (link.beta == KNOWN.beta) == bool(factor)
     assert WORLD.allgather(link) == [link] * SIZE
     large = [LARGE] if not factor else [LARGE * STEP**power for power in range(3)]
     assert large[-1] == (LARGE if not factor else LARGEST)
@@ -92,23 +93,30 @@ def test_deadline(comm: MPI.Intracomm) -> None:
     before = len(plan.abandoned)
     if RANK == 0:
         with pytest.raises(CollectiveTimeout, match="how fast links are"):
-            probe(comm, watch)._lead(1)
+            probe(comm, watch).network(topology, KNOWN)
         assert len(plan.abandoned) == before + 1
     WORLD.Barrier()
-    if RANK == 1:  # it comes late: nothing is left under way
-        size, data = np.zeros(1, np.int64), np.zeros(SMALL, np.uint8)
-        comm.Recv(size, 0, TAG)
-        comm.Recv(data, 0, TAG)
-        comm.Send(data, 0, TAG)
-        assert size[0] == SMALL
-    elif RANK == 0:
-        cast(MPI.Request, plan.abandoned.pop()).Wait()
+    if RANK < 2:  # it comes late: nothing is left under way
+        running = cast(_Running, plan.abandoned.pop()) if RANK == 0 else _Running(probe(comm)._follow(0))
+        wait_for(running.is_over, "a late rank", Watch(20, "0" * 16, RANK, topology.node_of, range(SIZE), print))
+        assert (running.result is None) == (RANK == 1)
     WORLD.Barrier()
 
 
 @several
-def test_the_model_is_asked_with_what_was_found(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a communicator of several nodes; nothing else changes."""
+def test_ranks_number_calls_alike(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they send such messages or not: reports of hangs go by these numbers."""
+    hiercoll.configure(comm, timeout=30)
+    session = get_session(comm)
+    monkeypatch.setattr(session, "topology", on(2))
+    session._probe(DEFAULT_LINKS)
+    assert session.watch is not None
+    assert len({tuple(each) for each in WORLD.allgather(list(session.watch.numbers[:1]))}) == 1
+
+
+@several
+def test_links_of_a_communicator(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several nodes: the network is measured, the rest is as it was known."""
     session = get_session(comm)
     monkeypatch.setattr(session, "topology", on(2))
     links = session._probe(DEFAULT_LINKS)

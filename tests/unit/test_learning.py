@@ -591,8 +591,13 @@ def test_what_some_rank_always_takes_longer_costs_nothing() -> None:
     for slowest, fastest, due in ((5e-3, -3e-3, 1e-3), (5e-3, 5e-3, 5e-3), (1e-3, -2e-3, 0.0)):
         budget = Budget()
         budget.visited(fastest)
-        budget.meet(lambda mine: [max(*each) for each in zip(mine, [slowest, -slowest, 0.0, 0.0], strict=True)])
+        others = [slowest, -slowest, 0.0, 0.0]
+        budget.meet(partial(_largest, others))
         assert budget.cost == pytest.approx(due) and budget.visit_seconds == pytest.approx(due)
+
+
+def _largest(others: Sequence[float], mine: Sequence[float]) -> list[float]:
+    return [max(*each) for each in zip(others, mine, strict=True)]
 
 
 def test_what_keeping_takes_is_spent() -> None:

@@ -33,7 +33,7 @@ from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread
 from hiercoll.tuning.budget import FIRST
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner
-from hiercoll.tuning.policy import AGAIN, ASKING, OF_A_KIND, Policy, Wanted, forced_variants, size_class
+from hiercoll.tuning.policy import AGAIN, ASKING, OF_A_KIND, PROBING, Policy, Wanted, forced_variants, size_class
 
 MPI = "MPICH 5.0.2"
 LAYOUT = "2x4"
@@ -360,8 +360,8 @@ def test_ranks_that_share_cores(cores: float, form: str) -> None:
 
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_links_are_found_out_once(is_slow: bool) -> None:
-    """Before the model is first asked. Where they are slow, bytes count, and other candidates come first: in trials,
-    and in what `explain` shows."""
+    """Before the model is first asked. Where they are slow, bytes count, and other candidates come first. What the
+    model decides stays."""
     found: list[Links] = []
     slow, size, shared = Link(50e-6, 40e-9), 4096, replace(DEFAULT_LINKS, cores=0.125)
 
@@ -373,15 +373,26 @@ def test_links_are_found_out_once(is_slow: bool) -> None:
     chosen.learn()
     chosen._shares = lambda _: [[*range(len(automatic("allgather")))]]  # type: ignore[method-assign]
     chosen.links, chosen.probe = shared, probe
-    chosen.decide(wanted(ALLGATHER, size))
+    decided = chosen.decide(wanted(ALLGATHER, size))
     assert not found
     offers = [chosen._offered(wanted(ALLGATHER, each), None) for each in (size, 64, 8)]
     assert found == [shared] and all(len(offer) == 1 + FEW for offer in offers)
-    assert chosen.decide(wanted(ALLGATHER, size)).ranking[0].variant.algorithm == offers[0][1].algorithm
+    assert chosen.decide(wanted(ALLGATHER, size)) == decided
     links = replace(shared, network=slow) if is_slow else shared
     (first, *_) = tuner.rank_by_model("allgather", parse_layout("4x4"), size, links=links)
     assert offers[0][1].algorithm == first.algorithm
     assert (first.algorithm == "bine") is not is_slow
+
+
+def test_measuring_links_is_part_of_what_a_question_takes() -> None:
+    chosen = policy(rank=0, layout="2x2")
+    chosen.learn()
+    chosen.budget.meeting = 1e-3
+    each = wanted()
+    without = chosen._asking(each, each.key)
+    chosen.learn()
+    chosen.budget.meeting, chosen.probe = 1e-3, lambda known: known
+    assert chosen._asking(each, each.key) == pytest.approx(without + PROBING * 1e-3)
 
 
 def test_a_machine_says_what_links_are_like() -> None:
