@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -110,29 +110,42 @@ def same_call(comm: MPI.Intracomm, described: Description, watch: Watch | None) 
         raise
 
 
+class Successive:
+    """Requests, each made when the one before is complete; ``result`` is what their generator returns, if it is one."""
+
+    def __init__(self, requests: Iterator[MPI.Request]) -> None:
+        self._requests, self._request, self._is_over = requests, MPI.REQUEST_NULL, False
+        self.result: Any = None
+
+    def is_over(self) -> bool:
+        """Go on as far as can be; whether that was all."""
+        try:
+            while not self._is_over and self._request.Test():
+                self._request = next(self._requests)
+        except StopIteration as end:
+            self.result, self._is_over = end.value, True
+        return self._is_over
+
+
 class Later:
     """A comparison that goes on whenever it is looked at, after those that are ``waiting`` already:
     MPI has all ranks start collectives in the same order, on a communicator of their own."""
 
     def __init__(self, waiting: deque[Later], steps: Iterator[MPI.Request]) -> None:
-        self._waiting, self._steps = waiting, steps
-        self._request: MPI.Request | None = None
+        self._waiting, self._steps = waiting, Successive(steps)
         waiting.append(self)
 
     def test(self) -> bool:
         """Whether it is over; not to be asked again then. Raises CollectiveMismatch on all ranks."""
         if self._waiting[0] is not self:
             return False
+        is_over = True  # if they raise, too
         try:
-            while self._request is None or self._request.Test():
-                self._request = next(self._steps)
-        except StopIteration:
-            self._waiting.popleft()
-            return True
-        except BaseException:
-            self._waiting.popleft()
-            raise
-        return False
+            is_over = self._steps.is_over()
+        finally:
+            if is_over:
+                self._waiting.popleft()
+        return is_over
 
 
 class _Awaited:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.model.cost import Link
-from hiercoll.runtime.checking import wait_for
+from hiercoll.runtime.checking import Successive, wait_for
 from hiercoll.runtime.plan import abandoned
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
@@ -20,8 +19,6 @@ from hiercoll.topology import Topology
 SMALL = 8  # bytes of a message whose time is latency
 LARGE, STEP, LARGEST = 32 << 10, 8, 2 << 20  # bytes of others: the first one, times as many in the next, the last one
 CLEARLY = 1.5  # times as long as a small message, that a large one takes whose time says something of the rate
-
-Steps: TypeAlias = "Generator[MPI.Request, None, Link | None]"
 
 
 @dataclass(frozen=True)
@@ -48,19 +45,20 @@ class Probe:
         if len(pair) < 2:
             return known
         rank = self.comm.rank
-        steps = (
-            self._lead(pair[1], known) if rank == pair[0] else self._follow(pair[0]) if rank == pair[1] else _nothing()
-        )
-        running = _Running(steps)
+        own: Iterator[MPI.Request] = iter(())
+        if rank in pair:
+            own = self._lead(pair[1], known) if rank == pair[0] else self._follow(pair[0])
+        messages = Successive(own)
         try:  # on all ranks: they number what they wait for
-            wait_for(running.is_over, "messages that show how fast links are", self.watch)
+            wait_for(messages.is_over, "messages that show how fast links are", self.watch)
         except BaseException:
-            abandoned.append(running)  # MPI may still use its buffers
+            abandoned.append(messages)  # MPI may still use their buffers
             raise
-        found = running.result or Link(0.0, 0.0)
+        found = messages.result or Link(0.0, 0.0)
         return Link(*self.agree([found.alpha, found.beta]))
 
-    def _lead(self, other: int, known: Link) -> Steps:
+    def _lead(self, other: int, known: Link) -> Generator[MPI.Request, None, Link]:
+        """The link to another rank that follows."""
         small, size = (yield from self._one_way(SMALL, other)), LARGE
         large = yield from self._one_way(size, other)
         while large < CLEARLY * small and size < LARGEST:
@@ -81,7 +79,7 @@ class Probe:
             times.append((perf_counter() - begin) / 2)
         return min(times)
 
-    def _follow(self, other: int) -> Steps:
+    def _follow(self, other: int) -> Iterator[MPI.Request]:
         """Send back what comes, of sizes that are told before, until one is 0."""
         size = np.zeros(1, np.int64)
         yield self._receive(size, other)
@@ -91,33 +89,9 @@ class Probe:
                 yield self._receive(data, other)
                 yield self._send(data, other)
             yield self._receive(size, other)
-        return None
 
     def _send(self, data: npt.NDArray[np.generic], other: int) -> MPI.Request:
         return self.comm.Isend(data.view(np.uint8), other, self.tag)
 
     def _receive(self, data: npt.NDArray[np.generic], other: int) -> MPI.Request:
         return self.comm.Irecv(data.view(np.uint8), other, self.tag)
-
-
-def _nothing() -> Steps:
-    """What a rank does that is not one of the two."""
-    yield from ()
-    return None
-
-
-class _Running:
-    """Messages, one after the other."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps, self._request, self._is_over = steps, MPI.REQUEST_NULL, False
-        self.result: Link | None = None
-
-    def is_over(self) -> bool:
-        """Start what can be started."""
-        try:
-            while not self._is_over and self._request.Test():
-                self._request = next(self._steps)
-        except StopIteration as end:
-            self.result, self._is_over = end.value, True
-        return self._is_over

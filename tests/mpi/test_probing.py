@@ -12,9 +12,9 @@ import hiercoll
 from hiercoll.errors import CollectiveTimeout
 from hiercoll.model.cost import DEFAULT_LINKS, Link
 from hiercoll.runtime import plan, probing
-from hiercoll.runtime.checking import wait_for
+from hiercoll.runtime.checking import Successive, wait_for
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.probing import LARGE, LARGEST, SMALL, STEP, Probe, _Running
+from hiercoll.runtime.probing import LARGE, LARGEST, SMALL, STEP, Probe
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
 
@@ -97,7 +97,7 @@ def test_deadline(comm: MPI.Intracomm) -> None:
         assert len(plan.abandoned) == before + 1
     WORLD.Barrier()
     if RANK < 2:  # it comes late: nothing is left under way
-        running = cast(_Running, plan.abandoned.pop()) if RANK == 0 else _Running(probe(comm)._follow(0))
+        running = cast(Successive, plan.abandoned.pop()) if RANK == 0 else Successive(probe(comm)._follow(0))
         wait_for(running.is_over, "a late rank", Watch(20, "0" * 16, RANK, topology.node_of, range(SIZE), print))
         assert (running.result is None) == (RANK == 1)
     WORLD.Barrier()
