@@ -31,6 +31,7 @@ from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 FIRST = 48  # calls before ranks look at their time: an agreement may cost as much as two short calls
+LONG = 1 << 16  # bytes of a first call, from which on ranks look earlier; for each power of two after half as many
 MARGIN = 1.25  # times as many calls as are needed by what is known, until the next look: a look takes as long as a few
 GROWTH = 8  # times as many calls have been served at the next look, at most
 LONGEST = 1 << 16  # calls between two looks
@@ -42,14 +43,22 @@ MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda
 
 
 # What a rank may wish, or have.
-IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_THREADS, HAS_LEARNED = 1, 2, 4, 8, 16, 32
-ONCE = IS_FIRST | HAS_THREADS  # of these, what goes for one communicator alone
-SIZES = 57  # of communicators, that wishes tell apart
+IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_THREADS = 1, 2, 4, 8, 16
+HALF, HALVINGS = 32, 4  # one bit more for each time that ranks are to look after half as many calls, as bits are or'ed
+HAS_LEARNED = HALF << HALVINGS
+LENGTHS = HAS_LEARNED - HALF
+ONCE = IS_FIRST | HAS_THREADS | LENGTHS  # of these, what goes for one communicator alone
+SIZES = 53  # of communicators, that wishes tell apart
 
 
 def _learned_on(size: int) -> int:
     """That earlier jobs have found something faster than native on so many ranks, in a wish."""
     return HAS_LEARNED << size % SIZES
+
+
+def _length_of(nbytes: int) -> int:
+    """That a first call has so many bytes, in a wish."""
+    return (HALF << min((nbytes // LONG).bit_length(), HALVINGS)) - HALF
 
 
 class Alike:
@@ -86,9 +95,11 @@ class Beginning:
         # first one of a rank is made at once.
         self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(self.size)))
         self.is_eager = self.is_special or (self.is_informed and bool(wishes & IS_FIRST))
-        self._calls = FOR_GOOD if self.size == 1 or (wishes & IS_QUIET and not self.is_informed) else FIRST
-        self.untouched = array("q", (self._calls, 0))  # calls that are left, and nanoseconds that they took
-        self.tally = self.untouched[:] if tally is None else tally
+        is_idle = self.size == 1 or bool(wishes & IS_QUIET and not self.is_informed)
+        self._calls = FOR_GOOD if is_idle else FIRST >> (wishes & LENGTHS).bit_count()
+        # Calls that are left, and nanoseconds that they took; of a communicator of which nothing else is known.
+        self.untouched = array("q", (FOR_GOOD if is_idle else FIRST, 0))
+        self.tally = array("q", (self._calls, 0)) if tally is None else tally
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.meeting = _meeting
         alike = _alike(self.rank, self.size)
@@ -113,7 +124,7 @@ class Beginning:
             return False
         look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
         lacking = (needed + 2 * look) / share - self.seconds
-        calls = max(MARGIN * lacking / each, FIRST) if each else inf
+        calls = max(MARGIN * lacking / each, min(look / (SHARE * each), FIRST), 1) if each else inf
         self._calls = int(min(calls, (GROWTH - 1) * self._served, LONGEST))
         self.tally[:] = array("q", (self._calls, 0))
         return True
@@ -134,12 +145,13 @@ class Beginning:
 _meeting = 0.0  # seconds that ranks last took to agree on wishes
 
 
-def agree(comm: MPI.Intracomm, watch: Watch | None, *, is_first: bool) -> int:
+def agree(comm: MPI.Intracomm, watch: Watch | None, nbytes: int, *, is_first: bool) -> int:
     """The wishes of all ranks for a communicator that hiercoll has not met. ``watch`` keeps this rank's deadline, if it
-    has one; ``is_first``: hiercoll has not been set up on this rank yet. Raises CollectiveTimeout and CollectiveFailed.
-    Collective."""
+    has one; ``nbytes``: of this rank in the first call, as far as it is known; ``is_first``: hiercoll has not been set
+    up on this rank yet. Raises CollectiveTimeout and CollectiveFailed. Collective."""
     global _meeting
-    wishes = np.array(_wishes(comm) | IS_FIRST * is_first | HAS_THREADS * progress.other_threads(), np.int64)
+    own = _wishes(comm) | _length_of(nbytes) | IS_FIRST * is_first | HAS_THREADS * progress.other_threads()
+    wishes = np.array(own, np.int64)
     since = perf_counter()
     if comm.size > 1:
         found = np.empty_like(wishes)

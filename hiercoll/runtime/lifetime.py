@@ -133,14 +133,14 @@ def _free_all(*_: object) -> None:
     progress.stop()
 
 
-def first_calls(comm: MPI.Intracomm) -> Beginning | None:
+def first_calls(comm: MPI.Intracomm, nbytes: int = 0) -> Beginning | None:
     """What counts the calls on a communicator on which hiercoll is not set up; None where a session is to serve.
-    Collective, as a blocking call is."""
+    ``nbytes``: of this rank in this call, as far as it is known. Collective, as a blocking call is."""
     state = _states.get(comm.handle) or _goes_on_counting(comm)
     if state is None:
         _check_thread()
         try:
-            wishes = agree(comm, first_watch(comm, settings.timeout()), is_first=not set_ups.count)
+            wishes = agree(comm, first_watch(comm, settings.timeout()), nbytes, is_first=not set_ups.count)
         except (CollectiveTimeout, CollectiveFailed):
             _keep(comm, Unmade(comm.rank))
             raise

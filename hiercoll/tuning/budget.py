@@ -16,7 +16,7 @@ from hiercoll.tables import Variant
 
 SHARE = 0.05  # of the time of calls, that finding out may cost
 CAUTION = 0.95  # of that, which is planned for: what is estimated may take longer
-FIRST = 16  # calls of a kind, at least, whose time says something
+FIRST, FEWEST = 16, 3  # calls of a kind, at least, whose time says something; so few of long ones
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
 LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
@@ -57,6 +57,7 @@ class Kind:
 
     def __init__(self, go_on: Callable[[int], None]) -> None:
         self.go_on, self.is_alone = go_on, False
+        self.first = FIRST  # calls, at least, whose time says something
         # Calls that are left, and nanoseconds of this rank that others took. An array for each choice: what serves
         # calls as long as there are some left in it serves none after the choice has changed.
         self.tally = array("q", [0, 0])
@@ -146,7 +147,7 @@ class Kind:
         self._calls += self._left - self.tally[0]
         self._seconds += self.tally[1] * 1e-9
         self._left, self.tally[1] = self.tally[0], 0
-        if self._calls >= FIRST:
+        if self._calls >= self.first:
             self.usual = self._seconds / self._calls
 
 
@@ -180,9 +181,11 @@ class Budget:
     dearer: float = DEARER  # times as long as estimated, that it took
     _visit: float = inf
 
-    def join(self, kind: Kind) -> None:
-        """There are calls of this kind, too."""
+    def join(self, kind: Kind, seconds: float = inf) -> None:
+        """There are calls of this kind, too; ``seconds``: of one of them, by an earlier job."""
         kind.since = self.calls
+        if call := seconds if seconds < inf else self.call:
+            kind.first = ceil(min(max(self.visit_seconds / (SHARE * call), FEWEST), FIRST))
         self.kinds.append(kind)
 
     def between(self, kind: Kind) -> float:
@@ -238,7 +241,7 @@ class Budget:
         self.is_visit = True
         try:
             due = self._close(asker)
-            unmet = [kind for kind in due if kind.is_unmet and kind.unseen[0] >= FIRST]
+            unmet = [kind for kind in due if kind.is_unmet and kind.unseen[0] >= kind.first]
             if unmet and not all(self._missing(unmet)):
                 self.meet(agree)
             self._go_on(due)
@@ -261,7 +264,7 @@ class Budget:
         unmet = [kind for kind in due if kind.is_unmet]
         missing = dict(zip(map(id, unmet), self._missing(unmet), strict=True))
         for kind in sorted(due, key=lambda kind: -kind.seconds):
-            kind.go_on(max(FIRST, missing[id(kind)]) if id(kind) in missing else 0)
+            kind.go_on(max(kind.first, missing[id(kind)]) if id(kind) in missing else 0)
 
     def _missing(self, unmet: Sequence[Kind]) -> list[int]:
         """Calls of each kind that are missing before ranks may meet, about. Seconds of calls of which they know nothing
@@ -288,7 +291,7 @@ class Budget:
         mine = [*values, *(-seconds for _, seconds in unseen), self.aside, -self.aside, self.asking, self.keeping]
         *agreed, slowest, negated, asking, keeping = agree(mine)
         for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
-            if calls >= FIRST:
+            if calls >= kind.first:
                 self.calls += kind.see(calls, -least)
                 kind.last = self.calls
             if not kind.is_tried or self.calls > 2 * kind.last:  # it has spent that, or has no calls any more

@@ -255,7 +255,7 @@ class Learner:
         """Do what is to be done after the calls of a step; at first, begin."""
         if not self.has_begun:
             self.has_begun = True
-            self.budget.join(self._kind)
+            self.budget.join(self._kind, inf if self.known is None else self.known.seconds)
             self._take(next(self._course))
         else:
             self.budget.visit(self._kind, self.agree)
@@ -288,11 +288,11 @@ class Learner:
 
     def _learn(self) -> Course:
         if self.known is not None:
-            yield Serve(4 * FIRST)
+            yield Serve(4 * self._kind.first)
             if not (yield from self._still_best()):
                 self.finding = self.known = None
         elif self.budget.share < inf:
-            yield Serve(FIRST)
+            yield Serve(self._kind.first)
         self.is_settled = self.finding is not None and not self.finding.untried
         if not self.is_settled:
             yield from self._choose(self.finding)
@@ -331,7 +331,9 @@ class Learner:
             self._offered = yield from self._ask()
             best, *others = self._offered
             if not others and self._typical == inf:
-                yield Serve(FIRST)  # how long its calls take is to be known, though there is nothing to be tried
+                yield Serve(
+                    self._kind.first
+                )  # how long its calls take is to be known, though there is nothing to be tried
             native = self._typical
             self._remember(best, native, others)
         else:

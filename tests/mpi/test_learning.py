@@ -254,6 +254,37 @@ def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     assert is_set_up(comm) and get_session(comm).policy.budget.calls > 0
 
 
+@several
+@pytest.mark.parametrize("drops_in", [False, True])
+@pytest.mark.parametrize(("nbytes", "halvings"), [(1 << 10, 0), (1 << 16, 1), (1 << 18, 3), (1 << 21, 4)])
+def test_long_first_calls_are_looked_at_early(comm: MPI.Intracomm, nbytes: int, halvings: int, drops_in: bool) -> None:
+    """By the bytes of the rank that has most; communicators that are made of this one begin as ever."""
+    alltoallv = hiercoll.Intracomm(comm).Alltoallv if drops_in else partial(hiercoll.alltoallv, comm)
+    counts = np.zeros((SIZE, SIZE), int)
+    counts[SIZE - 1, 0] = nbytes
+    send, recv = np.full(counts[RANK].sum(), 7, np.int8), np.zeros(counts[:, RANK].sum(), np.int8)
+    alltoallv([send, counts[RANK]], [recv, counts[:, RANK].copy()])
+    assert (recv == 7).all()
+    first = first_calls(comm)
+    assert first is not None and first.tally[0] == (beginning.FIRST >> halvings) - 1
+    child = hiercoll.Intracomm(comm).Dup()
+    exchange(child)
+    begun = first_calls(child)
+    assert begun is not None and begun.tally[0] == beginning.FIRST - 1
+    child.Free()
+
+
+@several
+def test_looks_follow_soon_where_calls_are_long(comm: MPI.Intracomm) -> None:
+    """As soon as calls will have paid for what is missing, however few these are."""
+    alltoall(comm, 0)
+    first = first_calls(comm)
+    assert first is not None
+    first.tally[:] = array("q", (0, beginning.FIRST * 10**9))  # calls of a second
+    assert first.goes_on(1.05 * beginning.SHARE * beginning.FIRST)
+    assert 1 <= first.tally[0] < beginning.FIRST // 4
+
+
 def test_no_learning_no_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one rank will not learn, nobody does."""
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)

@@ -354,6 +354,19 @@ def test_conditions_change() -> None:
     assert len(job.tried) == before
 
 
+@pytest.mark.parametrize(
+    ("call", "known", "enough"),
+    [(0.0, inf, 16), (1e-4, inf, 16), (2e-3, inf, 10), (1.0, inf, 3), (1e-4, 1.0, 3), (1.0, 1e-4, 16)],
+)
+def test_few_long_calls_say_enough(call: float, known: float, enough: int) -> None:
+    """So few that looking at their time costs no more than the share; an earlier job knows how long they are."""
+    budget = Budget(meeting=(1e-3 - THINKING) / MEETINGS, cores=1.0, call=call)
+    finding = None if known == inf else Finding(BRUCK, known, known, 300)
+    learner = Learner(lambda own: RADICES, list, budget, known=finding)
+    learner.begin()
+    assert learner.tally[0] == (enough if finding is None else 4 * enough)
+
+
 def test_looks_become_rare() -> None:
     """Ranks look at their times every so many calls; where they need not wait for each other, ever more seldom."""
     agreements, served = [0], [0]
