@@ -111,7 +111,7 @@ class Beginning:
         self.since = perf_counter()
         mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known]
         least, meeting, slowest, negated, known = _largest(self.comm, mine)
-        aside = max(self.agreed, in_common(slowest, -negated)) if self._served else 0.0
+        aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
         self.cost += aside or self.agreed  # the first agreement: on wishes

@@ -392,13 +392,13 @@ class PlanFactory:
         needed = untouched_bytes() + self._wanted_bytes(nbytes, schedule.all_flags)
         lacking = 0 if free is None else max(needed - free, 0)
         flags, most = session.same_request(request, schedule.all_flags, nbytes, lacking=lacking)
-        window = self._new_window(most, flags, most)
+        window = self.new_window(most, flags, most)
         if request.transport.has_notices:
             window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         self._attach(window, memory, partial(window.share_with, memory))
         return window
 
-    def _new_window(self, room: int, flags: int, counted: int, *, alone: bool = False) -> Window:
+    def new_window(self, room: int, flags: int, counted: int, *, alone: bool = False) -> Window:
         """A window (see `Window`), in an arena of its own if it is to be ``alone``. The first one shows whether the
         ranks of a host share memory in the eyes of the MPI library, too: it may have been told to send messages between
         them. Raises ConstraintError on all ranks. Collective."""
@@ -470,7 +470,7 @@ class PlanFactory:
         session.memories.check(problem)
         flags, most = session.same_request(request, schedule.all_flags, nbytes)
         # Alone: to free it waits for the others of the node, which have let go of the buffer by then.
-        window = self._new_window(0, flags, most, alone=True)
+        window = self.new_window(0, flags, most, alone=True)
         window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         handle = memory.address_handle(address).copy() if nbytes else np.empty(HANDLE_BYTES, np.uint8)
         session.node.Bcast(handle)

@@ -24,7 +24,6 @@ from hiercoll.model.machine import LEVELS, Machine, level
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import duplicate
-from hiercoll.runtime.window import Arena, Window, header_bytes
 from hiercoll.statistics import quartiles
 from hiercoll.tools.places import caches_of, place_of, sizes_of
 from hiercoll.topology import cpus_here
@@ -332,7 +331,7 @@ def first_touch(here: Calibration, key: Key) -> Iterator[Call | None]:
 def flags(here: Calibration, key: Key) -> Iterator[Call | None]:
     """Two ranks of a node each raise a flag and wait for both, as ping-pongs are of two ranks: flag."""
     node = here.session.node
-    window = Window(here.session.comm, node, Arena(node, header_bytes(node.size, 1), 0), 0, 1, 0, 0)
+    window = here.session.factory.new_window(0, 1, 0, alone=True)
     slots = [window.slot(lane, 0) for lane in range(key.amount)]
 
     def barrier() -> None:

@@ -37,10 +37,10 @@ class Before(NamedTuple):
     meeting: float = 0.0
 
 
-def in_common(slowest: float, fastest: float) -> float:
-    """Seconds that looks cost: the middle of the slowest and the fastest rank's excess over their usual call. The
-    slowest's alone would count noise: in any call some rank is late."""
-    return (slowest + fastest) / 2
+def in_common(slowest: float, fastest: float, least: float) -> float:
+    """Seconds that looks cost, at ``least`` so many: the middle of the slowest and the fastest rank's excess over their
+    usual call. The slowest's alone would count noise: in any call some rank is late."""
+    return max(least, (slowest + fastest) / 2)
 
 
 def _plan_of(variant: Variant) -> tuple[object, ...]:
@@ -299,7 +299,7 @@ class Budget:
         self.cost += keeping
         self.keeping = 0.0
         least = self.meeting if self.visits else 0.0  # since they have met
-        self._spend(max(least, in_common(slowest, -negated)), max(0.0, asking))
+        self._spend(in_common(slowest, -negated, least), max(0.0, asking))
         return agreed[: len(values)]
 
     def _spend(self, aside: float, asking: float) -> None:

@@ -351,7 +351,7 @@ def test_windows_of_plans(session: Alone, lifetime: Lifetime) -> None:
 
 def test_small_windows_lie_together(session: Alone) -> None:
     """As long as there is room; large ones lie alone, and so do those whose buffer is elsewhere."""
-    make, flags = session.factory._new_window, header_bytes(session.node.size, 1)
+    make, flags = session.factory.new_window, header_bytes(session.node.size, 1)
     session.shares = True
     for _ in range(3):
         make(100, 1, 100)
