@@ -52,7 +52,9 @@ from hiercoll.tables import (
 from hiercoll.topology import MOST_RANKS, Topology
 
 FORMAT, VERSION = "hiercoll learned", 1
-MOST_FILES = 64  # of a setting; with more, all but the newest half of that are put together
+MOST_FILES = 16  # of a setting; with more, all but the newest half of that are put together
+MOST_LOOKS = 10  # at a setting's files, while other jobs put some of them together
+MOST_READ = 256  # files, of which it is remembered what is in them
 MOST_BYTES = 1 << 20  # of a file
 WRITING = 0.03  # seconds that it takes to write a file for the first time, where others keep the cores, about
 PATIENCE = 100  # times as long as writing a file takes, until it is written again for what is not final
@@ -251,7 +253,7 @@ def _files(place: Path) -> list[Path]:
 def _gathered(place: Path) -> Known:
     """All files of a sub-folder together. Anew, now and then, if one is gone before it is read: another job has put it
     together with others."""
-    for _ in range(3):
+    for _ in range(MOST_LOOKS):
         known: Known = {}
         wrong: list[str] = []
         is_whole = True
@@ -287,7 +289,16 @@ def _merge(lessons: Lessons, more: Iterable[Lesson]) -> None:
 
 
 def _load(path: Path) -> _File:
-    """One file. Raises TableError, OSError."""
+    """One file, which is read anew only if it is another one than before: each set-up of a communicator looks at all of
+    a setting. Raises TableError, OSError."""
+    about = path.stat()
+    return _read(path, (about.st_ino, about.st_mtime_ns, about.st_size))
+
+
+@lru_cache(MOST_READ)
+def _read(path: Path, version: tuple[int, ...]) -> _File:
+    """What is in it. Raises TableError, OSError."""
+    del version
     reader = Reader(str(path))
     try:
         data = json.loads(_text(path), parse_constant=no_constant)

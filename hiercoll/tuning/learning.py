@@ -331,9 +331,7 @@ class Learner:
             self._offered = yield from self._ask()
             best, *others = self._offered
             if not others and self._typical == inf:
-                yield Serve(
-                    self._kind.first
-                )  # how long its calls take is to be known, though there is nothing to be tried
+                yield Serve(self._kind.first)  # how long its calls take is to be known, though nothing is to be tried
             native = self._typical
             self._remember(best, native, others)
         else:

@@ -535,6 +535,21 @@ def left_by(folder: Path, number: int, *lessons: Lesson) -> Path:
     return path
 
 
+def test_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set-up of a communicator looks at all of them; a file that has changed since is read anew."""
+    taken: list[Path] = []
+    text = learned._text
+    monkeypatch.setattr(learned, "_text", lambda path: taken.append(path) or text(path))
+    for number in range(3):
+        left_by(tmp_path, number, replace(LESSON, size=number + 1))
+    before = read(SETTING, tmp_path)
+    assert len(before) == 3 and len(taken) == 3
+    assert read(SETTING, tmp_path) == before and len(taken) == 3
+    learned.write_whole(taken[0], learned._dumped(SETTING, [replace(LESSON, size=9)]))
+    assert set(read(SETTING, tmp_path)) == {replace(LESSON, size=size).key for size in (2, 3, 9)}
+    assert taken[3:] == taken[:1]
+
+
 def test_the_oldest_files_are_put_together(tmp_path: Path) -> None:
     for number in range(MOST_FILES + 1):
         left_by(tmp_path, number, replace(LESSON, size=number), replace(LESSON, size=1000, calls=number + 1))
