@@ -22,7 +22,7 @@ from mpi4py.util import pkl5
 
 from hiercoll.calls import requests
 from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
-from hiercoll.calls.plain import by_bytes, bytes_at_hand
+from hiercoll.calls.plain import by_bytes
 from hiercoll.calls.serving import (
     MOST_SPELLINGS,
     are_arrays,
@@ -318,8 +318,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     """Serve a blocking call, or leave it to MPI: where hiercoll does not serve the communicator, where mpi4py, or the
     MPI library, is to say what is wrong, and, on all ranks alike, where it is the choice."""
     on_device = uses_device(given)
-    is_served = not on_device and comm != MPI.COMM_NULL
-    if is_served and (first := first_calls(comm, bytes_at_hand(given))) is not None:
+    if not on_device and comm != MPI.COMM_NULL and (first := first_calls(comm, given)) is not None:
         serve_first(first, collective, given, native)
         return NATIVE
     session = _session(comm, on_device)

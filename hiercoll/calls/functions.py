@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall, waitall
-from hiercoll.calls.plain import bytes_at_hand, is_plain
+from hiercoll.calls.plain import is_plain
 from hiercoll.calls.serving import (
     begin,
     call_known,
@@ -1051,7 +1051,7 @@ def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
         return None
     if uses_device(given) or not MPI.Is_initialized() or MPI.Is_finalized():
         return None
-    return first_calls(comm, bytes_at_hand(given))
+    return first_calls(comm, given)
 
 
 def _early_call(first: Beginning, collective: Collective, given: Arguments) -> Any:

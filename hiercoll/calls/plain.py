@@ -31,12 +31,6 @@ def by_bytes(collective: Collective, arguments: Arguments) -> Any:
     return collective, array.nbytes, in_place, op.handle, array.dtype
 
 
-def bytes_at_hand(given: Arguments) -> int:
-    """Of the larger one of a call's buffers, where these are arrays, with or without counts."""
-    buffers = (each[0] if type(each) in (list, tuple) and each else each for each in (given.send, given.recv))
-    return max(each.nbytes if isinstance(each, np.ndarray) else 0 for each in buffers)
-
-
 def is_plain(state: Session | Beginning, collective: Collective, given: Arguments) -> bool:
     """Whether the call is sound, as far as can be seen at little cost: arrays of one type of numbers, in the order of
     C, of the right sizes, that do not overlap. On ranks other than a root the second buffer does not matter."""

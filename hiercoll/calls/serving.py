@@ -33,7 +33,7 @@ from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request, make_request, own_spread, spelled
 from hiercoll.runtime.session import Session
-from hiercoll.runtime.specifications import EngineCopy, is_in_place
+from hiercoll.runtime.specifications import EngineCopy, buffer_of, is_in_place
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_VARIANT
 from hiercoll.tuning.learning import Learner, count
@@ -669,7 +669,7 @@ def _arrays(collective: Collective, given: Arguments) -> list[Any]:
     """Of the buffers that a call has, without the counts or datatypes that they may come with: mpi4py reads them."""
     left_out = None if collective.is_rooted else MPI.IN_PLACE
     ends = [given.recv] if collective.one_buffer else [given.send, given.recv]
-    return [each[0] if type(each) in (list, tuple) and each else each for each in ends if each is not left_out]
+    return [buffer_of(each) for each in ends if each is not left_out]
 
 
 def _remember_call(

@@ -19,6 +19,7 @@ from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
@@ -28,7 +29,9 @@ from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.attributes import Attribute
 from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Beginning, agree
 from hiercoll.runtime.plan import abandoned
+from hiercoll.runtime.request import Arguments
 from hiercoll.runtime.session import Session, first_watch
+from hiercoll.runtime.specifications import buffer_of
 from hiercoll.topology import Topology
 from hiercoll.tuning.budget import Before
 from hiercoll.tuning.policy import forced_variants
@@ -133,14 +136,14 @@ def _free_all(*_: object) -> None:
     progress.stop()
 
 
-def first_calls(comm: MPI.Intracomm, nbytes: int = 0) -> Beginning | None:
+def first_calls(comm: MPI.Intracomm, given: Arguments | None = None) -> Beginning | None:
     """What counts the calls on a communicator on which hiercoll is not set up; None where a session is to serve.
-    ``nbytes``: of this rank in this call, as far as it is known. Collective, as a blocking call is."""
+    ``given``: the arguments of this call, if it is one. Collective, as a blocking call is."""
     state = _states.get(comm.handle) or _goes_on_counting(comm)
     if state is None:
         _check_thread()
         try:
-            wishes = agree(comm, first_watch(comm, settings.timeout()), nbytes, is_first=not set_ups.count)
+            wishes = agree(comm, first_watch(comm, settings.timeout()), _bytes_of(given), is_first=not set_ups.count)
         except (CollectiveTimeout, CollectiveFailed):
             _keep(comm, Unmade(comm.rank))
             raise
@@ -155,6 +158,12 @@ def first_calls(comm: MPI.Intracomm, nbytes: int = 0) -> Beginning | None:
     if not isinstance(state, Beginning) or state.is_eager:
         return None
     return state if state.tally[0] > 0 or state.goes_on(_set_up) else None
+
+
+def _bytes_of(given: Arguments | None) -> int:
+    """Of the larger one of a call's buffers, where these are arrays, with or without counts."""
+    buffers = map(buffer_of, () if given is None else (given.send, given.recv))
+    return max((each.nbytes for each in buffers if isinstance(each, np.ndarray)), default=0)
 
 
 def _begin(comm: MPI.Intracomm, wishes: int) -> Beginning:
