@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import cuda
-from hiercoll.cuda.cupy_device import CupyDevice, CupyRows
+from hiercoll.cuda.cupy_device import CupyDevice, CupyRowKernel, CupyRows
 from hiercoll.cuda.device import Pieces, Rows, Shape, copy_shape
 from hiercoll.memory import BlockLayout
 from hiercoll.schedule import RECV, SEND, Region
@@ -35,6 +35,7 @@ from hiercoll.tools import bench
 
 WORLD = MPI.COMM_WORLD
 MIB = 1 << 20
+MOST_PIECES = 1 << 19  # of a table that is made here: of more it takes long
 REPETITIONS = 15
 ON_DEVICE, TO_HOST, FROM_HOST = 3, 2, 1  # kinds of cudaMemcpy
 
@@ -112,9 +113,14 @@ def packing() -> Iterator[dict[str, Any]]:
         plain = on_stream(stream, copying(source, target, total, stream))
         yield figure(f"device copy, {total // MIB} MiB", plain, 2 * total)
         for name, shape in packed(source.data.ptr, target.data.ptr, total):
-            copy = device.prepare(shape)
-            seconds = on_stream(stream, partial(copy.enqueue, on))
-            yield figure(f"{name}, {total // MIB} MiB", seconds, 2 * total, {"a device copy": plain})
+            ways = {name: device.prepare(shape)}
+            if isinstance(shape, Rows):
+                ways[f"by a copy engine: {name}"] = CupyRows(device, shape)
+                if shape.number < MOST_PIECES:
+                    ways[f"over a table: {name}"] = device.prepare(shape.pieces())
+            for way, copy in ways.items():
+                seconds = on_stream(stream, partial(copy.enqueue, on))
+                yield figure(f"{way}, {total // MIB} MiB", seconds, 2 * total, {"a device copy": plain})
         del source, target  # before the next are made
 
 
@@ -126,6 +132,9 @@ def on_one_rank() -> Iterator[dict[str, Any]]:
 
 def packed(source: int, target: int, total: int) -> Iterator[tuple[str, Shape]]:
     """Copies of ``total`` bytes between buffers of twice as many at these addresses."""
+    for width in (8, 64):
+        yield f"pack rows of {width} B", Rows(source, target, width, total // width, 2 * width, width)
+        yield f"unpack rows of {width} B", Rows(source, target, width, total // width, width, 2 * width)
     for block in (1 << 10, 1 << 13, 1 << 16, 1 << 20):
         blocks = total // block
         scattered = Random(1).sample(range(2 * blocks), blocks)
@@ -139,8 +148,6 @@ def packed(source: int, target: int, total: int) -> Iterator[tuple[str, Shape]]:
             shape = copy_shape(BlockLayout(block), (source, read), (target, write))
             assert shape is not None
             yield f"{name}, in blocks of {block} B", shape
-            if isinstance(shape, Rows):  # which of the two is faster?
-                yield f"{name}, by the kernel, in blocks of {block} B", shape.pieces()
             if name == "pack scattered":
                 shape = copy_shape(BlockLayout(block), (source, read), (target + 3, write))
                 assert shape is not None
@@ -154,7 +161,7 @@ def copying(source: cupy.ndarray, target: cupy.ndarray, nbytes: int, stream: cup
 
 
 def narrow_rows() -> Iterator[dict[str, Any]]:
-    """Rows that lie apart, to pinned memory of the host and from it: by the copy engine, and by the kernel, which packs
+    """Rows that lie apart, to pinned memory of the host and from it: by a copy engine, and by the kernel, which packs
     them on the way; against one plain copy. Which of the two plans take is for `hiercoll.cuda.device.NARROW` to say."""
     device, total = CupyDevice(runtime.getDevice()), 16 * MIB
     on, source = device.new_stream(), noise(2 * total)
@@ -162,13 +169,13 @@ def narrow_rows() -> Iterator[dict[str, Any]]:
     assert on.own is not None
     plain = on_stream(on.own, partial(device.prepare(Rows(source.data.ptr, pinned, total)).enqueue, on), 1)
     yield figure(f"plain copy to the host, {total // MIB} MiB", plain, total)
-    for width in (64, 256, 1024, 4096):
+    for width in (4, 8, 16, 32, 64, 256, 1024):
         out = Rows(source.data.ptr, pinned, width, total // width, 2 * width, width)
         into = Rows(pinned, source.data.ptr, width, total // width, width, 2 * width)
         for name, rows in (("to the host", out), ("from the host", into)):
-            for how, task in (("copy engine", CupyRows(device, rows)), ("kernel", device.prepare(rows.pieces()))):
+            for how, task in (("a copy engine", CupyRows(device, rows)), ("the kernel", CupyRowKernel(device, rows))):
                 seconds = on_stream(on.own, partial(task.enqueue, on), 1)
-                yield figure(f"rows of {width} B {name}, by the {how}", seconds, total, {"a plain copy": plain})
+                yield figure(f"rows of {width} B {name}, by {how}", seconds, total, {"a plain copy": plain})
     assert owner is not None
 
 
@@ -191,7 +198,7 @@ def through_the_host() -> Iterator[dict[str, Any]]:
         both, mpi = slowest(copies), slowest(partial(comm.Alltoall, *host))
         yield figure(f"pinned copies out and in at once, {block // MIB} MiB", both, block)
         yield figure(f"the MPI library, host memory, {block // MIB} MiB", mpi, block)
-        bounds = {"copies": both, "MPI library": mpi}
+        bounds = {"the slower of these": max(both, mpi), "copies": both, "MPI library": mpi}
         for parts in (1, 2, 4, 8, 16, 32):
             with hiercoll.alltoall_init(
                 comm, send, recv, algorithm="scatter_destination", transport=f"staged:{parts}"

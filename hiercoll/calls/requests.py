@@ -76,11 +76,7 @@ class StandIn:
         """See `progress.Background`."""
         if self.call is None:
             if self.comm.Iprobe(0, self.tag):
-                self._receives = False
-                try:
-                    self.call = BackgroundCall(self._session, self._plan, in_thread=True)
-                except Exception as error:  # who asks for this one is told, not who lets it go on
-                    self.call = Refused(error)
+                self.start(by_mpi=True)
         elif self.call.done:
             if self.comm.Iprobe(0, self.tag):
                 self._receives = True
@@ -97,6 +93,18 @@ class StandIn:
             if monotonic() - self._failed > PATIENCE:
                 print(f"hiercoll: {self.name} has failed: {self.call.error}", flush=True)
                 MPI.COMM_WORLD.Abort(1)
+
+    def start(self, *, by_mpi: bool = False) -> None:
+        """Begin the call, after what is enqueued on the streams that are current in this thread. Where MPI has started
+        it (`MPI.Prequest.Startall`), this may be another thread than the caller's: then after all that the device has
+        been given."""
+        self._receives = False
+        try:
+            if by_mpi:
+                self._plan.settle()
+            self.call = BackgroundCall(self._session, self._plan, in_thread=True)
+        except Exception as error:  # who asks for this one is told, not who lets it go on
+            self.call = Refused(error)
 
     def wait(self) -> None:
         """Until the call, if there is one, is complete. Raises what went wrong."""
@@ -184,7 +192,9 @@ class Persistent(Driven, MPI.Prequest):
 
     def Start(self) -> None:  # noqa: N802
         """As mpi4py's."""
-        super().Start()
+        with progress.lock:  # the thread must not be the one that begins it: streams are current in one thread only
+            super().Start()
+            self.stand_in.start()
         progress.advance_all()
 
     def Free(self) -> None:  # noqa: N802

@@ -31,7 +31,17 @@ from hiercoll.runtime.direct import direct
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import by_handle
 from hiercoll.runtime.plan import Plan, abandoned
-from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request, make_request, own_spread, spelled
+from hiercoll.runtime.request import (
+    LIMIT,
+    NO_PARAMS,
+    Arguments,
+    Mode,
+    Request,
+    make_request,
+    own_spread,
+    served_by,
+    spelled,
+)
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import EngineCopy, buffer_of, is_in_place
 from hiercoll.schedule.transports import AUTO
@@ -528,6 +538,9 @@ def _serve_learning(
     elif learner.is_trying or learner.compares:
         # While it is tried or compared, it is called as it is otherwise once it is settled on.
         quick = _known_call(session, collective, named)
+    made = make() if learner.is_trying and uses_device(given) else None
+    if made is not None:  # what the program's kernels take is none of the call's
+        session.memories[made.received.place].before_messages(made.producers.streams(), True)
     progress.before_blocking()
     if learner.is_trying and not learner.has_met:  # else this rank has met the others in a call that it could not make
         session.begin_together()
@@ -537,7 +550,7 @@ def _serve_learning(
     is_served = quick is not None and quick() is not False
     seconds = perf_counter() - together
     if not is_served:
-        request = replace(make(), variant=variant, is_auto=True, learner=learner)
+        request = served_by(session, made or make(), given, variant, learner)
         ran, is_possible = _serve_at_length(session, given, request)
         seconds = perf_counter() - together if is_possible else inf
     learner.note(seconds, together - begin)

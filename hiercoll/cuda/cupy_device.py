@@ -14,12 +14,15 @@ import numpy.typing as npt
 
 from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape, Task
 from hiercoll.cuda.kernel import (
+    MOST_WORDS,
     PROCESSORS,
     SOURCE,
     SPAN,
     conversion_source,
     launch_shape,
     reduction_source,
+    row_launch_shape,
+    row_source,
     span_table,
 )
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
@@ -29,6 +32,7 @@ runtime = cupy.cuda.runtime
 OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
 ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
+WORTH_A_TABLE = 64  # bytes of a row: the kernel over a table copies bytes that are off in words of 4
 
 
 def device_number(address: int) -> int:
@@ -185,17 +189,31 @@ class CupyDevice:
             except runtime.CUDARuntimeError:  # of the legacy default stream, while another one is captured
                 return True
 
+    def synchronize(self) -> None:
+        """cudaDeviceSynchronize."""
+        with self._current():
+            try:
+                runtime.deviceSynchronize()
+            except runtime.CUDARuntimeError as error:
+                raise DeviceError("stream", "none that is being captured into a graph", str(error)) from None
+
     def prepare(self, shape: Shape) -> Task:
         """See `Device.prepare`."""
-        if isinstance(shape, Rows) and shape.is_narrow:
-            shape = shape.pieces()
         if isinstance(shape, Rows):
-            return CupyRows(self, shape)
+            return self._prepare_rows(shape)
         if isinstance(shape, Pieces):
             return CupyTable(self, shape, self.copy_pieces)
         if isinstance(shape, Conversion):
             return CupyTable(self, shape, self.convert_pieces(shape.source, shape.target))
         return CupyTable(self, shape, self.reduce_pieces(shape.how))
+
+    def _prepare_rows(self, rows: Rows) -> Task:
+        """By a copy engine, or by a kernel: over a table, where bytes lie so that words would be tiny."""
+        if rows.is_for_engine:
+            return CupyRows(self, rows)
+        if (rows.word >= 4 or rows.length < WORTH_A_TABLE) and rows.length // rows.word * rows.number <= MOST_WORDS:
+            return CupyRowKernel(self, rows)
+        return CupyTable(self, rows.pieces(), self.copy_pieces)
 
     @cached_property
     def processors(self) -> int:
@@ -212,6 +230,10 @@ class CupyDevice:
     def copy_pieces(self) -> cupy.RawKernel:
         """The kernel."""
         return cupy.RawKernel(SOURCE, "copy_pieces")
+
+    def copy_rows(self, word: int) -> cupy.RawKernel:
+        """The kernel for words of so many bytes; CuPy compiles it once."""
+        return cupy.RawKernel(row_source(word), "copy_rows")
 
     def reduce_pieces(self, how: Reduction) -> cupy.RawKernel:
         """The kernel for a type and an operation; CuPy compiles it once."""
@@ -286,8 +308,25 @@ class CupyEvent:
         self.event.synchronize()
 
 
+class CupyRowKernel:
+    """One launch that copies evenly spaced rows."""
+
+    def __init__(self, device: CupyDevice, rows: Rows) -> None:
+        self._device, self._kernel = device, device.copy_rows(rows.word)
+        each = rows.length // rows.word
+        self._grid, self._block = row_launch_shape(each * rows.number, device.processors)
+        ends = (rows.source, rows.source_step, rows.target, rows.target_step)
+        self._given = (*map(np.uint64, ends), np.uint32(each), np.uint32(each * rows.number))
+
+    def enqueue(self, stream: CupyStream) -> None:
+        """See `cuda.device.Task`; on a stream of the device's own."""
+        assert stream.own is not None
+        with cupy.cuda.Device(self._device.ordinal), stream.own:
+            self._kernel(self._grid, self._block, self._given)
+
+
 class CupyRows:
-    """One copy, of one piece or of evenly spaced ones."""
+    """One copy by a copy engine, of one piece or of evenly spaced ones."""
 
     def __init__(self, device: CupyDevice, shape: Rows) -> None:
         self._device, self._shape = device, shape

@@ -7,19 +7,22 @@ their call and the completion of an event recorded after them.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import gcd
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from hiercoll.memory import Layout, Reduction, WideLayout, common_pieces
 from hiercoll.schedule import Region
+from hiercoll.schedule.transports import ON_HOST
 
-NARROW = 1024  # bytes of a row; not measured yet: `scripts/gpu_bench.py` has both ways
+NARROW = 128  # bytes of a row: see docs/gpu.md, and `scripts/gpu_bench.py`, which has both ways
 MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)
 
 
 class Rows(NamedTuple):
-    """``number`` rows of ``length`` bytes, ``source_step`` and ``target_step`` bytes apart: one 2-D copy."""
+    """``number`` rows of ``length`` bytes, ``source_step`` and ``target_step`` bytes apart; ``with_host``: to the host,
+    or from it."""
 
     source: int
     target: int
@@ -27,12 +30,19 @@ class Rows(NamedTuple):
     number: int = 1
     source_step: int = 0
     target_step: int = 0
+    with_host: bool = False
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether a kernel moves them faster than copy engines do, which handle row by row. To the host, and from it,
-        it packs them on the way."""
-        return self.number > 1 and self.length < NARROW
+    def is_for_engine(self) -> bool:
+        """Whether a copy engine is the fastest way: for one row, and for those to the host and from it, unless they are
+        narrow. On the device it takes up to twice as long as a kernel does."""
+        return self.number == 1 or (self.with_host and self.length >= NARROW)
+
+    @property
+    def word(self) -> int:
+        """Bytes of the largest words, of up to 16, that all of it consists of."""
+        ends = (self.source, self.target, self.source_step, self.target_step, self.length)
+        return gcd(16, *ends)
 
     def pieces(self) -> Pieces:
         """The same, each by itself."""
@@ -143,6 +153,9 @@ class Device(Protocol):
     def is_capturing(self, handle: int) -> bool:
         """Whether what is enqueued on a stream of the caller's is captured into a graph, instead of being run."""
 
+    def synchronize(self) -> None:
+        """Wait for all that has been enqueued on any stream. Raises DeviceError while one is being captured."""
+
     def prepare(self, shape: Shape) -> Task:
         """A copy, conversion or reduction, to be enqueued as often as wanted. Raises DeviceError for
         types that the device has no kernel for."""
@@ -181,7 +194,8 @@ def copy_shape(
     if len(steps) <= 1 and {n for _, _, n in pieces} == {length}:
         source_step, target_step = steps.pop() if steps else (length, length)
         if length <= source_step <= MOST_STEP and length <= target_step <= MOST_STEP:
-            return Rows(first, to, length, len(pieces), source_step, target_step)
+            with_host = source[1].buffer in ON_HOST or target[1].buffer in ON_HOST
+            return Rows(first, to, length, len(pieces), source_step, target_step, with_host)
     return Pieces(tuple(pieces))
 
 

@@ -1,4 +1,5 @@
-"""The kernels: one copies scattered pieces in one launch, one combines them, one converts their elements."""
+"""The kernels: one copies scattered pieces in one launch, one evenly spaced rows; one combines pieces, one converts
+their elements."""
 
 from __future__ import annotations
 
@@ -14,19 +15,20 @@ from hiercoll.memory import SINGLE, Reduction
 SPAN = 4096  # bytes that a warp copies in one go: pieces up to this size are one warp's, larger ones many warps'
 THREADS = 256  # of a block: 8 warps
 BLOCKS = 3  # for each multiprocessor of the device; the kernels have 80 registers for a thread then
+ROW_BLOCKS = 6  # of the kernel for rows, which needs 40
 PROCESSORS = 80  # of a device that does not tell
 
-# What the kernels have in common: which spans a warp takes.
+# What the kernels over tables have in common: which spans a warp takes.
 #
 # A row of the table is a piece: addresses, the last of them the target's, length, number of spans
 # before it. One more row has the number of all spans. Each warp of the grid takes as many spans as
 # the others, in a row: it looks for the piece of the first by halving, and goes on from there.
 # Spans begin where the target is aligned to 16 bytes, but for the first of a piece.
+COMMON = f"#define THREADS {THREADS}\ntypedef unsigned long long Bytes;\n"
 SPANS = (
-    f"#define THREADS {THREADS}\n#define BLOCKS {BLOCKS}\n"
+    COMMON
+    + f"#define BLOCKS {BLOCKS}\n"
     + r"""
-typedef unsigned long long Bytes;
-
 template <int COLUMNS>
 struct Spans {
     const Bytes* row;
@@ -131,6 +133,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) copy_pieces(const 
 }
 """
 SOURCE = SPANS + COPY
+
+# Rows that are evenly spaced need no table: where a word lies follows from its number. Neighbouring threads take
+# neighbouring words, of one row or of several. There are fewer than 2^32 words: whole numbers of 32 bits divide faster.
+ROWS = r"""
+extern "C" __global__ void __launch_bounds__(THREADS, ROW_BLOCKS)
+    copy_rows(Bytes source, Bytes source_step, Bytes target, Bytes target_step, unsigned each, unsigned words)
+{
+    const int many = 4;  // read before the first is written
+    const Bytes threads = (Bytes)gridDim.x * blockDim.x;
+    for (Bytes i = (Bytes)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += many * threads) {
+        Word read[many];
+        #pragma unroll
+        for (int k = 0; k < many; k++) {
+            const Bytes at = i + k * threads;
+            const unsigned row = (unsigned)at / each;
+            if (at < words)
+                read[k] = reinterpret_cast<const Word*>(source + row * source_step)[(unsigned)at - row * each];
+        }
+        #pragma unroll
+        for (int k = 0; k < many; k++) {
+            const Bytes at = i + k * threads;
+            const unsigned row = (unsigned)at / each;
+            if (at < words)
+                reinterpret_cast<Word*>(target + row * target_step)[(unsigned)at - row * each] = read[k];
+        }
+    }
+}
+"""
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
+MOST_WORDS = 2**32 - 1
 
 # Elements are combined in vectors of 16 bytes in each span that is aligned to that in all three buffers.
 REDUCTION = r"""
@@ -242,6 +274,11 @@ ELEMENTS = {
 COMBINE = {"sum": "(a) + (b)", "prod": "(a) * (b)", "min": "(b) < (a) ? (b) : (a)", "max": "(a) < (b) ? (b) : (a)"}
 
 
+def row_source(word: int) -> str:
+    """The kernel that copies rows in words of so many bytes, one of `WORDS`."""
+    return f"#define Word {WORDS[word]}\n#define ROW_BLOCKS {ROW_BLOCKS}\n" + COMMON + ROWS
+
+
 def can_combine(how: Reduction) -> bool:
     """Whether there is a kernel for it."""
     return how.dtype.name in ELEMENTS and how.dtype.isnative and how.operation in COMBINE
@@ -281,3 +318,8 @@ def span_table(pieces: Sequence[tuple[int, ...]], span: int = SPAN) -> npt.NDArr
 def launch_shape(spans: int, processors: int = PROCESSORS) -> tuple[tuple[int], tuple[int]]:
     """Grid and block for so many spans: what fits on the device at once, or a block for each span if that is less."""
     return (max(1, min(spans, BLOCKS * processors)),), (THREADS,)
+
+
+def row_launch_shape(words: int, processors: int = PROCESSORS) -> tuple[tuple[int], tuple[int]]:
+    """The same for rows of so many words in all, of which each thread takes four at once."""
+    return (max(1, min(-(-words // (4 * THREADS)), ROW_BLOCKS * processors)),), (THREADS,)

@@ -211,6 +211,13 @@ class LateDevice:
         """See `Device.is_capturing`."""
         return handle in self.capturing
 
+    def synchronize(self) -> None:
+        """See `Device.synchronize`; of the caller's streams."""
+        if self.capturing:
+            raise DeviceError("stream", "none that is being captured into a graph", "one that is")
+        for stream in self._streams.values():
+            stream.synchronize()
+
     def prepare(self, shape: Shape) -> LateTask:
         """See `Device.prepare`."""
         return LateTask(self, shape)

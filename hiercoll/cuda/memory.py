@@ -112,6 +112,10 @@ class DeviceMemory:
         shape = reduction_shape(layout, how, left, right, target)
         return None if shape is None else DeviceCopy(self.device.prepare(shape), self.stream("within"))
 
+    def settle(self) -> None:
+        """See `Memory.settle`."""
+        self.device.synchronize()
+
     def before_messages(self, handles: Iterable[int], direct: bool) -> None:
         """Copies come after what the caller has enqueued on the streams with these handles; so do
         messages, if they are of device memory. Raises ParameterError for streams that are being captured."""

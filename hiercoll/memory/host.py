@@ -83,6 +83,9 @@ class HostMemory:
         """See `address_handle`."""
         raise DeviceError("transport 'peer'", "memory of a device", "memory of the host")
 
+    def settle(self) -> None:
+        """Nothing ever is."""
+
     def before_messages(self, handles: Iterable[int], direct: bool) -> None:
         """Nothing to do."""
 

@@ -101,6 +101,9 @@ class Memory(Protocol):
         """What copies ``source`` of rank ``peer``'s buffer, of the address ``handle`` at each start, to a region
         of the buffer at an address."""
 
+    def settle(self) -> None:
+        """Wait until nothing is under way there, whoever began it. Raises DeviceError while a stream is captured."""
+
     def before_messages(self, handles: Iterable[int], direct: bool) -> None:
         """Order what the caller has produced on the streams with these handles before the first copy and,
         if ``direct``, before messages of (or about) this memory itself. Raises ParameterError for streams that

@@ -360,7 +360,10 @@ class PlanFactory:
 
         scratch, copied = allocating("scratch", nbytes), allocating("aside", aside) if aside else None
         together = first or lifetime is Lifetime.HELD
-        reserved = session.memories.reserve(schedule, laid.host, memory, scratch, user, aside=copied, together=together)
+        reserved = session.memories.reserve(
+            schedule, laid.host, memory, scratch, user, aside=copied, together=together,
+            may_mirror=request.learner is None,
+        )  # fmt: skip
         if first:
             self._fitted.add(request.common)
         of = reserved.places

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.cuda import Device, DeviceMemory
-from hiercoll.errors import DeviceError, DeviceMemoryError, TransportWarning
+from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError, TransportWarning
 from hiercoll.memory import HANDLE_BYTES, Array, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Schedule
@@ -49,7 +49,9 @@ class Memories:
         self._node, self._agreement, self._rank, self._size = node, agreement, rank, size
         self._known: dict[str, Memory] = {"host": HostMemory()}
         self._tried: list[object] = []  # memory of trials
-        self._reach: bool | None = None  # whether ranks of a node can map each other's device memory; None: not tried
+        self._far: int | None = None  # the first rank that cannot map memory of its node; None: not tried
+        self._why_far = ""  # if it is this one
+        self._told_far = False
         self._told = False  # that buffers are mirrored; the same on all ranks
 
     def __getitem__(self, place: str) -> Memory:
@@ -71,13 +73,22 @@ class Memories:
         """Whether the ranks of every node can map each other's memory at ``place``: tried once.
         Collective at its first use. The first rank that cannot warns; where warnings are
         errors, raises TransportWarning on all ranks."""
-        if self._reach is None:
-            problem = self._try_node(self._known[place])
-            first = self._least(self._rank if problem else self._size)
-            self._reach = first == self._size
-            if not self._reach:
-                self._warn(first, HOST_INSTEAD, problem)
-        return self._reach
+        first = self._first_far(place)
+        if first < self._size and not self._told_far:
+            self._told_far = True
+            self._warn(first, HOST_INSTEAD, self._why_far)
+        return first == self._size
+
+    def devices_in_reach(self) -> bool:
+        """The same of the device that this rank has met first, for those who have not asked for it: without a warning.
+        Collective at its first use."""
+        return self._first_far(next(place for place in self._known if place != "host")) == self._size
+
+    def _first_far(self, place: str) -> int:
+        if self._far is None:
+            self._why_far = self._try_node(self._known[place])
+            self._far = self._least(self._rank if self._why_far else self._size)
+        return self._far
 
     def _warn(self, first: int, what: str, why: str) -> None:
         """Let rank ``first`` warn, which alone knows ``why``. Collective, so that no rank is left waiting
@@ -125,6 +136,7 @@ class Memories:
         *,
         aside: Callable[[], tuple[int, object]] | None,
         together: bool,
+        may_mirror: bool,
     ) -> Places:
         """Where a plan's buffers lie: those of the ``user`` (addresses, and bytes), or what takes their
         place, and what is allocated for it; ``host``: the bytes of what lies on the host beside a device's memory.
@@ -132,7 +144,8 @@ class Memories:
         ``aside``: what allocates a copy of what is sent, made before each start, as results come to lie there; None:
         nothing is copied. ``together``: too little of a device's memory on one rank is an error on all, and the first
         rank whose buffers are mirrored warns; collective then, where there are devices. Raises DeviceMemoryError;
-        TransportWarning on all ranks, where warnings are errors.
+        TransportWarning on all ranks, where warnings are errors; ConstraintError on all instead of a warning, unless
+        they ``may_mirror``.
         """
         problem, cost = None, ""
         places = Places({name: address for name, (address, _) in user.items()}, [], [], [])
@@ -149,20 +162,24 @@ class Memories:
         except DeviceMemoryError as error:
             problem = error
         if together and memory.kind != "host":
-            self.check(problem, cost)
+            self.check(problem, cost, may_mirror=may_mirror)
         elif problem is not None:
             raise problem
         return places
 
-    def check(self, problem: DeviceError | None, cost: str = "") -> None:
+    def check(self, problem: DeviceError | None, cost: str = "", *, may_mirror: bool = True) -> None:
         """Raise this rank's problem, or that another rank has one. The first rank that mirrors buffers, at a ``cost``
-        (in words), warns, once per communicator. Collective."""
+        (in words), warns, once per communicator; all raise ConstraintError unless they ``may_mirror`` them. Collective.
+        """
         first = self._least(-1 if problem is not None else self._rank if cost else self._size)
         if problem is not None:
             raise problem
         if first < 0:
             got = "too little on another one"
             raise DeviceMemoryError("device memory", "enough on every rank", got, self._rank)
+        if first < self._size and not may_mirror:
+            got = f"memory of rank {first} that they cannot map"
+            raise ConstraintError("transport 'peer'", "memory that other ranks can map", got, self._rank)
         if first < self._size and not self._told:
             self._told = True
             self._warn(first, MIRRORED, cost)

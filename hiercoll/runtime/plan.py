@@ -247,6 +247,11 @@ class Plan:
         if self.tell is not None:
             self.tell()
 
+    def settle(self) -> None:
+        """Wait until nothing is under way where its buffers lie. Raises DeviceError while a stream is captured."""
+        if self._memory:
+            self._memory.settle()
+
     def free(self) -> None:
         """Free requests and scratch. Raises PlanError while a start is active."""
         if self._engine is not None:

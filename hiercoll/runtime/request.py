@@ -369,18 +369,17 @@ def _equal_blocks(
     memory = session.memories[received.place].kind
     size = received.block if given.accumulate is None else 2 * received.block  # of what is combined
     place = received.place if size or not is_device_array(received.owner) else ""
-    transport = _transport(session, given.transport, place, mode)
+    asked = _transport(session, given.transport, place, mode)
     producers = _producers(session, given, sent, received, memory)
     operation = _operation(session, given, received, memory) if collective.operation else None
     combining = FREE if operation is None else combining_of(session, given.order, operation)
     policy = session.policy
     wanted = Wanted(collective, size, sent is None, memory, mode is Mode.HELD, combining)
     is_auto = policy.is_auto(collective, given.algorithm)
-    learner = policy.learner(wanted) if is_auto and mode is Mode.BLOCKING else None
+    is_open = is_auto and mode is Mode.BLOCKING and (memory == "host" or given.transport == AUTO)
+    learner = policy.learner(wanted) if is_open else None
     variant = policy.select(wanted, given.algorithm, given.params)
-    able = variant.transport != AUTO and not (variant.transport == "direct" and session.stages)
-    if able and given.transport == AUTO and memory != "host":
-        transport = _transport(session, variant.transport, received.place, mode)
+    transport = _transport_by(session, given, variant, place, mode) or asked
     before = (received if sent is None else sent).copies(True) if is_read else ()
     returned = received.owner if received.blocks else None
     return Request(
@@ -683,6 +682,23 @@ def _transport(session: Session | Beginning, given: Any, place: str, mode: Mode,
     # Windows are made by all ranks together, for blocks that all know.
     shared = not (near or uneven or mode is Mode.BACKGROUND) and max(session.topology.node_sizes) > 1
     return Transport(near, parts or segments, packed=not (parts or segments), shared=shared)
+
+
+def _transport_by(session: Session | Beginning, given: Arguments, variant: Variant, place: str, mode: Mode) -> Any:
+    """The one that belongs to what was chosen; None where it has none, it cannot be had, or another was asked for."""
+    name = variant.transport
+    if name == AUTO or given.transport != AUTO or place in ("", "host") or (name == "direct" and session.stages):
+        return None
+    if name.startswith("peer") and mode is Mode.BACKGROUND:
+        return None
+    return _transport(session, name, place, mode)
+
+
+def served_by(session: Session, request: Request, given: Arguments, variant: Variant, learner: Any) -> Request:
+    """The request of a blocking call by "auto", with something else serving it than what is chosen."""
+    asked = _transport(session, given.transport, request.received.place, request.mode)
+    transport = _transport_by(session, given, variant, request.received.place, request.mode) or asked
+    return replace(request, variant=variant, transport=transport, is_auto=True, learner=learner)
 
 
 def _producers(

@@ -222,6 +222,7 @@ class Session:
         if self.rank == 0:
             self.policy.found = self._keep
         self.policy.table, self.policy.known = table, known if self.learns else {}
+        self.policy.reaches = self.memories.devices_in_reach
         self.policy.links, self.policy.probe = replace(DEFAULT_LINKS, cores=cores), self._probe
         self.policy.compares = self._compares
         self.policy.learn(self.learns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import inf
@@ -26,6 +27,7 @@ PROBING = 4  # times as long as it takes ranks to meet, that it takes to measure
 KNOWN = 20e-6  # seconds that the model takes for an algorithm and a size, besides
 MOST = 1 << 40  # bytes of a block that is never too short
 PLANNED = 2  # set-ups that take as long as a plan with shared memory
+PEER = "peer"  # the transport
 OF_A_KIND = 3  # candidates that differ in parameters only
 
 
@@ -82,6 +84,8 @@ class Policy:
         self.links = DEFAULT_LINKS  # what the cost model goes by, where it decides
         # Gives links as measured, of those known before; collective, called once. None: they have been, or need not be.
         self.probe: Callable[[Links], Links] | None = None
+        # Whether ranks can map the device memory of all ranks of their node; collective at first.
+        self.reaches: Callable[[], bool] = lambda: False
         self._measured: Links | None = None  # what the model goes by where it names candidates
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
@@ -304,8 +308,15 @@ class Policy:
             else:
                 alike = self._asked_with(wanted)
                 for each, ranking in zip(alike, self._modelled(alike), strict=True):
-                    self._offer(each, ranking)
+                    self._offer(each, self._with_peers(each, ranking))
         return self._offers[wanted.key]
+
+    def _with_peers(self, wanted: Wanted, ranking: Sequence[Variant]) -> Sequence[Variant]:
+        """Of arrays on devices, each also by gets from other ranks' memory, where ranks can map it. The model knows
+        nothing of devices: which of the two is faster, calls will tell. Collective."""
+        if wanted.memory == "host" or not wanted.collective.is_even or not self.reaches():
+            return ranking
+        return [each for variant in ranking for each in (replace(variant, transport=PEER), variant)]
 
     def _offer(self, wanted: Wanted, ranking: Sequence[Variant]) -> None:
         name, most = wanted.collective.family, MANY if self.share == inf else FEW

@@ -16,9 +16,10 @@ class Goal(NamedTuple):
 
 
 GOALS = (
-    Goal(r"((?:un)?pack [a-z ]+, in blocks of \d+ B, \d+ MiB)", "a device copy", 0.85),
-    Goal(r"staged:\d+, ((?:16|64) MiB)", "copies", 0.85),
-    Goal(r"alltoall \w+ (peer, 4 ranks, 4 on a device, (?:4194304|16777216) B per pair)", "copies one by one", 0.70),
+    Goal(r"((?:un)?pack evenly spaced, in blocks of \d+ B, \d+ MiB)", "a device copy", 0.85),
+    Goal(r"((?:un)?pack scattered, in blocks of \d+ B, \d{3} MiB)", "a device copy", 0.80),
+    Goal(r"staged:\d+, ((?:16|64) MiB)", "the slower of these", 0.85),
+    Goal(r"alltoall \w+ (peer, 4 ranks, 4 on a device, 16777216 B per pair)", "copies at once", 0.70),
 )
 
 

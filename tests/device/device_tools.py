@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import WORLD, layouts  # type: ignore[attr-defined]
-from machines import RANK, SIZE, Machine, address_of, check
+from machines import BEFORE, BLOCK, RANK, SIZE, Machine, address_of, check, telling
 from mpi4py import MPI
 
 import hiercoll
@@ -28,6 +29,7 @@ from hiercoll.schedule import RECV, SCRATCH, SEND, Get
 from hiercoll.tables import Choice, Entry, Table, Variant, load
 from hiercoll.tools.bench import Bench
 from hiercoll.tools.measuring import Contest
+from hiercoll.tools.workload import buffers
 from hiercoll.tuning.search import Search
 
 
@@ -54,7 +56,7 @@ def test_tools_bench_and_search(machine: Machine, on_layout: Callable[[str], MPI
 @pytest.mark.ranks([1, 2, 4])
 @pytest.mark.usefixtures("peers")
 def test_tools_tables_with_transports(machine: Machine, on_layout: Callable[[str], MPI.Intracomm]) -> None:
-    """The table's choice, with its transport, is what "auto" runs."""
+    """The table's choice, with its transport, is what "auto" runs; in the background without it, which cannot be."""
     comm = on_layout(f"1x{SIZE}")
     chosen, topology = Variant("scatter_destination", {"window": 32}, "peer"), hiercoll.get_topology(comm)
     entry = Entry("alltoall", mpi_library(), "cuda", topology.node_sizes, topology.placement, (Choice(1, chosen),))
@@ -63,6 +65,37 @@ def test_tools_tables_with_transports(machine: Machine, on_layout: Callable[[str
     plans = [plan for plan in get_session(comm).plans.values() if plan.schedule]
     gets = [op for plan in plans for op in plan.schedule.ops if isinstance(op, Get)]
     assert len(gets) == (SIZE - 1) * len(plans)
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    np.testing.assert_array_equal(
+        machine.get(hiercoll.ialltoall(comm, machine.put(values)).wait()).reshape(-1), expected
+    )
+
+
+@pytest.mark.ranks([2, 3, 4])
+@pytest.mark.parametrize("can_map", [True, False])
+def test_tools_auto_learns(machine: Machine, on_layout: Callable[[str], MPI.Intracomm], can_map: bool) -> None:
+    """Gets are tried where ranks can map each other's memory. Arrays that they cannot map are served another way, and
+    nobody is warned of what he has not asked for."""
+    comm = on_layout(f"1x{SIZE}")
+    hiercoll.configure(comm, table=Table(), tune="online")
+    policy = get_session(comm).policy
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    with nullcontext() if can_map else machine.private():
+        send, recv = machine.empty(values.shape), machine.empty(expected.shape)
+    with telling() as told:
+        for salt in range(400):
+            machine.fill(recv, np.full_like(expected, BEFORE))
+            machine.fill(send, values + np.uint8(salt % 50))
+            hiercoll.alltoall(comm, send, recv)
+            np.testing.assert_array_equal(machine.get(recv), expected + np.uint8(salt % 50))
+    (offered,) = policy._offers.values()
+    assert policy.is_settled and not told
+    assert ("peer" in {each.transport for each in offered}) == (not machine.why_no_peers())
+    ran = {type(op) for plan in get_session(comm).plans.values() if plan.schedule for op in plan.schedule.ops}
+    assert (Get in ran) == (can_map and not machine.why_no_peers())
+    found = policy.known_learner(next(iter(policy._offers)))
+    assert found is not None and found.finding is not None
+    assert can_map or found.finding.variant.transport == "auto"
 
 
 @pytest.mark.ranks([2, 4])

@@ -6,6 +6,7 @@ device, tests/gpu/test_claims.py on a real one (`machines_gpu`).
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,7 @@ import pytest
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll.cuda.arrays import LEGACY
 from hiercoll.cuda.device import Device, Task
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.errors import TransportWarning
@@ -106,6 +108,12 @@ class SimulatedArray(LateArray):
         return SimpleNamespace(empty=self.machine.empty)
 
 
+class Current(threading.local):
+    """The current stream of each thread, as CuPy and PyTorch have it."""
+
+    handle = LEGACY
+
+
 class Simulated:
     """`Machine` on the simulated device."""
 
@@ -113,9 +121,19 @@ class Simulated:
 
     def __init__(self, device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device = device
-        self.current = self._streams = 7
+        self._current, self._streams = Current(), 7
+        self.current = 7
         self._monkeypatch = monkeypatch
         self._soiled_bytes, self._soiled_address = 0, 0
+
+    @property
+    def current(self) -> int:
+        """The handle of this thread's current stream; it is the default stream until a thread chooses another."""
+        return self._current.handle
+
+    @current.setter
+    def current(self, handle: int) -> None:
+        self._current.handle = handle
 
     def stream(self) -> Any:
         """See `Machine`."""

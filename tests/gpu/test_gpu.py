@@ -6,6 +6,7 @@ docs/gpu.md are in test_claims.py.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -132,6 +133,35 @@ def test_kernel_and_copies(regions: str, block: int, shift: int) -> None:
     device.prepare(shape).enqueue(stream)
     stream.record().synchronize()
     np.testing.assert_array_equal(cupy.asnumpy(recv), expected)
+
+
+@pytest.mark.ranks([1])
+@pytest.mark.parametrize("word", [1, 2, 4, 8, 16])
+def test_kernel_of_rows(word: int) -> None:
+    """On the device, to the host and from it: rows of one word to many, few and many, by words of each size."""
+    device = cuda.device_at(cupy.zeros(1).data.ptr)
+    stream, (pinned, owner) = device.new_stream(), device.allocate_pinned(1 << 22)
+    host = np.ctypeslib.as_array((ctypes.c_uint8 * (1 << 22)).from_address(pinned))
+    for each, number in [(1, 1000), (3, 77), (40, 33), (5000, 3), (1, 30_000)]:
+        length, step = each * word, (each + 1) * word
+        values = np.random.default_rng(each).integers(0, 255, number * step, dtype=np.uint8)
+        packed = values.reshape(number, step)[:, :length]
+        send = cupy.asarray(values)
+        between, recv = (cupy.full(values.shape, 0xA5, np.uint8) for _ in range(2))
+        host[:] = 0xA5
+        stream.wait(device.stream_of(cupy.cuda.get_current_stream().ptr).record())
+        for rows in (
+            Rows(send.data.ptr, between.data.ptr, length, number, step, length),
+            Rows(between.data.ptr, pinned, length, number, length, length, True),
+            Rows(pinned, recv.data.ptr, length, number, length, step, True),
+        ):
+            device.prepare(rows).enqueue(stream)
+            stream.record().synchronize()
+        np.testing.assert_array_equal(host[: number * length].reshape(number, length), packed)
+        unpacked = cupy.asnumpy(recv).reshape(number, step)
+        np.testing.assert_array_equal(unpacked[:, :length], packed)
+        assert (unpacked[:, length:] == 0xA5).all()
+    assert owner is not None
 
 
 @pytest.mark.ranks([1])

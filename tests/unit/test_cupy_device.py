@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hiercoll.cuda.device import NARROW, Conversion, Pieces, Rows, copy_shape
+from hiercoll.cuda.kernel import WORDS
 from hiercoll.cuda.mappings import clear_all
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
@@ -77,6 +78,11 @@ class Runtime:
         if stream == 13:
             raise CUDARuntimeError("cudaErrorStreamCaptureImplicit")
         return stream == 12
+
+    def deviceSynchronize(self) -> None:  # noqa: N802
+        self.calls.append("device")
+        if self.calls.count("device") > 1:
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported")
 
     def hostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
         self.calls.append("register")
@@ -175,8 +181,15 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     class RawKernel:
         def __init__(self, source: str, name: str) -> None:
             assert f" {name}(" in source and source.count("__global__") == 1
+            self.word = next((size for size, name in WORDS.items() if f"#define Word {name}\n" in source), 0)
 
         def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            if len(args) == 6:
+                made.calls.append("kernel of rows")
+                source, source_step, target, target_step, each, words = (int(number) for number in args)
+                for row in range(words // each):
+                    ctypes.memmove(target + row * target_step, source + row * source_step, each * self.word)
+                return
             made.calls.append("kernel")
             table, count, span = args
             assert (grid, block, span, len(table)) == ((table[-1, -1],), (256,), 4096, count + 1)
@@ -211,10 +224,10 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     sys.modules.pop(NAME)
 
 
-@pytest.mark.parametrize("block", [24, NARROW])
+@pytest.mark.parametrize("block", [24, NARROW, NARROW + 1])
 def test_copies(runtime: Runtime, block: int) -> None:
-    """One call to the runtime, or one launch, for each shape of regions, narrow rows by the kernel; to and from pinned
-    memory too."""
+    """One call to the runtime, or one launch, for each shape of regions: rows to and from pinned memory by the copy
+    engine, unless they are narrow; else by the kernel for rows, or over a table where words would be tiny."""
     memory = DeviceMemory(import_module(NAME).CupyDevice(0))
     layout, nbytes = BlockLayout(block), 9 * block
     values = np.random.default_rng(2).integers(0, 255, nbytes, dtype=np.uint8)
@@ -226,10 +239,10 @@ def test_copies(runtime: Runtime, block: int) -> None:
     ctypes.memmove(there, values.ctypes.data, nbytes)
     cases = [
         (SEND[0:4], RECV[2:6], "1-D"),
-        (SEND[0:8:2], RECV[0:4], "2-D" if block >= NARROW else "kernel"),
+        (SEND[0:8:2], RECV[0:4], "kernel" if block % 4 else "kernel of rows"),
         (SEND[[7, 0, 3]], RECV[[1, 8, 2]], "kernel"),
         (SEND[0:4], HOST[0:4], "1-D"),
-        (SEND[0:8:2], HOST[0:4], "2-D" if block >= NARROW else "kernel"),
+        (SEND[0:8:2], HOST[0:4], "2-D" if block >= NARROW else "kernel of rows"),
     ]
     for source, target, how in cases:
         at = pinned if target.buffer == "host" else here
@@ -320,6 +333,15 @@ def test_memory(runtime: Runtime) -> None:
         device.open(bytes(64))
     with pytest.raises(DeviceMemoryError, match="2000000 bytes"):
         device.allocate(2_000_000)
+
+
+def test_the_whole_device(runtime: Runtime) -> None:
+    """Is waited for; not while a stream is captured."""
+    memory = DeviceMemory(import_module(NAME).CupyDevice(0))
+    memory.settle()
+    assert runtime.calls == ["device"]
+    with pytest.raises(DeviceError, match="none that is being captured into a graph"):
+        memory.settle()
 
 
 def test_devices(runtime: Runtime) -> None:

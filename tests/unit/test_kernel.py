@@ -22,12 +22,16 @@ from hiercoll.cuda.kernel import (
     BLOCKS,
     ELEMENTS,
     PROCESSORS,
+    ROW_BLOCKS,
     SOURCE,
     SPAN,
     THREADS,
+    WORDS,
     conversion_source,
     launch_shape,
     reduction_source,
+    row_launch_shape,
+    row_source,
     span_table,
 )
 from hiercoll.errors import DeviceError
@@ -73,16 +77,8 @@ POISON = 0xA5
 
 
 def compiled_for_host(source: str, kernel: str, folder: Path) -> Run:
-    """The kernel, given a table with its last row; words must be aligned (the sanitizer looks)."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    (folder / "kernel.cpp").write_text(HOST + source + RUN.replace("KERNEL", kernel))
-    flags = ["-O1", "-fno-strict-aliasing", "-fsanitize=alignment", "-fno-sanitize-recover=all"]
-    flags += ["-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas"]
-    built = folder / "kernel.so"
-    subprocess.run([compiler, *flags, "-o", str(built), str(folder / "kernel.cpp")], check=True)
-    compiled = ctypes.CDLL(str(built)).run
+    """The kernel, given a table with its last row."""
+    compiled = built_for_host(source + RUN.replace("KERNEL", kernel), folder)
 
     def run(
         table: npt.NDArray[np.uint64], span: int = SPAN, blocks: int = 2, threads: int = 64, only: int | None = None
@@ -91,6 +87,31 @@ def compiled_for_host(source: str, kernel: str, folder: Path) -> Run:
         compiled(ctypes.c_void_p(table.ctypes.data), count, ctypes.c_ulonglong(span), blocks, threads, *some)
 
     return run
+
+
+RUN_ROWS = """
+extern "C" void run(
+    Bytes source, Bytes source_step, Bytes target, Bytes target_step, unsigned each, unsigned words, unsigned blocks)
+{
+    gridDim.x = blocks; blockDim.x = 64;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < 64; threadIdx.x++)
+            copy_rows(source, source_step, target, target_step, each, words);
+}
+"""
+
+
+def built_for_host(source: str, folder: Path) -> Any:
+    """A library whose ``run`` goes through all threads; words must be aligned (the sanitizer looks)."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    (folder / "kernel.cpp").write_text(HOST + source)
+    flags = ["-O1", "-fno-strict-aliasing", "-fsanitize=alignment", "-fno-sanitize-recover=all"]
+    flags += ["-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas"]
+    built = folder / "kernel.so"
+    subprocess.run([compiler, *flags, "-o", str(built), str(folder / "kernel.cpp")], check=True)
+    return ctypes.CDLL(str(built)).run
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +219,36 @@ def test_reads_stay_within_the_words_of_the_source(copy: Run, guarded: Guarded) 
                     copy(span_table([(source, target.ctypes.data + shift, length)]))
                     at = source - guarded.begin
                     np.testing.assert_array_equal(target[shift : shift + length], values[at : at + length])
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_rows(tmp_path: Path, word: int) -> None:
+    """Of one word to many, in a grid of one block to more than there is work for; nothing beside them is written."""
+    run, size = built_for_host(row_source(word) + RUN_ROWS, tmp_path), 6000
+    values = np.frombuffer(Random(word).randbytes(size * word + 16), np.uint8)
+    start = -values.ctypes.data % 16
+    for each, rows, steps in [
+        (1, 1, (1, 1)),
+        (1, 999, (2, 1)),
+        (3, 50, (3, 7)),
+        (40, 33, (41, 44)),
+        (700, 8, (701, 700)),
+    ]:
+        for blocks in (1, 3, 40):
+            copied = np.full(size * word + 16, POISON, np.uint8)
+            expected, end = copied.copy(), -copied.ctypes.data % 16
+            for row in range(rows):
+                source, target = start + row * steps[0] * word, end + row * steps[1] * word
+                expected[target : target + each * word] = values[source : source + each * word]
+            places = ((values, start, steps[0]), (copied, end, steps[1]))
+            given = [at for array, by, step in places for at in (array.ctypes.data + by, step * word)]
+            run(*map(ctypes.c_ulonglong, given), each, each * rows, blocks)
+            np.testing.assert_array_equal(copied, expected)
+
+
+def test_a_launch_over_rows_is_no_larger_than_the_device() -> None:
+    """Each thread takes four words."""
+    assert [row_launch_shape(words, 132)[0][0] for words in (1, 1024, 1025, 1 << 30)] == [1, 1, 2, ROW_BLOCKS * 132]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

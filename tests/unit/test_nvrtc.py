@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hiercoll.cuda.kernel import BLOCKS, ELEMENTS, SOURCE, THREADS, reduction_source
+from hiercoll.cuda.kernel import BLOCKS, ELEMENTS, ROW_BLOCKS, SOURCE, THREADS, WORDS, reduction_source, row_source
 from hiercoll.memory import OPERATIONS, Reduction
 
 WHEEL = "nvidia-cuda-nvrtc-cu12"
@@ -56,6 +56,20 @@ def test_copies(nvrtc: Any, capability: int) -> None:
     moves = re.findall(r"\b(ld|st)\.v4\.u32|(shf\.r\.wrap)\.b32", ptx)
     assert [load or shift for load, shift in moves].count("shf.r.wrap") == 8
     assert [load for load, _ in moves if load] == ["ld"] * 4 + ["st"] * 4
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("word", WORDS)
+def test_rows(nvrtc: Any, word: int, capability: int) -> None:
+    """Four words are read before one is written; the blocks of a multiprocessor are there at once."""
+    source = row_source(word)
+    ptx, log = compiled(nvrtc, source, f"--gpu-architecture=compute_{capability}")
+    assert ".entry copy_rows" in ptx and not log
+    assert [len(re.findall(rf"\b{kind}\.(?:global\.)?(?:v\d\.)?[ubf]\d+", ptx)) for kind in ("ld", "st")] == [4, 4]
+    _, log = compiled(nvrtc, source, f"--gpu-architecture=sm_{capability}", "--ptxas-options=-v")
+    assert "0 bytes stack frame, 0 bytes spill stores" in log
+    (registers,) = re.findall(r"Used (\d+) registers", log)
+    assert int(registers) * THREADS * ROW_BLOCKS <= 1 << 16
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
