@@ -33,6 +33,7 @@ from hiercoll.calls.serving import (
     remember_plain,
     repeat,
     run_known,
+    run_known_on_device,
     serve,
     serve_first,
     serve_native,
@@ -328,6 +329,8 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         else:
             serve_native(get_session(comm), collective, given, native, None)
         return NATIVE
+    if on_device and collective.is_even and (ran := run_known_on_device(session, collective, given)):
+        return ran
     try:
         if (learner := learner_of_unknown(session, collective, given)) is not None:
             return serve_unknown_sizes(session, collective, given, learner, native, strict=False)

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall, waitall
+from hiercoll.calls.devices import new_on_device
 from hiercoll.calls.plain import is_plain
 from hiercoll.calls.serving import (
     begin,
@@ -24,6 +25,7 @@ from hiercoll.calls.serving import (
     own_method,
     remember_plain,
     repeat,
+    run_known_on_device,
     serve,
     serve_first,
     serve_native,
@@ -1015,6 +1017,10 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     if (first := _first(comm, given)) is not None:
         return _early_call(first, collective, given)
     session = get_session(comm)
+    if given.recv is None and given.stream is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
+        given = given._replace(recv=new_on_device(collective, comm, given.send))
+    if type(given.recv) is not np.ndarray and run_known_on_device(session, collective, given):
+        return _plain_result(session, collective, given)
     is_left = _is_left(given)
     learner = learner_of_plain(session, collective, given) if is_left else None
     if serve_plain(session, collective, given, learner, strict=True):

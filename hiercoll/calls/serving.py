@@ -17,11 +17,12 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.background import BackgroundCall
+from hiercoll.calls.devices import Ends, ends_of
 from hiercoll.calls.plain import by_bytes, is_plain
 from hiercoll.collectives import Collective, Holds, Sizes
 from hiercoll.cuda import is_device_array
-from hiercoll.cuda.arrays import NO_PRODUCERS
-from hiercoll.errors import ConstraintError
+from hiercoll.cuda.arrays import NO_PRODUCERS, Producers
+from hiercoll.errors import ConstraintError, DeviceError
 from hiercoll.memory import Now
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.beginning import Beginning
@@ -45,7 +46,7 @@ from hiercoll.runtime.request import (
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import EngineCopy, buffer_of, is_in_place
 from hiercoll.schedule.transports import AUTO
-from hiercoll.tables import NATIVE, NATIVE_VARIANT
+from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuning.learning import Learner, count
 from hiercoll.tuning.policy import Wanted
 
@@ -209,10 +210,14 @@ def are_arrays(collective: Collective, send: Any, recv: Any) -> bool:
 
 
 def equal_alias(collective: Collective, given: Arguments) -> Alias | None:
-    """What `run_known` asks for, of arguments that have been found sound; None for what it does not know."""
-    send, recv = given.send, given.recv
-    if not are_arrays(collective, send, recv) or not _may_come_again(collective, given):
+    """What `run_known`, or `run_known_on_device`, asks for, of arguments that have been found sound; None for what
+    they do not know."""
+    if not _may_come_again(collective, given):
         return None
+    send, recv = given.send, given.recv
+    if not are_arrays(collective, send, recv):
+        ends = ends_of(collective, given)
+        return None if ends is None else _device_key(collective, given, ends)
     if collective.one_buffer:
         send = None
     how = _how(collective, given)
@@ -246,6 +251,33 @@ def _equal_key(
     for each in (recv, send):
         key += (each,) if each is None or each is MPI.IN_PLACE else (_address(each), each.nbytes, each.dtype)
     return (*key, *params.items()) if params else key
+
+
+def _device_key(collective: Collective, given: Arguments, ends: Ends) -> Alias:
+    op, order = _how(collective, given)
+    how = (op and op.handle, order, given.root)
+    return (collective, given.algorithm, given.transport, *how, *ends.places, *given.named.items())
+
+
+def run_known_on_device(session: Session, collective: Collective, given: Arguments) -> str:
+    """Serve a call with equal blocks seen before with device arrays at these addresses. Returns what ran, "" if it is
+    not known, as on the host."""
+    if session.check or session.broken is not None or not _may_come_again(collective, given):
+        return ""
+    try:
+        ends = ends_of(collective, given)
+        known = None if ends is None else session.recent.get(_device_key(collective, given, ends))
+    except (TypeError, KeyError, RuntimeError, DeviceError):  # the slow path says what is wrong
+        return ""
+    if ends is None or known is None:
+        return ""
+    plan, tally = known
+    if plan.is_freed or (tally is not None and tally[0] <= 0):
+        return ""
+    plan.producers = Producers(handles=ends.streams)
+    _run_kept(session, plan, tally, given)
+    plan.producers = NO_PRODUCERS
+    return plan.name
 
 
 def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
@@ -530,15 +562,18 @@ def _serve_learning(
     """Serve a blocking call from which "auto" learns, whose request ``make`` makes. Returns what ran. Collective."""
     own = partial(own_spread, session, collective, given) if collective.sizes is Sizes.OWN else None
     variant, begin = learner.begin(own), perf_counter()
-    named = given._replace(algorithm=variant.algorithm, params=variant.params)
+    named = _by_name(given, variant)
     ran = NATIVE if variant.is_native else spelled(collective, variant.algorithm, variant.params)
     quick: Callable[[], object] | None = None
-    if native is not None and variant.is_native and session.unwatched and not uses_device(given):
+    on_device = uses_device(given)
+    if native is not None and variant.is_native and session.unwatched and not on_device:
         quick = native
+    elif learner.is_trying and on_device:
+        quick = partial(run_known_on_device, session, collective, named)
     elif learner.is_trying or learner.compares:
         # While it is tried or compared, it is called as it is otherwise once it is settled on.
         quick = _known_call(session, collective, named)
-    made = make() if learner.is_trying and uses_device(given) else None
+    made = make() if learner.is_trying and on_device else None
     if made is not None:  # what the program's kernels take is none of the call's
         session.memories[made.received.place].before_messages(made.producers.streams(), True)
     progress.before_blocking()
@@ -547,7 +582,7 @@ def _serve_learning(
         learner.has_met = True
     # From here on as little is done as possible but the call: ranks may share cores, also with those that are through.
     together = perf_counter()
-    is_served = quick is not None and quick() is not False
+    is_served = quick is not None and quick() not in (False, "")
     seconds = perf_counter() - together
     if not is_served:
         request = served_by(session, made or make(), given, variant, learner)
@@ -598,8 +633,13 @@ def remember(session: Session, request: Request, given: Arguments, plan: Plan | 
         return
     if learner.is_fixed:
         _remember(session, request, given, plan, learner)
-    named = given._replace(algorithm=request.variant.algorithm, params=request.variant.params)
-    _remember(session, request, named, plan, None)  # as trials call it
+    _remember(session, request, _by_name(given, request.variant), plan, None)  # as trials call it
+
+
+def _by_name(given: Arguments, variant: Variant) -> Arguments:
+    """A call by "auto" as one that asks for what serves it."""
+    transport = variant.transport if given.transport == AUTO else given.transport
+    return given._replace(algorithm=variant.algorithm, params=variant.params, transport=transport)
 
 
 def _remember(session: Session, request: Request, given: Arguments, plan: Plan | None, learner: Learner | None) -> None:

@@ -49,7 +49,7 @@ class Producers(NamedTuple):
             return list(self.handles)
         asked = (*self.arrays, *self.made) if self.given is None else self.made
         given = [] if self.given is None else [stream_handle(self.given)]
-        return [*given, *(_stream(*_interface(array, "array", -1)) for array in asked)]
+        return [*given, *(stream_of(*_interface(array, "array", -1)) for array in asked)]
 
 
 NO_PRODUCERS = Producers()
@@ -105,7 +105,7 @@ def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> Devic
     if writable and read_only:
         raise BufferTypeError(argument, "a writable array", "a read-only one", rank)
     in_c_order = strides is None or _lie_together(shape, tuple(strides), dtype.itemsize, c_order=True)
-    return DeviceArray(address, shape, dtype, _stream(obj, interface), in_c_order)
+    return DeviceArray(address, shape, dtype, stream_of(obj, interface), in_c_order)
 
 
 def _dtype(array: Any, typestr: str) -> np.dtype[Any]:
@@ -143,7 +143,7 @@ def _lie_together(shape: tuple[int, ...], strides: tuple[int, ...], item: int, *
     return True
 
 
-def _stream(obj: Any, interface: dict[str, Any]) -> int:
+def stream_of(obj: Any, interface: dict[str, Any]) -> int:
     """The stream that ``obj`` is produced on; the legacy default stream waits for all that know it."""
     stream = interface.get("stream")
     if stream:
@@ -152,7 +152,7 @@ def _stream(obj: Any, interface: dict[str, Any]) -> int:
         obj.block_until_ready()  # JAX has streams of its own, of which nobody is told
     if _library(obj) == "torch":  # its interface is older than streams
         torch: Any = import_module("torch")
-        return int(torch.cuda.current_stream(obj.device).cuda_stream) or LEGACY
+        return int(torch.cuda.currentstream_of(obj.device).cuda_stream) or LEGACY
     return LEGACY
 
 

@@ -95,6 +95,7 @@ def test_tools_auto_learns(machine: Machine, on_layout: Callable[[str], MPI.Intr
     assert (Get in ran) == (can_map and not machine.why_no_peers())
     found = policy.known_learner(next(iter(policy._offers)))
     assert found is not None and found.finding is not None
+    assert found.tally[0] >= 0  # calls that are known ask again, too, when it is time to
     assert can_map or found.finding.variant.transport == "auto"
 
 
