@@ -49,7 +49,7 @@ def known_layout(schedule: Schedule, blocks: Blocks, item: int = 1) -> tuple[Une
         "narrow": schedule.narrow * slot,
         "shared": shared,
     }
-    return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule), item)}
+    return layout, {**nbytes, **_place_passed(layout, schedule, {None: known}, _passing(schedule), item, behind=slot)}
 
 
 def own_layout(schedule: Schedule, blocks: Blocks, limit: int) -> tuple[UnevenLayout, bool, dict[BufferName, int]]:
@@ -84,11 +84,13 @@ def _place_passed(
     names: Sequence[BufferName] = PASSED,
     item: int = 1,
     step: int | None = None,
+    behind: int = 0,
 ) -> dict[BufferName, int]:
     """Place the blocks that messages pass through, on the host or in scratch, by those that are copied there, or from
     there; these are ``known`` by their part (None: whole ones, cut between items of ``item`` bytes). Each begins
-    where the one before ends; in scratch with slots (`UnevenLayout.slots`) ``step`` bytes apart, as these do. Returns
-    the bytes of these buffers. Raises ConstraintError for blocks that are not copied."""
+    where the one before ends; in scratch with slots (`UnevenLayout.slots`) ``step`` bytes apart, as these do, or
+    ``behind`` the slots, which are that many bytes apart. Returns the bytes of these buffers. Raises ConstraintError
+    for blocks that are not copied."""
     nbytes: dict[BufferName, int] = {}
     for name in names:
         blocks: int = getattr(schedule, name)
@@ -97,7 +99,10 @@ def _place_passed(
         if (most < 0).any():
             expected = "an algorithm without scratch, for blocks of unequal sizes"
             raise ConstraintError("algorithm", expected, "one that needs some", schedule.rank)
-        at = np.cumsum(most) - most
+        slots = _slots(schedule, name)
+        start, lengths = behind * (max(slots, default=-1) + 1), most.copy()
+        lengths[slots] = 0
+        at = start + np.cumsum(lengths) - lengths
         if name in ("scratch", "narrow") and step is not None:
             at = np.arange(blocks, dtype=np.int64) * step
         for part, sizes in by_part.items():
@@ -105,8 +110,14 @@ def _place_passed(
                 _place(layout, name, at, sizes, item)
             else:
                 layout.place(name, part, at, np.maximum(sizes, 0))
-        nbytes[name] = int(most.sum())
+        nbytes[name] = start + int(lengths.sum())
     return nbytes
+
+
+def _slots(schedule: Schedule, name: BufferName) -> list[int]:
+    """The blocks of a buffer of which operations say which ones they are like."""
+    regions = [region for op in schedule.ops for region in (*reads(op), *writes(op)) if region.buffer == name]
+    return sorted({block for region in regions if region.like is not None for block in region.blocks})
 
 
 def vector_layout(schedule: Schedule, nbytes: int, item: int = 1) -> tuple[Layout, int, int]:

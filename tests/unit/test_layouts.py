@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from hiercoll.algorithms import REGISTRY
 from hiercoll.errors import ConstraintError
 from hiercoll.memory import BlockLayout, UnevenLayout
-from hiercoll.runtime.layouts import vector_layout
-from hiercoll.schedule import HOST, RECV, SHARED, Builder, Schedule
-from hiercoll.schedule.transports import staged
+from hiercoll.runtime.layouts import known_layout, vector_layout
+from hiercoll.runtime.sizes import Blocks
+from hiercoll.schedule import HOST, RECV, SHARED, Builder, Region, Schedule, reads, writes
+from hiercoll.schedule.transports import Transport, staged
+from hiercoll.topology import parse_layout
 
 
 def relayed(scratch: int = 0) -> Schedule:
@@ -89,3 +93,31 @@ def test_segments_of_several_blocks_in_one_place() -> None:
     assert slot == 16
     assert [layout.runs(piece[1].of(3).segment(part)) for part in (0, 1)] == [[], [(24, 8)]]
     assert layout.runs(piece[1].of(0).segment(0)) == [(16, 8)]
+
+
+@pytest.mark.parametrize("transport", [Transport(), Transport(packed=True), Transport(segments=1)], ids=str)
+@pytest.mark.parametrize("name", REGISTRY["reduce_scatter"])
+def test_scratch_for_known_sizes(name: str, transport: Transport) -> None:
+    """Partial sums, and messages that are packed beside them, lie apart, and in the bytes that are asked for."""
+    sizes, entry = np.array([0, 20, 40, 0, 12]), REGISTRY["reduce_scatter"][name]
+    topology = parse_layout("3+2")
+    if entry.refusal(topology, {}) is not None:
+        pytest.skip("not on this layout")
+    for rank in range(topology.size):
+        schedule = entry.system(topology, entry.resolve({}), transport=transport)[rank]
+        try:
+            layout, nbytes = known_layout(
+                schedule, Blocks(sizes, np.cumsum(sizes) - sizes, sizes[rank : rank + 1], sizes[:1])
+            )
+        except ConstraintError:
+            continue
+        regions = {region for op in schedule.ops for region in (*reads(op), *writes(op)) if region.buffer == "scratch"}
+        used: dict[int, set[int]] = {}
+        for region in regions:
+            each = region.like if region.like is not None else [None] * region.size
+            for block, like in zip(region.blocks, each, strict=True):
+                one = Region("scratch", (block,), like=None if like is None else (like,))
+                for start, length in layout.runs(one):
+                    assert start >= 0 and start + length <= nbytes["scratch"]
+                    used.setdefault(block, set()).update(range(start, start + length))
+        assert sum(map(len, used.values())) == len(set().union(*used.values()))
