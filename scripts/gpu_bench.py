@@ -209,12 +209,14 @@ def through_the_host() -> Iterator[dict[str, Any]]:
 
 ALGORITHMS = {"alltoall": ("scatter_destination", "pairwise", "grouped"), "allgather": ("direct", "ring")}
 PLANS = {"alltoall": hiercoll.alltoall_init, "allgather": hiercoll.allgather_init}
+CALLS = {"alltoall": hiercoll.alltoall, "allgather": hiercoll.allgather}
 
 
 def within_a_node() -> Iterator[dict[str, Any]]:
     """Alltoall and allgather within a node by gets, against device copies of as many bytes as each rank receives:
     one by one for the ranks that share the device, by the time of one rank's alone, and all ranks' at once.
-    NCCL, where it can be; and small messages by every transport."""
+    NCCL, where it can be; and small messages by every transport. Plans are held; calls, as programs make them, are
+    beside what they would do by hand without hiercoll."""
     os.environ["HIERCOLL_NODES"] = f"1x{WORLD.size}"
     comm, stream = WORLD.Dup(), cupy.cuda.Stream(non_blocking=True)
     devices = comm.allgather(runtime.deviceGetPCIBusId(runtime.getDevice()))
@@ -239,9 +241,24 @@ def within_a_node() -> Iterator[dict[str, Any]]:
                         seconds = slowest(plan)
                     against = bounds if transport == "peer" else {}
                     yield figure(f"{collective} {algorithm} {transport}, {what}", seconds, whole, against)
+                with_name = {"algorithm": algorithms[0], "transport": transport}
+                seconds = slowest(partial(CALLS[collective], comm, first, recv, **with_name))
+                yield figure(f"{collective} {algorithms[0]} {transport} as a call, {what}", seconds, whole)
+            seconds = slowest(partial(CALLS[collective], comm, first, recv, algorithm="native"))
+            yield figure(f"{collective} native as a call, {what}", seconds, whole)
+            seconds = slowest(partial(by_hand, comm, collective, first, recv))
+            yield figure(f"{collective} by hand, {what}", seconds, whole)
             if other is not None:
                 seconds = slowest(partial(other.run, collective, first, recv, block))
                 yield figure(f"{collective} NCCL, {what}", seconds, whole, bounds)
+
+
+def by_hand(comm: MPI.Intracomm, collective: str, send: cupy.ndarray, recv: cupy.ndarray) -> None:
+    """What programs do without hiercoll, where the MPI library takes no device memory."""
+    result = np.empty(recv.shape, recv.dtype)
+    getattr(comm, collective.capitalize())(cupy.asnumpy(send), result)
+    recv.set(result)
+    cupy.cuda.get_current_stream().synchronize()
 
 
 def copies_of_ranks(comm: MPI.Intracomm, copy: Callable[[], None], stream: cupy.cuda.Stream) -> tuple[float, float]:

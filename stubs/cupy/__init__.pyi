@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from cupy import cuda as cuda
 from cupy.cuda.memory import MemoryPointer
@@ -10,6 +11,8 @@ __version__: str
 
 class ndarray:
     data: MemoryPointer
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
     nbytes: int
     def __getitem__(self, which: slice) -> ndarray: ...
     def set(self, arr: npt.NDArray[Any]) -> None: ...
