@@ -40,7 +40,7 @@ def ends_of(collective: Collective, given: Arguments) -> Ends | None:
         what = (
             tuple(interface["shape"]),
             interface["typestr"],
-            interface.get("strides"),
+            tuple(interface.get("strides") or ()),
             getattr(array, "dtype", None),
         )
         places.append((type(array), address, is_read_only, *what, device_at(address).name))

@@ -411,7 +411,7 @@ def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests
     if request.is_empty or (request.is_native and request.memory == "host"):
         return None
     make = partial(session.factory.make, lifetime=Lifetime.HELD)
-    return requests.persistent(session, or_native(make, request))
+    return requests.persistent(session, or_native(session, make, request))
 
 
 def _sound(session: Session, collective: Collective, given: Arguments, mode: Mode) -> Any:

@@ -155,9 +155,9 @@ def alltoall(
     enqueued on ``stream`` (a stream or its handle; by default that of sendbuf) comes first,
     and the result is there at return. ``transport``: "direct" gives device memory to MPI,
     "staged" takes messages through the host, "staged:4" in four parts; "peer" lets the ranks
-    of a node copy from each other's memory (and does between nodes what "auto" does); "auto" is
-    direct where the library says that it takes device memory (or HIERCOLL_CUDA_AWARE=1 does),
-    else staged.
+    of a node copy from each other's memory, and does between nodes what "auto" does. "auto" is what a
+    table or earlier calls have shown to be fast; without these direct, where the library says that it
+    takes device memory (or HIERCOLL_CUDA_AWARE=1 does), else staged.
 
     Returns the receive array (a NumPy view of it where recvbuf is another kind of buffer).
     Raises an ArgumentError before any data moves:
@@ -1019,7 +1019,8 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     session = get_session(comm)
     if given.recv is None and given.stream is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
         given = given._replace(recv=new_on_device(collective, comm, given.send))
-    if type(given.recv) is not np.ndarray and run_known_on_device(session, collective, given):
+    is_on_host = type(given.recv) is np.ndarray or given.recv is MPI.IN_PLACE
+    if not is_on_host and run_known_on_device(session, collective, given):
         return _plain_result(session, collective, given)
     is_left = _is_left(given)
     learner = learner_of_plain(session, collective, given) if is_left else None

@@ -275,8 +275,10 @@ def run_known_on_device(session: Session, collective: Collective, given: Argumen
     if plan.is_freed or (tally is not None and tally[0] <= 0):
         return ""
     plan.producers = Producers(handles=ends.streams)
-    _run_kept(session, plan, tally, given)
-    plan.producers = NO_PRODUCERS
+    try:
+        _run_kept(session, plan, tally, given)
+    finally:
+        plan.producers = NO_PRODUCERS
     return plan.name
 
 
@@ -339,7 +341,7 @@ def serve(session: Session, request: Request, given: Arguments, native: Native =
     if request.is_empty:
         return request.name
     if request.learner is None:
-        return or_native(partial(_serve, session, given), request)
+        return or_native(session, partial(_serve, session, given), request)
     return _serve_learning(session, request.collective, given, request.learner, lambda: request, native)
 
 
@@ -393,15 +395,19 @@ def remember_plain(session: Session, request: Request, given: Arguments) -> None
         session.policy.by_bytes[key] = learner
 
 
-def or_native(make: Callable[[Request], Made], request: Request) -> Made:
+def or_native(session: Session, make: Callable[[Request], Made], request: Request) -> Made:
     """What is made of a request; by the MPI library's own collective where "auto" has chosen what cannot run here, such
-    as for want of shared memory: ranks find that out together. Collective."""
-    try:
-        return make(request)
-    except ConstraintError:
-        if not request.is_auto or request.is_native:
-            raise
-        return make(replace(request, variant=NATIVE_VARIANT, learner=None))
+    as for want of shared memory: ranks find that out together, once, since a rank that knows the call does not come
+    here again. Collective."""
+    may_be_native = request.is_auto and not request.is_native
+    if not (may_be_native and request.common in session.impossible):
+        try:
+            return make(request)
+        except ConstraintError:
+            if not may_be_native:
+                raise
+            session.impossible.add(request.common)
+    return make(replace(request, variant=NATIVE_VARIANT, learner=None))
 
 
 def _keep_if_broken(session: Session, given: object) -> None:
@@ -428,8 +434,10 @@ def _serve_once(session: Session, given: Arguments, request: Request) -> str:
             remember(session, request, given, None)
         return ran
     plan.producers = request.producers
-    session.run(plan)
-    plan.producers = NO_PRODUCERS  # a plan that is kept keeps no array
+    try:
+        session.run(plan)
+    finally:
+        plan.producers = NO_PRODUCERS  # a plan that is kept keeps no array
     remember(session, request, given, plan)
     return plan.name
 
@@ -625,7 +633,7 @@ def _run_typed(session: Session, collective: Collective, named: Arguments) -> bo
 
 def remember(session: Session, request: Request, given: Arguments, plan: Plan | None) -> None:
     """Let calls with such arguments find the plan, if there is one, or mpi4py's own method."""
-    if given.recv is None and type(request.result) is np.ndarray and request.result.flags.c_contiguous:
+    if given.recv is None and (is_device_array(request.result) or _is_c_array(request.result)):
         given = given._replace(recv=request.result)
     learner = request.learner
     if learner is None:
@@ -634,6 +642,10 @@ def remember(session: Session, request: Request, given: Arguments, plan: Plan | 
     if learner.is_fixed:
         _remember(session, request, given, plan, learner)
     _remember(session, request, _by_name(given, request.variant), plan, None)  # as trials call it
+
+
+def _is_c_array(array: Any) -> bool:
+    return type(array) is np.ndarray and array.flags.c_contiguous
 
 
 def _by_name(given: Arguments, variant: Variant) -> Arguments:
@@ -744,7 +756,7 @@ def _remember_call(
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     """Whether the call may go to mpi4py as it is: its own, and nobody looks on."""
-    is_known = all(map(_suits_mpi4py, _arrays(request.collective, given)))
+    is_known = request.memory == "host" and all(map(_suits_mpi4py, _arrays(request.collective, given)))
     is_its_own = request.variant.is_native and not request.accumulates
     return is_known and is_its_own and session.unwatched
 
@@ -842,7 +854,7 @@ def serve_unknown_sizes(
 def hold(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Plan:
     """A plan for the program to hold. Collective."""
     make = partial(session.factory.make, lifetime=Lifetime.HELD)
-    return or_native(make, held_request(session, collective, given, strict=strict))
+    return or_native(session, make, held_request(session, collective, given, strict=strict))
 
 
 def held_request(session: Session, collective: Collective, given: Arguments, *, strict: bool) -> Request:

@@ -152,7 +152,7 @@ def stream_of(obj: Any, interface: dict[str, Any]) -> int:
         obj.block_until_ready()  # JAX has streams of its own, of which nobody is told
     if _library(obj) == "torch":  # its interface is older than streams
         torch: Any = import_module("torch")
-        return int(torch.cuda.currentstream_of(obj.device).cuda_stream) or LEGACY
+        return int(torch.cuda.current_stream(obj.device).cuda_stream) or LEGACY
     return LEGACY
 
 

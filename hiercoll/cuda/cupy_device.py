@@ -32,6 +32,7 @@ runtime = cupy.cuda.runtime
 OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
 ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
+OF_CAPTURES = range(900, 909)  # cudaErrorStreamCaptureUnsupported and the like
 WORTH_A_TABLE = 64  # bytes of a row: the kernel over a table copies bytes that are off in words of 4
 
 
@@ -195,7 +196,9 @@ class CupyDevice:
             try:
                 runtime.deviceSynchronize()
             except runtime.CUDARuntimeError as error:
-                raise DeviceError("stream", "none that is being captured into a graph", str(error)) from None
+                captures = error.status in OF_CAPTURES
+                expected = "no stream that is being captured into a graph" if captures else "work that runs"
+                raise DeviceError("device", expected, str(error)) from None
 
     def prepare(self, shape: Shape) -> Task:
         """See `Device.prepare`."""

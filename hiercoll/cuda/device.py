@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     @property
     def is_for_engine(self) -> bool:
         """Whether a copy engine is the fastest way: for one row, and for those to the host and from it, unless they are
-        narrow. On the device it takes up to twice as long as a kernel does."""
+        narrow. On the device a kernel is faster: twice with long rows, 13 times with rows of 8 bytes."""
         return self.number == 1 or (self.with_host and self.length >= NARROW)
 
     @property

@@ -214,7 +214,7 @@ class LateDevice:
     def synchronize(self) -> None:
         """See `Device.synchronize`; of the caller's streams."""
         if self.capturing:
-            raise DeviceError("stream", "none that is being captured into a graph", "one that is")
+            raise DeviceError("device", "no stream that is being captured into a graph", "one that is")
         for stream in self._streams.values():
             stream.synchronize()
 

@@ -20,7 +20,8 @@ class Addresses:
 
     ``own``: the buffers that others copy from, and where they lie here; ``wanted``: (rank, buffer) of what this rank
     copies from. ``gather`` puts rows of bytes of the node's ranks together, ``least`` gives the smallest value of all
-    ranks; both are collective.
+    ranks, ``equal`` tells whether it is the same on all; these are collective. ``count`` numbers what ranks have told
+    each other, for all plans of a communicator.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Addresses:
         wanted: Sequence[tuple[int, BufferName]],
         gather: Callable[[Array, Array], Any],
         least: Callable[[int], int],
+        equal: Callable[[int], bool],
+        count: Callable[[], int],
     ) -> None:
         self._rank, self._lane_of, self._memory, self._own, self._wanted = rank, lane_of, memory, own, wanted
-        self._gather, self._least = gather, least
+        self._gather, self._least, self._equal, self._count = gather, least, equal, count
         self._rows = np.zeros((lanes, len(NAMES), HANDLE_BYTES), np.uint8)
-        self._told = b""  # the own handles that the others know
+        self._told, self._number = b"", 0  # the own handles that the others know, since when
 
     def handle(self, peer: int, buffer: BufferName) -> Array:
         """The handle of another rank's buffer, as it is at each start."""
@@ -45,17 +48,20 @@ class Addresses:
         return row
 
     def tell(self) -> None:
-        """Before data move: if a rank has other buffers than the last time, tell all, and map what is to be copied
-        from. Raises DeviceError on all ranks if one cannot. Collective."""
+        """Before data move: unless all ranks know from the same time where all buffers lie, tell all, and map what is
+        to be copied from. (A rank that has come back to the buffers of an earlier plan knows where others had theirs
+        then, not where they have them now.) Raises DeviceError on all ranks if one cannot. Collective."""
         own, problem = np.zeros((len(NAMES), HANDLE_BYTES), np.uint8), ""
         for name, address in self._own.items():
             try:
                 own[NAMES.index(name)] = self._memory.address_handle(address)
             except DeviceError as error:
                 problem = str(error)
-        if self._least(not problem and own.tobytes() == self._told):
+        is_told = not problem and own.tobytes() == self._told
+        unlike = -1 - self._rank  # any other rank's
+        if self._equal(self._number if is_told else unlike) and is_told:
             return
-        self._told = b""
+        self._told, self._number = b"", self._count()
         self._gather(own, self._rows)
         for peer, buffer in self._wanted:
             try:

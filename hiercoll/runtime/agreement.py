@@ -42,6 +42,12 @@ class Agreement:
         self._meet(what)
         return -int(self._largest(np.array([-value], np.int64))[0])
 
+    def equal(self, value: int, what: str) -> bool:
+        """Whether it is the same on all ranks."""
+        self._meet(what)
+        most = self._largest(np.array([value, -value], np.int64))
+        return bool(most[0] == -most[1])
+
     def same(self, name: str, key: Hashable, size: int, *values: int, lacking: int = 0) -> list[int]:
         """The largest of the ranks' ``values``, if all make the call with this ``key`` and blocks of ``size`` bytes,
         and no bytes are ``lacking`` on one.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -105,6 +106,8 @@ class PlanFactory:
         self._areas: dict[object, Areas | Slots] = {}
         self._scratch: weakref.WeakValueDictionary[tuple[str, str, int], _Scratch] = weakref.WeakValueDictionary()
         self._moved: dict[tuple[int, int], Relocatable | None] = {}
+        self._tellings = count(1)  # of addresses, by all plans
+        self._roomless: set[object] = set()  # requests that a node's memory had no room for
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
         self._common: Arena | None = None  # of small windows
 
@@ -114,6 +117,8 @@ class PlanFactory:
 
         Raises BufferSizeError, ParameterError and ConstraintError on all ranks alike, DeviceMemoryError.
         """
+        if request.transport.shared and request.common in self._roomless:
+            request = request.sending
         if request.is_empty or request.is_native:
             plan, window = self._native(request, lifetime), None
         else:
@@ -122,8 +127,9 @@ class PlanFactory:
             except ConstraintError:  # on all ranks: a node's memory may have no room for messages, which are sent then
                 if not request.transport.shared:
                     raise
-                transport = request.transport._replace(shared=False)
-                return self.make(replace(request, transport=transport), lifetime, traced=traced)
+                # For good: ranks that know such a call do not come here again, to find out together with the others.
+                self._roomless.add(request.common)
+                return self.make(request.sending, lifetime, traced=traced)
             request.place(plan.move)
         plan.frame(request.before, request.after)
         if lifetime is not Lifetime.KEPT:
@@ -281,9 +287,10 @@ class PlanFactory:
         assert isinstance(memory, DeviceMemory)
         own = {name: places.places[name] for name in NAMES if name in schedule.offered}
         wanted = list(dict.fromkeys((op.peer, op.source.buffer) for op in schedule.ops if isinstance(op, Get)))
-        least = partial(session.agreement.least, what="agreement on addresses")
+        agreement, what = session.agreement, "agreement on addresses"
+        least, equal = partial(agreement.least, what=what), partial(agreement.equal, what=what)
         where = (session.rank, session.topology.lane_of, session.node.size, memory, own, wanted)
-        return Addresses(*where, session.node.Allgather, least)
+        return Addresses(*where, session.node.Allgather, least, equal, partial(next, self._tellings))
 
     def _laid(self, request: Request, schedule: Schedule, traced: bool) -> Laid:
         """Where the bytes of a request's blocks lie."""
@@ -362,7 +369,7 @@ class PlanFactory:
         together = first or lifetime is Lifetime.HELD
         reserved = session.memories.reserve(
             schedule, laid.host, memory, scratch, user, aside=copied, together=together,
-            may_mirror=request.learner is None,
+            may_mirror=not request.is_learned,
         )  # fmt: skip
         if first:
             self._fitted.add(request.common)

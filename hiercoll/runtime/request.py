@@ -192,7 +192,8 @@ class Request:
     ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block (of what is combined,
     if that is wider), their mean where they differ and all ranks know it, else 0; ``before`` and ``after`` are what
     comes before and after each start; ``result`` is what the call returns; ``producers`` is what starts come after, on
-    devices. ``is_auto``: whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it.
+    devices. ``is_auto``: whether the choice was left to hiercoll; ``learner``, if given, is to be asked for it;
+    ``is_learned``: whether calls have taught it, or do now, so that nobody has asked for what it needs.
     Reductions have an ``operation``, and ask for an order (``combining``).
     """
 
@@ -214,6 +215,7 @@ class Request:
     after: tuple[Transfer, ...] = ()
     is_auto: bool = False
     learner: Learner | None = None
+    is_learned: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -239,6 +241,11 @@ class Request:
     def is_plain(self) -> bool:
         """Whether blocks are moved from and to the program's own buffers."""
         return not self.before and not self.after
+
+    @property
+    def sending(self) -> Request:
+        """The request with messages instead of places in the node's memory."""
+        return replace(self, transport=self.transport._replace(shared=False))
 
     @property
     def common(self) -> Common:
@@ -374,19 +381,20 @@ def _equal_blocks(
     operation = _operation(session, given, received, memory) if collective.operation else None
     combining = FREE if operation is None else combining_of(session, given.order, operation)
     policy = session.policy
-    wanted = Wanted(collective, size, sent is None, memory, mode is Mode.HELD, combining)
+    named = AUTO if memory == "host" else given.transport
+    wanted = Wanted(collective, size, sent is None, memory, mode is Mode.HELD, combining, named)
     is_auto = policy.is_auto(collective, given.algorithm)
-    is_open = is_auto and mode is Mode.BLOCKING and (memory == "host" or given.transport == AUTO)
-    learner = policy.learner(wanted) if is_open else None
+    learner = policy.learner(wanted) if is_auto and mode is Mode.BLOCKING else None
+    is_learned = is_auto and policy.has_found(wanted)
     variant = policy.select(wanted, given.algorithm, given.params)
-    transport = _transport_by(session, given, variant, place, mode) or asked
+    transport = _transport_by(session, given, variant, place, mode, is_learned) or asked
     before = (received if sent is None else sent).copies(True) if is_read else ()
     returned = received.owner if received.blocks else None
     return Request(
         collective, sent, received, root, size, variant, transport, mode, producers, memory=memory,
         result=returned if given.recv is None or strict else None, before=before,
-        after=received.copies(False) if is_written else (), is_auto=is_auto, learner=learner, operation=operation,
-        combining=combining,
+        after=received.copies(False) if is_written else (), is_auto=is_auto, learner=learner, is_learned=is_learned,
+        operation=operation, combining=combining,
     )  # fmt: skip
 
 
@@ -684,21 +692,29 @@ def _transport(session: Session | Beginning, given: Any, place: str, mode: Mode,
     return Transport(near, parts or segments, packed=not (parts or segments), shared=shared)
 
 
-def _transport_by(session: Session | Beginning, given: Arguments, variant: Variant, place: str, mode: Mode) -> Any:
-    """The one that belongs to what was chosen; None where it has none, it cannot be had, or another was asked for."""
+def _transport_by(
+    session: Session | Beginning, given: Arguments, variant: Variant, place: str, mode: Mode, is_learned: bool
+) -> Transport | None:
+    """The one that belongs to what was chosen; None where it has none, it cannot be had, or another was asked for.
+    Collective at the first use of "peer" on a communicator."""
     name = variant.transport
     if name == AUTO or given.transport != AUTO or place in ("", "host") or (name == "direct" and session.stages):
         return None
-    if name.startswith("peer") and mode is Mode.BACKGROUND:
+    if name.startswith("peer") and (
+        mode is Mode.BACKGROUND or (is_learned and not session.memories.devices_in_reach())
+    ):
         return None
     return _transport(session, name, place, mode)
 
 
 def served_by(session: Session, request: Request, given: Arguments, variant: Variant, learner: Any) -> Request:
     """The request of a blocking call by "auto", with something else serving it than what is chosen."""
-    asked = _transport(session, given.transport, request.received.place, request.mode)
-    transport = _transport_by(session, given, variant, request.received.place, request.mode) or asked
-    return replace(request, variant=variant, transport=transport, is_auto=True, learner=learner)
+    transport = request.transport
+    if request.collective.is_even:
+        where = (request.received.place, request.mode)
+        asked = _transport(session, given.transport, *where)
+        transport = _transport_by(session, given, variant, *where, is_learned=True) or asked
+    return replace(request, variant=variant, transport=transport, is_auto=True, learner=learner, is_learned=True)
 
 
 def _producers(

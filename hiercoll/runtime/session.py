@@ -12,7 +12,7 @@ import warnings
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
@@ -204,6 +204,7 @@ class Session:
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, dropped, gather, routes.tick, meeting)
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
         # By arguments as they were given; with the calls that the plan still serves (see `Learner.tally`), None: all.
+        self.impossible: set[Hashable] = set()  # requests by "auto" that cannot be served as chosen, on all ranks
         self.recent: dict[Alias | None, tuple[Plan, array[int] | None]] = {}
         self.copied = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)  # calls, by their arguments, whose data are copied
         self.by_sizes: dict[object, Learner] = {}  # of calls with blocks of any sizes, by how they are spelled
@@ -467,6 +468,7 @@ class Session:
     def forget_choices(self) -> None:
         """Let "auto" decide anew for every size."""
         self.drop_plans()
+        self.impossible.clear()
         self.policy.forget()
 
     def _forget_plans_without_window(self, kept: Cache) -> None:

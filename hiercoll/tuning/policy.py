@@ -14,6 +14,7 @@ from hiercoll.algorithms.registry import automatic
 from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import DEFAULT_LINKS, Links
+from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, modelled, uneven_choices
@@ -33,7 +34,8 @@ OF_A_KIND = 3  # candidates that differ in parameters only
 
 class Wanted(NamedTuple):
     """What is to be chosen for: ``size`` is the bytes of a block (their mean, 0 where not all ranks know it),
-    ``memory`` a kind of memory, ``held`` a plan that a program holds. Equal on all ranks."""
+    ``memory`` a kind of memory, ``held`` a plan that a program holds, ``transport`` what the program asks for where
+    the memory is a device's. Equal on all ranks."""
 
     collective: Collective
     size: int
@@ -41,6 +43,7 @@ class Wanted(NamedTuple):
     memory: str = "host"
     held: bool = False
     combining: Combining = FREE
+    transport: str = AUTO
 
     @property
     def key(self) -> Key:
@@ -169,8 +172,7 @@ class Policy:
 
     def _automatic(self, wanted: Wanted) -> Variant:
         """What "auto" means."""
-        learner = self._learners.get(wanted.key)
-        finding = learner.finding if learner is not None else self._known(wanted)
+        finding = self._finding(wanted)
         if wanted.collective.sizes in (Sizes.OWN, Sizes.ROOT):
             return finding.variant if finding is not None and not wanted.held else NATIVE_VARIANT
         chosen = finding.variant if finding is not None else self.decide(wanted, explains=False).variant
@@ -179,6 +181,18 @@ class Policy:
             return chosen if wanted.collective.is_even else NATIVE_VARIANT
         entry = get_algorithm(wanted.collective.family, chosen.algorithm)
         return Variant(chosen.algorithm, entry.resolve(chosen.params), chosen.transport)
+
+    def _finding(self, wanted: Wanted) -> Finding | None:
+        """What serves such calls best, as this job has learned, or an earlier one. Of transports that programs ask for
+        nothing is learned."""
+        if wanted.transport != AUTO:
+            return None
+        learner = self._learners.get(wanted.key)
+        return learner.finding if learner is not None else self._known(wanted)
+
+    def has_found(self, wanted: Wanted) -> bool:
+        """Whether what "auto" means there has been learned."""
+        return self._finding(wanted) is not None
 
     def _check_form(self, params: Mapping[str, Any], held: bool) -> None:
         """The one parameter of native. Raises ParameterError."""
@@ -207,6 +221,8 @@ class Policy:
 
     def learner(self, wanted: Wanted) -> Learner | None:
         """What learns from blocking calls like this one by "auto"; None if nothing does."""
+        if wanted.transport != AUTO:
+            return None
         key = wanted.key
         if key not in self._learners:
             self._learners[key] = self._make_learner(wanted) if self._may_learn(wanted) else self._comparer(wanted)

@@ -11,8 +11,6 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import ParameterError
-from hiercoll.calls import dropin, functions
-from hiercoll.tables import Table
 from hiercoll.tools.workload import buffers
 
 
@@ -47,74 +45,6 @@ def test_streams_that_change(machine: Machine, comm: MPI.Intracomm, transport: s
             plan()
             with machine.on(recv.stream):
                 np.testing.assert_array_equal(machine.get(recv.array), expected + np.uint8(salt))
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The collectives of calls whose arguments are looked at."""
-    found, make = list[str](), functions.make_request
-
-    def counted(session: Any, collective: Any, *given: Any, **options: Any) -> Any:
-        found.append(collective.name)
-        return make(session, collective, *given, **options)
-
-    for module in (functions, dropin):
-        monkeypatch.setattr(module, "make_request", counted)
-    return found
-
-
-@pytest.mark.parametrize("how", ["function", "new result", "drop-in"])
-def test_calls_that_come_again(
-    machine: Machine, comm: MPI.Intracomm, transport: str, how: str, looks: list[str]
-) -> None:
-    """With arrays at the same addresses nothing is looked at; they come after the streams that are current now."""
-    hiercoll.configure(comm, table=Table(), tune="off")
-    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
-    send, recv, ours = machine.empty(values.shape), machine.empty(expected.shape), hiercoll.Intracomm(comm)
-    for salt in range(8):
-        with machine.on(machine.stream()):
-            machine.fill(recv, np.full_like(expected, BEFORE))
-            machine.fill(send, values + np.uint8(salt))
-            if how == "new result":
-                result = hiercoll.alltoall(comm, send, algorithm="scatter_destination", transport=transport)
-            elif how == "function":
-                result = hiercoll.alltoall(comm, send, recv, algorithm="scatter_destination", transport=transport)
-                assert result is recv
-            else:
-                ours.Alltoall(send, recv)
-                result = recv
-            np.testing.assert_array_equal(machine.get(result).reshape(-1), expected + np.uint8(salt))
-            del result
-    assert how == "new result" or looks == ["alltoall"]  # a new one may lie elsewhere each time
-
-
-class Viewed:
-    """The memory of an array as elements of another type."""
-
-    def __init__(self, array: Any, dtype: str, **changed: Any) -> None:
-        self.array, self.dtype, self.changed = array, np.dtype(dtype), changed
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self.array.__cuda_array_interface__, "typestr": self.dtype.str, **self.changed}
-
-
-def test_calls_that_look_alike(machine: Machine, comm: MPI.Intracomm, transport: str, looks: list[str]) -> None:
-    """At the same addresses as a call that is known: other elements, and what may not be written."""
-    numbers = np.array([1.5, 2.5, -3.0], np.float32)
-    send, recv = machine.put(numbers.view("i4")), machine.put(np.zeros(3, "i4"))
-    how: dict[str, Any] = {"algorithm": "ring", "transport": transport}
-    for dtype in ("i4", "f4", "i4", "f4"):
-        given = Viewed(send, dtype), Viewed(recv, dtype)
-        hiercoll.allreduce(comm, *given, **how)
-        due = sum(numbers.view(dtype) for _ in range(SIZE))
-        np.testing.assert_array_equal(machine.get(recv).view(dtype), due)
-    assert looks == ["allreduce"] * 2
-    address = recv.__cuda_array_interface__["data"][0]
-    with pytest.raises(hiercoll.BufferTypeError, match="a writable array"):
-        hiercoll.allreduce(comm, Viewed(send, "i4"), Viewed(recv, "i4", data=(address, True)), **how)
-    with pytest.raises(hiercoll.BufferTypeError, match="a contiguous array"):
-        hiercoll.allreduce(comm, Viewed(send, "i4"), Viewed(recv, "i4", strides=(8,)), **how)
 
 
 def test_a_stream_that_is_captured(machine: Machine, comm: MPI.Intracomm, transport: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import WORLD
+from device_again import *  # noqa: F403
 from device_in_place import *  # noqa: F403
 from device_memory import *  # noqa: F403
 from device_sizes import *  # noqa: F403

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiercoll import cuda
-from hiercoll.cuda.arrays import device_array, is_device_array, new_like, stream_handle
+from hiercoll.cuda.arrays import Producers, device_array, is_device_array, new_like, stream_handle
 from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.mappings import Mappings
@@ -171,6 +171,19 @@ def test_arrays() -> None:
     assert device_array(Fake(stream=None), "sendbuf", 0, writable=True).stream == 1
     assert device_array(Fake(shape=(0, 3), strides=(99, 99)), "sendbuf", 0, writable=True).nbytes == 0
     assert is_device_array(Fake()) and not is_device_array(np.zeros(1))
+
+
+def test_streams_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interface has none: the one that is current on the tensor's device counts, each time."""
+    current = [SimpleNamespace(cuda_stream=0), SimpleNamespace(cuda_stream=5)]
+    cuda_module = SimpleNamespace(current_stream=lambda device: current[device])
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda_module))
+    tensor: Any = type("Tensor", (Fake,), {"__module__": "torch", "device": 1})()
+    assert device_array(tensor, "sendbuf", 0, writable=True).stream == 5
+    producers = Producers(arrays=(tensor,))
+    assert producers.streams() == [5]
+    tensor.device = 0  # whose current stream is the default one
+    assert producers.streams() == [1]
 
 
 @pytest.mark.parametrize("typestr", ["<f2", "<V2"])
