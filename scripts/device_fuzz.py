@@ -1,0 +1,140 @@
+"""Random calls on arrays of the simulated device: right data, and an end, whichever ranks have made a call before.
+
+    mpiexec -n 2 python scripts/device_fuzz.py SEED [--seconds 7]
+
+All ranks make the same calls (collective, sizes, algorithm, transport, form); each has its own arrays, streams and
+allocations, so that some ranks find a plan that they know while others make one. Ends with status 1 and what was wrong,
+or, some seconds after its time, with the stacks of ranks that hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import warnings
+from contextlib import suppress
+from random import Random
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll import cuda
+from hiercoll.algorithms import REGISTRY
+from hiercoll.cuda.late import LateArray, LateDevice
+from hiercoll.tables import Table
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+GRACE = 20.0  # seconds after which what has not ended hangs
+COLLECTIVES = ("alltoall", "allgather", "allreduce", "bcast", "gather", "reduce", "scatter", "reduce_scatter")
+ROOTED = ("bcast", "gather", "reduce", "scatter")
+Values = npt.NDArray[Any]
+
+
+def result_of(collective: str, every: list[Values], root: int) -> Values:
+    """What comes to lie in this rank's receive buffer, if it has one, by what all ranks send."""
+    if collective in ("alltoall", "scatter"):
+        return np.stack([each[RANK] for each in every]) if collective == "alltoall" else every[root][RANK]
+    if collective in ("allgather", "gather"):
+        return np.stack(every)
+    if collective == "bcast":
+        return every[root]
+    total: Values = np.sum(every, axis=0, dtype=every[0].dtype)
+    return total[RANK] if collective == "reduce_scatter" else total
+
+
+class Fuzz:
+    """The calls; ``same`` chooses alike on all ranks, ``own`` on each by itself."""
+
+    def __init__(self, device: LateDevice, same: Random, own: Random) -> None:
+        self.device, self.same, self.own = device, same, own
+        self.comm = WORLD.Dup()
+        self.ours = hiercoll.Intracomm(self.comm)
+        self.arrays: dict[object, LateArray] = {}
+        hiercoll.configure(self.comm, table=Table(), tune=same.choice(["off", "online", None]))
+
+    def array(self, use: str, values: Values) -> LateArray:
+        """One of this rank's arrays, a new one now and then, produced on one of some streams."""
+        key = (use, self.own.choice("ab"), values.shape, values.dtype)
+        if key not in self.arrays or self.own.random() < 0.15:
+            self.arrays[key] = LateArray(self.device, values.shape, values.dtype)
+        found = self.arrays[key]
+        self.device.stream_of(found.stream).synchronize()  # as programs do that go on on another stream
+        found.stream = self.own.choice([7, 8, 9])
+        found.fill(values)
+        return found
+
+    def call(self) -> str:
+        """Make one. Returns what was wrong."""
+        same, name, root = self.same, self.same.choice(COLLECTIVES), self.same.randrange(SIZE)
+        dtype, block, salt = same.choice(["i4", "f4"]), same.choice([1, 8, 100]), same.randrange(50)
+        shape = (SIZE, block) if name in ("alltoall", "scatter", "reduce_scatter") else (block,)
+        every = [
+            (np.arange(np.prod(shape)) % 50 + 3 * rank + salt).astype(dtype).reshape(shape) for rank in range(SIZE)
+        ]
+        due = result_of(name, every, root)
+        poison = np.full(due.shape, 77, dtype)
+        send = self.array("send", every[RANK])
+        recv = self.array("recv", every[root] if name == "bcast" and root == RANK else poison)
+        has_result = root == RANK or name not in ("gather", "reduce")
+        ends: list[Any] = [send if root == RANK or name != "scatter" else None, recv if has_result else None]
+        if name == "bcast":
+            del ends[0]
+        options: dict[str, Any] = {"root": root} if name in ROOTED else {}
+        form = same.choice(["function", "function", "new result", "drop-in", "plan", "in the background"])
+        chosen = {"algorithm": self.algorithm(name), "transport": same.choice(["auto", "auto", "staged", "peer"])}
+        result: Any = recv
+        with suppress(hiercoll.ConstraintError):  # on all ranks alike
+            if form == "new result" and name not in ("bcast", "scatter"):
+                result = getattr(hiercoll, name)(self.comm, ends[0], **chosen, **options)
+            elif form in ("function", "new result"):
+                getattr(hiercoll, name)(self.comm, *ends, **chosen, **options)
+            elif form == "drop-in":
+                own_name = "Reduce_scatter_block" if name == "reduce_scatter" else name.capitalize()
+                getattr(self.ours, own_name)(*ends, **options)
+            elif form == "plan":
+                with getattr(hiercoll, f"{name}_init")(self.comm, *ends, **chosen, **options) as plan:
+                    plan()
+            else:
+                getattr(hiercoll, f"i{name}")(self.comm, *ends, **options).wait()
+            if has_result and not np.array_equal(result.get().reshape(due.shape), due):
+                return f"{form} {name}, root {root}, {chosen}: {result.get().ravel()[:6]} instead of {due.ravel()[:6]}"
+        return ""
+
+    def algorithm(self, collective: str) -> str:
+        """One of those that there are here; "auto" more often than others."""
+        topology, entries = hiercoll.get_topology(self.comm), REGISTRY[collective]
+        able = [name for name, entry in entries.items() if entry.refusal(topology, {}) is None]
+        return self.same.choice(["auto", "auto", "auto", "native", self.same.choice(able)])
+
+
+def main() -> None:
+    """Call until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--seconds", type=float, default=7.0)
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
+    warnings.simplefilter("ignore")
+    same, own = Random(options.seed), Random(1000 * options.seed + RANK)
+    os.environ["HIERCOLL_NODES"] = same.choice([f"1x{SIZE}", f"{SIZE}x1", f"{SIZE - SIZE // 2}+{SIZE // 2}"])
+    device, end, calls = LateDevice(order=same.choice(["late", "early", "random"]), seed=RANK), 0.0, 0
+    with cuda.use(lambda address: device):
+        fuzz, end = Fuzz(device, same, own), monotonic() + options.seconds
+        while WORLD.bcast(monotonic() < end):
+            calls += 1
+            if wrong := fuzz.call():
+                print(f"seed {options.seed}, call {calls}, rank {RANK}: {wrong}", flush=True)
+                WORLD.Abort(1)
+    faulthandler.cancel_dump_traceback_later()
+    if RANK == 0:
+        print(f"seed {options.seed}: {calls} calls, {os.environ['HIERCOLL_NODES']}, {device.name}")
+
+
+if __name__ == "__main__":
+    main()
