@@ -35,13 +35,14 @@ from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, Slots, areas_of, rows_at
 from hiercoll.runtime.window import (
-    NEIGHBOURS,
-    SMALL,
+    MOST_TOGETHER,
     Arena,
     Window,
     arena_bytes,
+    flags_together,
     header_bytes,
     in_pages,
+    room_together,
     untouched_bytes,
 )
 from hiercoll.schedule import HOST, PRIVATE, RECV, SEND, WIDE, BufferName, Get, Schedule, most_tags
@@ -109,7 +110,7 @@ class PlanFactory:
         self._tellings = count(1)  # of addresses, by all plans
         self._roomless: set[object] = set()  # requests that a node's memory had no room for
         self._fitted: set[object] = set()  # requests that there has been device memory for on all ranks
-        self._common: Arena | None = None  # of small windows
+        self._common: Arena | None = None  # of windows that are not large
 
     def make(self, request: Request, lifetime: Lifetime, *, traced: bool = False) -> Plan:
         """The plan for a request. Local for plans in the background, and but for the first of some size for blocking
@@ -435,24 +436,24 @@ class PlanFactory:
         return window
 
     def _arena(self, room: int, flags: int, alone: bool) -> Arena:
-        """Where a window lies: small ones together, a large one alone. Collective over the node where there is none
+        """Where a window lies: a large one alone, others together. Collective over the node where there is no room
         yet."""
         node = self._session.node
         header = header_bytes(node.size, flags)
-        if alone or room > SMALL:
+        if alone or room > MOST_TOGETHER:
             return Arena(node, header, room)
         if self._common is None or not self._common.fits(header, room):
-            self._common = Arena(node, *_common_bytes(node.size, header))
+            self._common = Arena(node, flags_together(node.size, header), room_together(room, free_shared_memory()))
         return self._common
 
     def _wanted_bytes(self, room: int, flags: int) -> int:
         """Of shared memory, that such a window takes which nobody has touched yet, about."""
         lanes = self._session.node.size
         header = header_bytes(lanes, flags)
-        if room > SMALL:
+        if room > MOST_TOGETHER:
             return arena_bytes(header, room)
         fits = self._common is not None and self._common.fits(header, room)
-        return in_pages(room) if fits else arena_bytes(*_common_bytes(lanes, header))
+        return in_pages(room) if fits else arena_bytes(flags_together(lanes, header), room)
 
     def _attach(self, window: Window, memory: Memory, reach: Callable[[], object]) -> None:
         """Let device memory ``reach`` the buffer of a window; if one rank cannot, the window is freed,
@@ -531,11 +532,6 @@ class PlanFactory:
 
 def _nothing() -> None:
     """There are no bytes to copy."""
-
-
-def _common_bytes(lanes: int, header: int) -> tuple[int, int]:
-    """Of flags and buffers in an arena for small windows, the first of which has a ``header`` of so many."""
-    return max(NEIGHBOURS * header_bytes(lanes, 1), header), 4 * SMALL
 
 
 def _rows_in(window: Window, areas: Areas | Slots) -> npt.NDArray[np.int64]:

@@ -21,8 +21,9 @@ NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
 PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
 PAGE = mmap.PAGESIZE
-SMALL = max(15 << 12, 4 * PAGE)  # bytes of a buffer, at most, that lies in an arena with others
-NEIGHBOURS = 16  # of the smallest windows that have flags in one, at least
+MOST_TOGETHER = 1 << 20  # bytes of a buffer, at most, that lies in an arena with others
+NEIGHBOURS = 16  # windows like the first one that such an arena has room for, at least
+SHARE = 8  # such an arena may take one byte in so many of the free memory
 MINCORE: Any = getattr(ctypes.CDLL(None), "mincore", None)
 if MINCORE is not None:
     MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -44,6 +45,19 @@ def arena_bytes(flags: int, nbytes: int) -> int:
     return flags + in_pages(nbytes) + PAGE
 
 
+def flags_together(lanes: int, header: int) -> int:
+    """Bytes of flags in an arena for several windows, the first of which has a ``header`` of so many."""
+    return NEIGHBOURS * max(2 * header_bytes(lanes, 1), header)
+
+
+def room_together(nbytes: int, free: int | None) -> int:
+    """Bytes for buffers in an arena for several windows, the first of which has so many, where so many are ``free``;
+    None: nobody knows. What no window takes nobody touches, so that it takes no memory; but MPI libraries may want it
+    to be there."""
+    most = NEIGHBOURS * MOST_TOGETHER
+    return most if free is None else max(in_pages(nbytes), min(most, free // SHARE))
+
+
 def untouched_bytes() -> int:
     """Of the windows whose memory this process has asked for: what nobody has touched yet. The system does not count
     it as taken, and when it is, ends who touches what there is no room for (SIGBUS)."""
@@ -52,17 +66,18 @@ def untouched_bytes() -> int:
 
 class Arena:
     """An MPI window: memory that the ranks of a node share, of which several `Window` have a part each, so that to make
-    another one of them asks nobody. ``flags``: bytes for flags, all 0 at first; ``nbytes``: for buffers.
+    another one of them asks nobody. ``flags``: bytes for flags, all 0 at first; ``nbytes``: for buffers, as lane 0
+    says.
 
     What was taken once is not taken again. All ranks of the node make and free the parts in the same order, and with
     the last of them goes the arena. Made collectively over the node.
     """
 
     def __init__(self, node: MPI.Intracomm, flags: int, nbytes: int) -> None:
-        self._flags_room, self._room, self._parts = flags, in_pages(nbytes), 0
         leads = node.rank == 0
         self.window = MPI.Win.Allocate_shared(arena_bytes(flags, nbytes) * leads, 1, comm=node)
         base, _ = self.window.Shared_query(0)
+        self._flags_room, self._room, self._parts = flags, (base.nbytes - flags - PAGE) // PAGE * PAGE, 0
         self.window.Lock_all(MPI.MODE_NOCHECK)
         self._flags_at = MPI.Get_address(base)
         self._at = in_pages(self._flags_at + flags)

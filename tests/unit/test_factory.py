@@ -30,7 +30,15 @@ from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_request
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
-from hiercoll.runtime.window import PAGE, SMALL, header_bytes
+from hiercoll.runtime.window import (
+    MOST_TOGETHER,
+    NEIGHBOURS,
+    PAGE,
+    SHARE,
+    flags_together,
+    header_bytes,
+    room_together,
+)
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule.lowering import Steps
 from hiercoll.schedule.transports import Transport
@@ -349,23 +357,35 @@ def test_windows_of_plans(session: Alone, lifetime: Lifetime) -> None:
         assert [plan.window_key for plan in plans] == list(session.windows.kept) * 2
 
 
-def test_small_windows_lie_together(session: Alone) -> None:
-    """As long as there is room; large ones lie alone, and so do those whose buffer is elsewhere."""
-    make, flags = session.factory.new_window, header_bytes(session.node.size, 1)
-    session.shares = True
+def test_windows_lie_together(session: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there is room, for buffers and for flags; large ones lie alone, and so do those whose buffer is
+    elsewhere."""
+    monkeypatch.setattr(hiercoll.runtime.factory, "free_shared_memory", lambda: 2 * SHARE * MOST_TOGETHER)
+    make, lanes, made = session.factory.new_window, session.node.size, FakeArena.made
+    flags, common = header_bytes(lanes, 1), flags_together(lanes, header_bytes(lanes, 1))
+    wanted = session.factory._wanted_bytes
+    assert wanted(100, 1) == common + 2 * PAGE
     for _ in range(3):
         make(100, 1, 100)
-    assert len(FakeArena.made) == 1
-    make(SMALL + 1, 1, 0)
+    assert made == [(common, 2 * MOST_TOGETHER)] and wanted(100, 1) == PAGE
+    make(MOST_TOGETHER + 1, 1, 0)
     make(0, 1, 0, alone=True)
-    assert FakeArena.made[1:] == [(flags, SMALL + 1), (flags, 0)]
-    for _ in range(4):
-        make(SMALL, 1, 0)
-    assert len(FakeArena.made) == 4 and FakeArena.made[3] == FakeArena.made[0]
-    wanted = session.factory._wanted_bytes
-    assert wanted(SMALL + 1, 1) > SMALL and wanted(1, 1) == PAGE and wanted(1, 10_000) > 80_000
+    assert made[1:] == [(flags, MOST_TOGETHER + 1), (flags, 0)]
+    make(MOST_TOGETHER, 1, 0)
+    assert len(made) == 3 and wanted(MOST_TOGETHER, 1) == common + MOST_TOGETHER + PAGE
+    assert wanted(MOST_TOGETHER + 1, 1) > MOST_TOGETHER and wanted(1, 1) == PAGE and wanted(1, 10_000) > 80_000
+    for _ in range(2):
+        make(MOST_TOGETHER, 1, 0)
+    assert made[3:] == [(common, 2 * MOST_TOGETHER)]
     make(1, 10_000, 0)
-    assert FakeArena.made[4][0] >= header_bytes(session.node.size, 10_000)
+    assert len(made) == 5 and made[4][0] >= header_bytes(lanes, 10_000)
+
+
+def test_room_for_windows_together() -> None:
+    """For many, where memory is not scarce; for the first anyway."""
+    assert room_together(1, None) == NEIGHBOURS * MOST_TOGETHER == room_together(MOST_TOGETHER, 1 << 40)
+    assert room_together(1, 4 * MOST_TOGETHER * SHARE) == 4 * MOST_TOGETHER
+    assert room_together(MOST_TOGETHER - 1, 1) == MOST_TOGETHER
 
 
 def test_ranks_of_a_host_that_share_no_memory(session: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
