@@ -21,7 +21,8 @@ class Cache(dict[Hashable, Any]):
         if key in self:
             self.drop(key)
         while self and (len(self) >= self._entries or self.nbytes + entry.nbytes > self._limit):
-            self.drop(min(self, key=lambda known: self[known].used))
+            oldest, _ = min(self.items(), key=lambda known: known[1].used)
+            self.drop(oldest)
         self[key] = entry
         self.nbytes += entry.nbytes
         self.touch(key)
