@@ -56,6 +56,9 @@ MOST_FILES = 16  # of a setting; with more, all but the newest half of that are 
 MOST_LOOKS = 10  # at a setting's files, while other jobs put some of them together
 MOST_READ = 256  # files, of which it is remembered what is in them
 MOST_BYTES = 1 << 20  # of a file
+MOST_VARIANTS = 1024  # of which it is remembered what they are
+VARIANT = ("algorithm", "params", "transport")  # names of what makes one, in a file
+_variants: dict[str, Variant | None] = {}  # files of many jobs name the same few
 WRITING = 0.03  # seconds that it takes to write a file for the first time, where others keep the cores, about
 PATIENCE = 100  # times as long as writing a file takes, until it is written again for what is not final
 STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is half written
@@ -164,18 +167,24 @@ def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
     """The sizes of communicators for which there may be something, with this MPI library: from the names in one folder,
     so that a program for which there is nothing reads no files; and from what this job has not written yet."""
     own = [] if folder is not None else [setting for setting in list(_job_files) if setting.mpi == mpi]
-    names = (match for match in map(_FOLDER.fullmatch, _listed(_base(folder))) if match)
-    found = [int(match[1]) for match in names if match[0].startswith(f"{_plain(mpi)}_")]
-    return frozenset([*found, *(setting.ranks for setting in own)])
+    names = (place.name for place in _places(_base(folder)) if place.name.startswith(f"{_plain(mpi)}_"))
+    return frozenset([*map(_ranks_of, names), *(setting.ranks for setting in own)])
 
 
-def gaining_ranks(mpi: str) -> frozenset[int]:
-    """Those for which something is known that is faster than the MPI library's own."""
+def gaining_ranks(mpi: str, most: int) -> frozenset[int]:
+    """Those, up to ``most``, for which something is known that is faster than the MPI library's own."""
     base, name = settings.learned_folder(), f"{_plain(mpi)}_"
-    places = [place for place in _places(base) if place.name.startswith(name)]
+    places = [place for place in _places(base) if place.name.startswith(name) and _ranks_of(place.name) <= most]
     found = [setting for place in places for setting in _gaining(place, _changed(place))]
     own = [file for file in list(_job_files.values()) if file.setting.mpi == mpi and _gains(file.lessons)]
-    return frozenset(setting.ranks for setting in [*found, *(file.setting for file in own)])
+    ranks = frozenset(setting.ranks for setting in [*found, *(file.setting for file in own)])
+    return frozenset(each for each in ranks if each <= most)
+
+
+def _ranks_of(folder: str) -> int:
+    """Of a setting with a sub-folder of this name; 0 if it is the name of something else."""
+    match = _FOLDER.fullmatch(folder)
+    return int(match[1]) if match else 0
 
 
 def _gains(lessons: Iterable[Lesson]) -> bool:
@@ -242,7 +251,7 @@ def _listed(folder: Path | None) -> list[str]:
 
 def _places(base: Path | None) -> list[Path]:
     """The sub-folders of settings."""
-    return [base / name for name in _listed(base) if _FOLDER.fullmatch(name)] if base is not None else []
+    return [base / name for name in _listed(base) if _ranks_of(name)] if base is not None else []
 
 
 def _files(place: Path) -> list[Path]:
@@ -364,6 +373,15 @@ def _variant(reader: Reader, data: dict[str, Any], at: str, collective: str) -> 
     for name, kind in (("algorithm", str), ("params", dict)):
         if not isinstance(data.get(name), kind):
             raise reader.wrong(f"{at}.{name}", "a text" if kind is str else "an object", data.get(name))
+    key = repr((collective, *(data.get(name) for name in VARIANT)))  # unlike hashes, tells 1 from true
+    if key not in _variants:
+        if len(_variants) >= MOST_VARIANTS:
+            _variants.clear()
+        _variants[key] = _for_calls(reader, data, at, collective)
+    return _variants[key]
+
+
+def _for_calls(reader: Reader, data: dict[str, Any], at: str, collective: str) -> Variant | None:
     if collective not in {each.name for each in called()}:
         return None
     try:

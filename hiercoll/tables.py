@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hiercoll import settings
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
@@ -23,9 +23,11 @@ from hiercoll.algorithms.registry import spelled
 from hiercoll.collectives import COLLECTIVES, tuned
 from hiercoll.errors import ArgumentError, MachineError, TableError
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
-from hiercoll.model.machine import Machine, get_machine
 from hiercoll.schedule.transports import AUTO, parse_transport
 from hiercoll.topology import Topology
+
+if TYPE_CHECKING:
+    from hiercoll.model.machine import Machine
 
 FORMAT, VERSION = "hiercoll table", 1
 MODEL = "model"  # in place of a table's name
@@ -264,7 +266,11 @@ def environment_table() -> Table:
     path = settings.table() or settings.own_table()
     found = Table() if path is None else load(path)
     try:
-        return replace(found, machine=get_machine(name)) if (name := settings.machine()) else found
+        if name := settings.machine():
+            from hiercoll.model.machine import get_machine  # few programs are told of one, and all would wait for it
+
+            return replace(found, machine=get_machine(name))
+        return found
     except MachineError as error:
         raise TableError("HIERCOLL_MACHINE", error.field, error.expected, error.got) from None
 

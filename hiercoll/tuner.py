@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
 from hiercoll.collectives import COLLECTIVES, Order, Sizes
 from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
-from hiercoll.model.evaluate import Design
-from hiercoll.model.machine import Machine
-from hiercoll.model.profile import Profile, profile
 from hiercoll.schedule import Schedule
 from hiercoll.statistics import median
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
+
+if TYPE_CHECKING:  # few programs are told of a machine, and all would wait for what models it
+    from hiercoll.model.machine import Machine
+    from hiercoll.model.profile import Profile
 
 
 class Combining(NamedTuple):
@@ -138,10 +139,19 @@ def _profiled(
     accumulates: bool,
 ) -> list[Profile]:
     """What the ranks of the nodes that differ do."""
+    from hiercoll.model.profile import profile
+
     entry, params = REGISTRY[collective][name], dict(given)
     leaders = params.get("leaders", 1)
     emit = _emitting(entry, topology, params, inplace, accumulates)
     return profile(emit, topology, machine, leaders if isinstance(leaders, int) else 1)
+
+
+def _seconds_on(machine: Machine, profiles: Sequence[Profile], block: int) -> float:
+    """Of the slowest of these."""
+    from hiercoll.model.evaluate import Design
+
+    return float(Design([(each, block) for each in profiles], machine).evaluate(machine).seconds.max())
 
 
 def rank_by_model(
@@ -176,7 +186,7 @@ def rank_by_model(
                 seconds = max(predict(counts, block, links) for counts in nodes)
             else:
                 found = _profiled(collective, topology, inplace, name, tuple(params.items()), machine, accumulates)
-                seconds = float(Design([(each, block) for each in found], machine).evaluate(machine).seconds.max())
+                seconds = _seconds_on(machine, found, block)
             ranked.append(Candidate(Variant(name, params), seconds, flows))
     return sorted(ranked, key=lambda candidate: candidate.seconds)
 

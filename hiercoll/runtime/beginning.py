@@ -161,8 +161,9 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, nbytes: int, *, is_first: bo
     return int(wishes)
 
 
-# When; whether there is a table; for how many ranks something is known that is faster than native.
-_seen: tuple[float, bool, frozenset[int]] = (-LOOK, False, frozenset())
+# When, for communicators of how many ranks at most; whether there is a table; for how many ranks something is known
+# that is faster than native.
+_seen: tuple[float, int, bool, frozenset[int]] = (-LOOK, 0, False, frozenset())
 
 
 def _wishes(comm: MPI.Intracomm) -> int:
@@ -173,10 +174,11 @@ def _wishes(comm: MPI.Intracomm) -> int:
     wishes = IS_SPECIAL * (settings.is_special() or is_threadless) + IS_QUIET * (not settings.learns())
     if wishes & IS_SPECIAL or comm.rank:
         return wishes
-    now = monotonic()
-    if now > _seen[0] + LOOK:
-        _seen = (now, settings.own_table() is not None, gaining_ranks(mpi_library()))
-    return wishes | HAS_TABLE * _seen[1] | sum({_learned_on(size) for size in _seen[2]})
+    now, most = monotonic(), max(comm.size, MPI.COMM_WORLD.size)
+    if now > _seen[0] + LOOK or most > _seen[1]:
+        _seen = (now, most, settings.own_table() is not None, gaining_ranks(mpi_library(), most))
+    _, _, has_table, gaining = _seen
+    return wishes | HAS_TABLE * has_table | sum({_learned_on(size) for size in gaining})
 
 
 def _cannot_fail(*_: object) -> None:

@@ -607,7 +607,7 @@ def test_world_does_not_agree_for_all(
 @several
 def test_families_where_something_is_known(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first communicator is set up at once; those that are made from it once calls have taken as long as that."""
-    monkeypatch.setattr(beginning, "gaining_ranks", lambda library: frozenset([SIZE]))
+    monkeypatch.setattr(beginning, "gaining_ranks", lambda library, most: frozenset([SIZE]))
     monkeypatch.setattr(lifetime, "set_ups", lifetime.SetUps())
     ours = hiercoll.Intracomm(comm)
     exchange(ours)

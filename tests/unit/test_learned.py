@@ -141,14 +141,24 @@ def test_known_ranks_reads_names_only(tmp_path: Path) -> None:
 def test_gaining_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those for which something but native is known; files that have changed are read again."""
     monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
-    assert gaining_ranks(MPI) == frozenset()
+    assert gaining_ranks(MPI, 99) == frozenset()
     native = replace(LESSON, variant=NATIVE_VARIANT)
     keep(tmp_path, native)
     keep(tmp_path, LESSON, setting=replace(SETTING, layout="3+4"))
     keep(tmp_path, LESSON, setting=replace(SETTING, layout="4x4", mpi="MPICH 5.0.22"))
-    assert gaining_ranks(MPI) == {7}
+    assert gaining_ranks(MPI, 99) == {7}
     keep(tmp_path, replace(LESSON, size=2 * LESSON.size))
-    assert gaining_ranks(MPI) == {7, 8}
+    assert gaining_ranks(MPI, 99) == gaining_ranks(MPI, 8) == {7, 8}
+
+
+def test_gaining_ranks_reads_what_is_not_too_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is read of settings of more ranks than any communicator has."""
+    monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
+    keep(tmp_path, LESSON).write_text("{")
+    keep(tmp_path, LESSON, setting=replace(SETTING, layout="3+4"))
+    assert gaining_ranks(MPI, 7) == {7} and gaining_ranks(MPI, 6) == frozenset()
+    with pytest.warns(LearnedWarning):
+        assert gaining_ranks(MPI, 8) == {7}
 
 
 def test_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +286,7 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
     assert known_ranks(MPI) == frozenset()
     job_file(SETTING).keep(begun)
     assert known_ranks(MPI) == {8} and known_ranks("Open MPI 5.0.11") == frozenset()
-    assert gaining_ranks(MPI) == {8}
+    assert gaining_ranks(MPI, 99) == {8} and gaining_ranks(MPI, 7) == frozenset()
     assert read(SETTING) == by_key(begun) and read(replace(SETTING, layout="3+5")) == {} == read(SETTING, tmp_path)
     learned.flush()
     assert known(tmp_path) == [begun]
