@@ -69,7 +69,12 @@ class Variant:
     @property
     def key(self) -> tuple[object, ...]:
         """What identifies it."""
-        return (self.algorithm, *sorted(self.params.items()), *([] if self.transport == AUTO else [self.transport]))
+        return self.scheduled if self.transport == AUTO else (*self.scheduled, self.transport)
+
+    @property
+    def scheduled(self) -> tuple[object, ...]:
+        """The same, however messages travel: the algorithm and its parameters."""
+        return (self.algorithm, *sorted(self.params.items()))
 
     def spelled(self, collective: str) -> str:
         """The name with those parameters that differ from the defaults, and the transport."""

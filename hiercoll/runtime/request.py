@@ -251,7 +251,9 @@ class Request:
     def common(self) -> Common:
         """See `Common`."""
         block = self.received.block if self.collective.is_even else None
-        settled = (self.collective.name, self.variant.key, self.transport, self.memory, self.sent is None)
+        # Not the transport by which the variant was found: who names both makes the same request, and ranks that know
+        # such a call, from whichever of the two, do not look again.
+        settled = (self.collective.name, self.variant.scheduled, self.transport, self.memory, self.sent is None)
         operation = "" if self.operation is None else self.operation.name
         return Common(*settled, self.root, operation, block, self.limit)
 

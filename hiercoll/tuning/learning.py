@@ -30,7 +30,7 @@ from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS,
 LONGEST = 240  # calls between two looks
 FOREVER = 1 << 40  # calls
 GROWTH = 4  # times as long calls have taken, at most, when ranks think again of what they can afford
-SELDOM = 2.0  # times as long as what pays for it, calls last until a rank thinks again
+SELDOM = 6.0  # times as long as what pays for it, calls last until a rank thinks again
 MARGIN = 1.1  # times as many calls as are needed by what is known, after which it thinks of what it can afford
 CROWD = 3  # times what a candidate costs, that later ones wait for besides, while other kinds try earlier ones
 FEW = 5  # candidates besides native; where that may cost what it does: MANY

@@ -90,15 +90,18 @@ def test_calls_that_look_alike(machine: Machine, comm: MPI.Intracomm, transport:
         hiercoll.allreduce(comm, Viewed(send, "i4"), Viewed(recv, "i4", strides=(8,)), **how)
 
 
-def exchange(machine: Machine, comm: MPI.Intracomm, mine: str, **how: Any) -> None:
+def exchange(
+    machine: Machine, comm: MPI.Intracomm, mine: str, *then: str, by: dict[str, Any] | None = None, **how: Any
+) -> None:
     """Calls of which rank 0 makes each on the arrays that ``mine`` names, the others always on the same ones: where
-    rank 0 looks anew, they need not, and the other way round."""
+    rank 0 looks anew, they need not, and the other way round. ``then``: more of them, called ``by`` other options."""
     arrays = {name: (machine.empty((SIZE, BLOCK)), machine.empty((SIZE, BLOCK))) for name in "abc"}
-    for turn, name in enumerate(mine):
+    calls = [*((name, how) for name in mine), *((name, by or {}) for name in "".join(then))]
+    for turn, (name, options) in enumerate(calls):
         send, recv = arrays[name if RANK == 0 else "a"]
         machine.fill(recv, np.full((SIZE, BLOCK), BEFORE, np.uint8))
         machine.fill(send, np.full((SIZE, BLOCK), 10 * turn + RANK, np.uint8))
-        hiercoll.alltoall(comm, send, recv, **how)
+        hiercoll.alltoall(comm, send, recv, **options)
         due = np.repeat(np.arange(SIZE, dtype=np.uint8)[:, None], BLOCK, 1) + np.uint8(10 * turn)
         np.testing.assert_array_equal(machine.get(recv), due)
 
@@ -173,6 +176,22 @@ def test_what_is_learned_is_for_calls_that_leave_the_transport_open(
     exchange(machine, comm, "aab")
     exchange(machine, comm, "abcab", transport="staged")
     assert policy.has_found(wanted) and not policy.has_found(wanted._replace(transport="staged"))
+
+
+@pytest.mark.usefixtures("peers")
+def test_what_is_learned_is_asked_for(machine: Machine, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+    """By name, with the transport that was learned: ranks that know it from then, and one that does not, make the same
+    call."""
+    comm = on_layout(f"1x{SIZE}")
+    hiercoll.configure(comm, table=Table())
+    policy = get_session(comm).policy
+    named: dict[str, Any] = {"algorithm": "scatter_destination", "window": 32, "transport": "peer"}
+    policy.known[Wanted(ALLTOALL, BLOCK, False, "cuda").key] = Finding(
+        Variant("scatter_destination", {"window": 32}, "peer"), 1e-3, 2e-3, 100
+    )
+    policy.forget()
+    exchange(machine, comm, "aa", "abcab", by=named)
+    exchange(machine, comm, "aa", "abcab", by={}, **named)
 
 
 @pytest.mark.parametrize("held", [False, True])
