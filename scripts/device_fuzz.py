@@ -1,10 +1,11 @@
 """Random calls on arrays of the simulated device: right data, and an end, whichever ranks have made a call before.
 
-    mpiexec -n 2 python scripts/device_fuzz.py SEED [--seconds 7]
+    mpiexec -n 2 python scripts/device_fuzz.py SEED [--seconds 7] [--layout 1x2] [--tune online]
 
 All ranks make the same calls (collective, sizes, algorithm, transport, form); each has its own arrays, streams and
-allocations, so that some ranks find a plan that they know while others make one. Ends with status 1 and what was wrong,
-or, some seconds after its time, with the stacks of ranks that hang.
+allocations, so that some ranks find a plan that they know while others make one. What "auto" learns is kept for later
+runs, in a folder of its own. Ends with status 1 and what was wrong, or, some seconds after its time, with the stacks of
+ranks that hang.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import faulthandler
 import os
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from random import Random
+from tempfile import gettempdir
 from time import monotonic
 from typing import Any
 
@@ -51,12 +54,12 @@ def result_of(collective: str, every: list[Values], root: int) -> Values:
 class Fuzz:
     """The calls; ``same`` chooses alike on all ranks, ``own`` on each by itself."""
 
-    def __init__(self, device: LateDevice, same: Random, own: Random) -> None:
+    def __init__(self, device: LateDevice, same: Random, own: Random, tune: str | None) -> None:
         self.device, self.same, self.own = device, same, own
         self.comm = WORLD.Dup()
         self.ours = hiercoll.Intracomm(self.comm)
         self.arrays: dict[object, LateArray] = {}
-        hiercoll.configure(self.comm, table=Table(), tune=same.choice(["off", "online", None]))
+        hiercoll.configure(self.comm, table=Table(), tune=tune)
 
     def array(self, use: str, values: Values) -> LateArray:
         """One of this rank's arrays, a new one now and then, produced on one of some streams."""
@@ -118,14 +121,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", type=int)
     parser.add_argument("--seconds", type=float, default=7.0)
+    parser.add_argument("--layout", help="Of virtual nodes; one of some by chance.")
+    parser.add_argument("--tune", choices=["off", "online"], help="As of hiercoll.configure; by chance.")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
     warnings.simplefilter("ignore")
     same, own = Random(options.seed), Random(1000 * options.seed + RANK)
-    os.environ["HIERCOLL_NODES"] = same.choice([f"1x{SIZE}", f"{SIZE}x1", f"{SIZE - SIZE // 2}+{SIZE // 2}"])
+    some = same.choice([f"1x{SIZE}", f"{SIZE}x1", f"{SIZE - SIZE // 2}+{SIZE // 2}"])
+    tune = options.tune or same.choice(["off", "online", None])
+    os.environ["HIERCOLL_NODES"] = options.layout or some
+    os.environ.setdefault("HIERCOLL_LEARNED", str(Path(gettempdir()) / "hiercoll-device-fuzz"))
     device, end, calls = LateDevice(order=same.choice(["late", "early", "random"]), seed=RANK), 0.0, 0
     with cuda.use(lambda address: device):
-        fuzz, end = Fuzz(device, same, own), monotonic() + options.seconds
+        fuzz, end = Fuzz(device, same, own, tune), monotonic() + options.seconds
         while WORLD.bcast(monotonic() < end):
             calls += 1
             if wrong := fuzz.call():
