@@ -58,7 +58,7 @@ MOST_READ = 256  # files, of which it is remembered what is in them
 MOST_BYTES = 1 << 20  # of a file
 MOST_VARIANTS = 1024  # of which it is remembered what they are
 VARIANT = ("algorithm", "params", "transport")  # names of what makes one, in a file
-_variants: dict[str, Variant | None] = {}  # files of many jobs name the same few
+_variants: dict[str, Variant] = {}  # files of many jobs name the same few
 WRITING = 0.03  # seconds that it takes to write a file for the first time, where others keep the cores, about
 PATIENCE = 100  # times as long as writing a file takes, until it is written again for what is not final
 STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is half written
@@ -374,11 +374,11 @@ def _variant(reader: Reader, data: dict[str, Any], at: str, collective: str) -> 
         if not isinstance(data.get(name), kind):
             raise reader.wrong(f"{at}.{name}", "a text" if kind is str else "an object", data.get(name))
     key = repr((collective, *(data.get(name) for name in VARIANT)))  # unlike hashes, tells 1 from true
-    if key not in _variants:
+    if (found := _variants.get(key)) is None and (found := _for_calls(reader, data, at, collective)) is not None:
         if len(_variants) >= MOST_VARIANTS:
             _variants.clear()
-        _variants[key] = _for_calls(reader, data, at, collective)
-    return _variants[key]
+        _variants[key] = found
+    return found
 
 
 def _for_calls(reader: Reader, data: dict[str, Any], at: str, collective: str) -> Variant | None:

@@ -3,21 +3,21 @@
     mpiexec -n 2 python scripts/device_fuzz.py SEED [--seconds 7] [--layout 1x2] [--tune online]
 
 All ranks make the same calls (collective, sizes, algorithm, transport, form); each has its own arrays, streams and
-allocations, so that some ranks find a plan that they know while others make one. What "auto" learns is kept for later
-runs, in a folder of its own. Ends with status 1 and what was wrong, or, some seconds after its time, with the stacks of
-ranks that hang.
+allocations, so that some ranks find a plan that they know while others make one. Nothing is kept of what "auto" learns,
+unless ``HIERCOLL_LEARNED`` names a folder. Ends with status 1 and what was wrong, or, some seconds after its time, with
+the stacks of ranks that hang.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import faulthandler
 import os
 import warnings
-from contextlib import suppress
-from pathlib import Path
 from random import Random
-from tempfile import gettempdir
+from shutil import rmtree
+from tempfile import mkdtemp
 from time import monotonic
 from typing import Any
 
@@ -34,7 +34,9 @@ from hiercoll.tables import Table
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 GRACE = 20.0  # seconds after which what has not ended hangs
+TUNES = ("off", "online", "default")
 COLLECTIVES = ("alltoall", "allgather", "allreduce", "bcast", "gather", "reduce", "scatter", "reduce_scatter")
+REDUCING = ("allreduce", "reduce", "reduce_scatter")
 ROOTED = ("bcast", "gather", "reduce", "scatter")
 Values = npt.NDArray[Any]
 
@@ -54,12 +56,13 @@ def result_of(collective: str, every: list[Values], root: int) -> Values:
 class Fuzz:
     """The calls; ``same`` chooses alike on all ranks, ``own`` on each by itself."""
 
-    def __init__(self, device: LateDevice, same: Random, own: Random, tune: str | None) -> None:
+    def __init__(self, device: LateDevice, same: Random, own: Random, tune: str) -> None:
         self.device, self.same, self.own = device, same, own
         self.comm = WORLD.Dup()
         self.ours = hiercoll.Intracomm(self.comm)
         self.arrays: dict[object, LateArray] = {}
-        hiercoll.configure(self.comm, table=Table(), tune=tune)
+        self.refused = 0  # calls
+        hiercoll.configure(self.comm, table=Table(), tune=None if tune == "default" else tune)
 
     def array(self, use: str, values: Values) -> LateArray:
         """One of this rank's arrays, a new one now and then, produced on one of some streams."""
@@ -90,9 +93,11 @@ class Fuzz:
             del ends[0]
         options: dict[str, Any] = {"root": root} if name in ROOTED else {}
         form = same.choice(["function", "function", "new result", "drop-in", "plan", "in the background"])
-        chosen = {"algorithm": self.algorithm(name), "transport": same.choice(["auto", "auto", "staged", "peer"])}
+        chosen = self.choice(name)
+        if name in REDUCING and form != "drop-in" and same.random() < 0.1:
+            options["order"] = same.choice(["any", "rank", "fixed"])
         result: Any = recv
-        with suppress(hiercoll.ConstraintError):  # on all ranks alike
+        try:
             if form == "new result" and name not in ("bcast", "scatter"):
                 result = getattr(hiercoll, name)(self.comm, ends[0], **chosen, **options)
             elif form in ("function", "new result"):
@@ -107,7 +112,16 @@ class Fuzz:
                 getattr(hiercoll, f"i{name}")(self.comm, *ends, **options).wait()
             if has_result and not np.array_equal(result.get().reshape(due.shape), due):
                 return f"{form} {name}, root {root}, {chosen}: {result.get().ravel()[:6]} instead of {due.ravel()[:6]}"
+        except hiercoll.ConstraintError:
+            self.refused += 1
         return ""
+
+    def choice(self, collective: str) -> dict[str, Any]:
+        """An algorithm, now and then with all its parameters, as calls that "auto" tries name them, and a transport."""
+        name = self.algorithm(collective)
+        entry = REGISTRY[collective].get(name)
+        params = {} if entry is None or self.same.random() < 0.5 else entry.resolve({})
+        return {"algorithm": name, "transport": self.same.choice(["auto", "auto", "staged", "peer"]), **params}
 
     def algorithm(self, collective: str) -> str:
         """One of those that there are here; "auto" more often than others."""
@@ -122,26 +136,35 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--seconds", type=float, default=7.0)
     parser.add_argument("--layout", help="Of virtual nodes; one of some by chance.")
-    parser.add_argument("--tune", choices=["off", "online"], help="As of hiercoll.configure; by chance.")
+    parser.add_argument("--tune", choices=["off", "online", "default"], help="As of hiercoll.configure; by chance.")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
     warnings.simplefilter("ignore")
     same, own = Random(options.seed), Random(1000 * options.seed + RANK)
-    some = same.choice([f"1x{SIZE}", f"{SIZE}x1", f"{SIZE - SIZE // 2}+{SIZE // 2}"])
-    tune = options.tune or same.choice(["off", "online", None])
-    os.environ["HIERCOLL_NODES"] = options.layout or some
-    os.environ.setdefault("HIERCOLL_LEARNED", str(Path(gettempdir()) / "hiercoll-device-fuzz"))
-    device, end, calls = LateDevice(order=same.choice(["late", "early", "random"]), seed=RANK), 0.0, 0
+    layout, tune = same.choice([f"1x{SIZE}", f"{SIZE}x1", f"{SIZE - SIZE // 2}+{SIZE // 2}"]), same.choice(TUNES)
+    os.environ["HIERCOLL_NODES"] = options.layout or layout
+    device = LateDevice(order=same.choice(["late", "early", "random"]), seed=RANK)
+    os.environ.setdefault("HIERCOLL_LEARNED", folder := mkdtemp())
+    atexit.register(rmtree, folder)  # after hiercoll has written what it learned
     with cuda.use(lambda address: device):
-        fuzz, end = Fuzz(device, same, own, tune), monotonic() + options.seconds
-        while WORLD.bcast(monotonic() < end):
-            calls += 1
-            if wrong := fuzz.call():
-                print(f"seed {options.seed}, call {calls}, rank {RANK}: {wrong}", flush=True)
-                WORLD.Abort(1)
+        calls = run(Fuzz(device, same, own, options.tune or tune), options.seed, options.seconds)
     faulthandler.cancel_dump_traceback_later()
     if RANK == 0:
         print(f"seed {options.seed}: {calls} calls, {os.environ['HIERCOLL_NODES']}, {device.name}")
+
+
+def run(fuzz: Fuzz, seed: int, seconds: float) -> int:
+    """Call so long. Returns how many calls that were."""
+    calls, end = 0, monotonic() + seconds
+    while WORLD.bcast(monotonic() < end):
+        calls += 1
+        wrong = fuzz.call()
+        if calls % 50 == 0 and len(set(WORLD.allgather(fuzz.refused))) > 1:
+            wrong = "refused on some ranks only, lately"
+        if wrong:
+            print(f"seed {seed}, call {calls}, rank {RANK}: {wrong}", flush=True)
+            WORLD.Abort(1)
+    return calls
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python scripts/learning_report.py docs/lab [--into docs/learning.md]
 
-Reads learning.jsonl (a communicator for each size), learning-together.jsonl (one for all of a layout and library) and
-learning-longer.jsonl (until all has been tried) in the folder. Prints Markdown, table by table; with --into puts each
+Reads learning.jsonl (a communicator for each size), learning-together.jsonl (one for all of a layout and library),
+learning-second.jsonl (the same by a later job) and learning-longer.jsonl (until all has been tried) in the folder. Prints Markdown, table by table; with --into puts each
 between its marks in that file.
 """
 
@@ -84,6 +84,8 @@ def totals(records: list[Record]) -> Iterator[str]:
         "native, s",
         "all first calls: auto over native",
         "native over native",
+        "first of each size, ms: auto",
+        "native",
         "finding out, s",
         "within 10 % of the table",
         "not slower than native",
@@ -98,6 +100,7 @@ def totals(records: list[Record]) -> Iterator[str]:
             f"{(native + control) / 2:.1f}",
             f"{2 * auto / (native + control):.2f}",
             f"{control / native:.2f}",
+            *(f"{1e3 * sum(each['first_call'][who] for each in mine):.0f}" for who in ("auto", "native")),
             f"{mine[0]['spent'].get('all', 0.0):.2f}",
             f"{count} of {len(mine)}",
             f"{len(mine) - slower} of {len(mine)}",
@@ -115,6 +118,7 @@ def longer(records: list[Record]) -> Iterator[str]:
 TABLES: dict[str, tuple[str, Callable[[list[Record]], Iterator[str]]]] = {
     "alone": ("learning.jsonl", lambda records: early(records, True)),
     "together": ("learning-together.jsonl", lambda records: early(records, False)),
+    "second": ("learning-second.jsonl", totals),
     "longer": ("learning-longer.jsonl", longer),
 }
 

@@ -42,6 +42,7 @@ from hiercoll.runtime.request import (
     own_spread,
     served_by,
     spelled,
+    within_reach,
 )
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import EngineCopy, buffer_of, is_in_place
@@ -397,17 +398,20 @@ def remember_plain(session: Session, request: Request, given: Arguments) -> None
 
 def or_native(session: Session, make: Callable[[Request], Made], request: Request) -> Made:
     """What is made of a request; by the MPI library's own collective where "auto" has chosen what cannot run here, such
-    as for want of shared memory: ranks find that out together, once, since a rank that knows the call does not come
-    here again. Collective."""
-    may_be_native = request.is_auto and not request.is_native
-    if not (may_be_native and request.common in session.impossible):
+    as for want of shared memory, or, where that one may not serve it, by another of hiercoll's. Of blocking calls ranks
+    find that out together, once, since a rank that knows the call does not come here again. Collective."""
+    may_be_other = request.is_auto and not request.is_native
+    is_found_out_once = may_be_other and request.mode is Mode.BLOCKING
+    if not (is_found_out_once and request.common in session.impossible):
         try:
             return make(request)
         except ConstraintError:
-            if not may_be_native:
+            if not may_be_other:
                 raise
-            session.impossible.add(request.common)
-    return make(replace(request, variant=NATIVE_VARIANT, learner=None))
+            if is_found_out_once:
+                session.impossible.add(request.common)
+    other = replace(request, learner=None)
+    return make(replace(other, variant=NATIVE_VARIANT) if request.combining.native else session.factory.private(other))
 
 
 def _keep_if_broken(session: Session, given: object) -> None:
@@ -569,11 +573,12 @@ def _serve_learning(
 ) -> str:
     """Serve a blocking call from which "auto" learns, whose request ``make`` makes. Returns what ran. Collective."""
     own = partial(own_spread, session, collective, given) if collective.sizes is Sizes.OWN else None
-    variant, begin = learner.begin(own), perf_counter()
+    variant, begin, on_device = learner.begin(own), perf_counter(), uses_device(given)
+    if on_device:
+        variant = within_reach(session, variant)
     named = _by_name(given, variant)
     ran = NATIVE if variant.is_native else spelled(collective, variant.algorithm, variant.params)
     quick: Callable[[], object] | None = None
-    on_device = uses_device(given)
     if native is not None and variant.is_native and session.unwatched and not on_device:
         quick = native
     elif learner.is_trying and on_device:

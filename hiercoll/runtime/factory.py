@@ -35,13 +35,13 @@ from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, Slots, areas_of, rows_at
 from hiercoll.runtime.window import (
-    MOST_TOGETHER,
     Arena,
     Window,
     arena_bytes,
     flags_together,
     header_bytes,
     in_pages,
+    lies_with_others,
     room_together,
     untouched_bytes,
 )
@@ -118,18 +118,21 @@ class PlanFactory:
 
         Raises BufferSizeError, ParameterError and ConstraintError on all ranks alike, DeviceMemoryError.
         """
-        if request.transport.shared and request.common in self._roomless:
+        # All ranks come here for a plan that a program holds. Some know a call, for which it must stay as it is.
+        is_found_out_once = request.transport.shared and lifetime is not Lifetime.HELD
+        if is_found_out_once and request.common in self._roomless:
             request = request.sending
         if request.is_empty or request.is_native:
             plan, window = self._native(request, lifetime), None
         else:
+            self.schedule(request)  # if it has none, that is no lack of room
             try:
                 plan, window = self._scheduled(request, lifetime, traced)
             except ConstraintError:  # on all ranks: a node's memory may have no room for messages, which are sent then
                 if not request.transport.shared:
                     raise
-                # For good: ranks that know such a call do not come here again, to find out together with the others.
-                self._roomless.add(request.common)
+                if is_found_out_once:
+                    self._roomless.add(request.common)
                 return self.make(request.sending, lifetime, traced=traced)
             request.place(plan.move)
         plan.frame(request.before, request.after)
@@ -218,6 +221,11 @@ class PlanFactory:
             other = replace(request, variant=Variant(variant.algorithm, params))
             if not self.schedule(other).shared:
                 return other
+        if not request.combining.native:
+            order = request.combining.order.name.lower()
+            raise ConstraintError(
+                "algorithm 'auto'", "one without shared memory", f"order {order!r}", self._session.rank
+            )
         return replace(request, variant=NATIVE_VARIANT)
 
     # ---- by a schedule
@@ -440,7 +448,7 @@ class PlanFactory:
         yet."""
         node = self._session.node
         header = header_bytes(node.size, flags)
-        if alone or room > MOST_TOGETHER:
+        if alone or not lies_with_others(header, room):
             return Arena(node, header, room)
         if self._common is None or not self._common.fits(header, room):
             self._common = Arena(node, flags_together(node.size, header), room_together(room, free_shared_memory()))
@@ -450,7 +458,7 @@ class PlanFactory:
         """Of shared memory, that such a window takes which nobody has touched yet, about."""
         lanes = self._session.node.size
         header = header_bytes(lanes, flags)
-        if room > MOST_TOGETHER:
+        if not lies_with_others(header, room):
             return arena_bytes(header, room)
         fits = self._common is not None and self._common.fits(header, room)
         return in_pages(room) if fits else arena_bytes(flags_together(lanes, header), room)

@@ -389,7 +389,9 @@ def _equal_blocks(
     learner = policy.learner(wanted) if is_auto and mode is Mode.BLOCKING else None
     is_learned = is_auto and policy.has_found(wanted)
     variant = policy.select(wanted, given.algorithm, given.params)
-    transport = _transport_by(session, given, variant, place, mode, is_learned) or asked
+    if is_learned and mode is not Mode.BACKGROUND and place not in ("", "host"):
+        variant = within_reach(session, variant)
+    transport = _transport_by(session, given, variant, place, mode) or asked
     before = (received if sent is None else sent).copies(True) if is_read else ()
     returned = received.owner if received.blocks else None
     return Request(
@@ -694,28 +696,35 @@ def _transport(session: Session | Beginning, given: Any, place: str, mode: Mode,
     return Transport(near, parts or segments, packed=not (parts or segments), shared=shared)
 
 
+def within_reach(session: Session | Beginning, variant: Variant) -> Variant:
+    """What was learned for calls on devices, with a transport that can be had here: else with the one of calls that
+    leave it open, so that it is not taken for what it is not. Collective at the first use of "peer" on a
+    communicator."""
+    name = variant.transport
+    is_out = name.startswith("peer") and not session.memories.devices_in_reach()
+    return replace(variant, transport=AUTO) if is_out or (name == "direct" and session.stages) else variant
+
+
 def _transport_by(
-    session: Session | Beginning, given: Arguments, variant: Variant, place: str, mode: Mode, is_learned: bool
+    session: Session | Beginning, given: Arguments, variant: Variant, place: str, mode: Mode
 ) -> Transport | None:
     """The one that belongs to what was chosen; None where it has none, it cannot be had, or another was asked for.
     Collective at the first use of "peer" on a communicator."""
     name = variant.transport
     if name == AUTO or given.transport != AUTO or place in ("", "host") or (name == "direct" and session.stages):
         return None
-    if name.startswith("peer") and (
-        mode is Mode.BACKGROUND or (is_learned and not session.memories.devices_in_reach())
-    ):
+    if name.startswith("peer") and mode is Mode.BACKGROUND:
         return None
     return _transport(session, name, place, mode)
 
 
 def served_by(session: Session, request: Request, given: Arguments, variant: Variant, learner: Any) -> Request:
-    """The request of a blocking call by "auto", with something else serving it than what is chosen."""
+    """The request of a blocking call by "auto", with something else serving it than what is chosen, `within_reach`."""
     transport = request.transport
     if request.collective.is_even:
         where = (request.received.place, request.mode)
         asked = _transport(session, given.transport, *where)
-        transport = _transport_by(session, given, variant, *where, is_learned=True) or asked
+        transport = _transport_by(session, given, variant, *where) or asked
     return replace(request, variant=variant, transport=transport, is_auto=True, learner=learner, is_learned=True)
 
 

@@ -21,8 +21,12 @@ NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
 PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
 PAGE = mmap.PAGESIZE
-MOST_TOGETHER = 1 << 20  # bytes of a buffer, at most, that lies in an arena with others
-NEIGHBOURS = 16  # windows like the first one that such an arena has room for, at least
+MOST_TOGETHER = 1 << 20  # bytes of a buffer, at most, that lies in an arena with others; MOST_FLAGS: of flags
+MOST_FLAGS = 1 << 16
+ROOM = (
+    4 << 20
+)  # bytes for buffers in such an arena: what windows that are gone have touched is given back with the last
+NEIGHBOURS = 16  # windows like the first one for whose flags it has room, at least
 SHARE = 8  # such an arena may take one byte in so many of the free memory
 MINCORE: Any = getattr(ctypes.CDLL(None), "mincore", None)
 if MINCORE is not None:
@@ -45,6 +49,11 @@ def arena_bytes(flags: int, nbytes: int) -> int:
     return flags + in_pages(nbytes) + PAGE
 
 
+def lies_with_others(flags: int, nbytes: int) -> bool:
+    """Whether a window with so many bytes of flags and of a buffer does."""
+    return flags <= MOST_FLAGS and nbytes <= MOST_TOGETHER
+
+
 def flags_together(lanes: int, header: int) -> int:
     """Bytes of flags in an arena for several windows, the first of which has a ``header`` of so many."""
     return NEIGHBOURS * max(2 * header_bytes(lanes, 1), header)
@@ -54,8 +63,7 @@ def room_together(nbytes: int, free: int | None) -> int:
     """Bytes for buffers in an arena for several windows, the first of which has so many, where so many are ``free``;
     None: nobody knows. What no window takes nobody touches, so that it takes no memory; but MPI libraries may want it
     to be there."""
-    most = NEIGHBOURS * MOST_TOGETHER
-    return most if free is None else max(in_pages(nbytes), min(most, free // SHARE))
+    return ROOM if free is None else max(in_pages(nbytes), min(ROOM, free // SHARE))
 
 
 def untouched_bytes() -> int:

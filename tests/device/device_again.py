@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -91,13 +92,22 @@ def test_calls_that_look_alike(machine: Machine, comm: MPI.Intracomm, transport:
 
 
 def exchange(
-    machine: Machine, comm: MPI.Intracomm, mine: str, *then: str, by: dict[str, Any] | None = None, **how: Any
+    machine: Machine,
+    comm: MPI.Intracomm,
+    mine: str,
+    then: str = "",
+    by: dict[str, Any] | None = None,
+    between: Callable[[], None] = lambda: None,
+    **how: Any,
 ) -> None:
     """Calls of which rank 0 makes each on the arrays that ``mine`` names, the others always on the same ones: where
-    rank 0 looks anew, they need not, and the other way round. ``then``: more of them, called ``by`` other options."""
+    rank 0 looks anew, they need not, and the other way round. ``then``: more of them, called ``by`` other options,
+    after what is to be done ``between``."""
     arrays = {name: (machine.empty((SIZE, BLOCK)), machine.empty((SIZE, BLOCK))) for name in "abc"}
-    calls = [*((name, how) for name in mine), *((name, by or {}) for name in "".join(then))]
-    for turn, (name, options) in enumerate(calls):
+    for turn, name in enumerate(mine + then):
+        options = how if turn < len(mine) else by or {}
+        if turn == len(mine):
+            between()
         send, recv = arrays[name if RANK == 0 else "a"]
         machine.fill(recv, np.full((SIZE, BLOCK), BEFORE, np.uint8))
         machine.fill(send, np.full((SIZE, BLOCK), 10 * turn + RANK, np.uint8))
@@ -132,6 +142,25 @@ def test_no_room_in_a_nodes_memory(
     monkeypatch.setattr(factory, "free_shared_memory", lambda: 10)
     how = {} if chosen == "by a table" else {"algorithm": "scatter_destination", "transport": "staged"}
     exchange(machine, comm, "aabbcab", **how)
+
+
+def test_no_room_for_a_plan(
+    machine: Machine, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a plan that the program holds has no room for says nothing of calls that had it before."""
+    comm = on_layout(f"1x{SIZE}")
+    hiercoll.configure(comm, table=Table(), tune="off")
+    named = {"algorithm": "scatter_destination", "transport": "staged"}
+    values, expected = buffers("alltoall", BLOCK, RANK, SIZE)
+    send, recv = machine.put(values), machine.empty(expected.shape)
+
+    def hold() -> None:
+        monkeypatch.setattr(factory, "free_shared_memory", lambda: 10)
+        with hiercoll.alltoall_init(comm, send, recv, **named) as plan:
+            plan()
+        np.testing.assert_array_equal(machine.get(recv).reshape(-1), expected)
+
+    exchange(machine, comm, "aa", "aabcab", by=named, between=hold, **named)
 
 
 @pytest.mark.parametrize("name", ["gather", "reduce"])
@@ -179,19 +208,26 @@ def test_what_is_learned_is_for_calls_that_leave_the_transport_open(
 
 
 @pytest.mark.usefixtures("peers")
-def test_what_is_learned_is_asked_for(machine: Machine, on_layout: Callable[[str], MPI.Intracomm]) -> None:
+@pytest.mark.parametrize("in_reach", [True, False])
+def test_what_is_learned_is_asked_for(
+    machine: Machine, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, in_reach: bool
+) -> None:
     """By name, with the transport that was learned: ranks that know it from then, and one that does not, make the same
-    call."""
+    call, also where it cannot be had."""
     comm = on_layout(f"1x{SIZE}")
     hiercoll.configure(comm, table=Table())
-    policy = get_session(comm).policy
+    session = get_session(comm)
+    policy = session.policy
+    if not in_reach:
+        monkeypatch.setattr(session.memories, "_try_node", lambda memory: "" if RANK else "hidden")
     named: dict[str, Any] = {"algorithm": "scatter_destination", "window": 32, "transport": "peer"}
     policy.known[Wanted(ALLTOALL, BLOCK, False, "cuda").key] = Finding(
         Variant("scatter_destination", {"window": 32}, "peer"), 1e-3, 2e-3, 100
     )
     policy.forget()
-    exchange(machine, comm, "aa", "abcab", by=named)
-    exchange(machine, comm, "aa", "abcab", by={}, **named)
+    with telling() if not in_reach else nullcontext():
+        exchange(machine, comm, "aa", "abcab", by=named)
+        exchange(machine, comm, "aa", "abcab", by={}, **named)
 
 
 @pytest.mark.parametrize("held", [False, True])

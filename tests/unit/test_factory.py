@@ -16,8 +16,8 @@ from mpi4py import MPI
 import hiercoll.runtime.factory
 import hiercoll.runtime.session
 from hiercoll.algorithms import REGISTRY
-from hiercoll.calls.serving import equal_alias, remember, serve
-from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, called
+from hiercoll.calls.serving import equal_alias, or_native, remember, serve
+from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, Order, called
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.runtime import compiled
 from hiercoll.runtime.agreement import Agreement
@@ -31,9 +31,10 @@ from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_reques
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
 from hiercoll.runtime.window import (
+    MOST_FLAGS,
     MOST_TOGETHER,
-    NEIGHBOURS,
     PAGE,
+    ROOM,
     SHARE,
     flags_together,
     header_bytes,
@@ -44,7 +45,7 @@ from hiercoll.schedule.lowering import Steps
 from hiercoll.schedule.transports import Transport
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.topology import parse_layout
-from hiercoll.tuner import Candidate, Decision
+from hiercoll.tuner import Candidate, Combining, Decision
 from hiercoll.tuning.budget import Budget
 from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Policy
@@ -71,7 +72,6 @@ CHANGED = {
     "root": replace(EVEN, root=1),
     "algorithm": replace(EVEN, variant=Variant("pairwise", {"radix": 2})),
     "parameter": replace(EVEN, variant=Variant("bruck", {"radix": 4})),
-    "transport of the variant": replace(EVEN, variant=Variant("bruck", {"radix": 2}, "peer")),
     "transport": replace(EVEN, transport=Transport(peer=True)),
     "segments": replace(EVEN, transport=Transport(segments=2)),
     "memory": replace(EVEN, memory="cuda"),
@@ -106,6 +106,12 @@ def test_keys_leave_nothing_out(what: str) -> None:
     keys = {name: request.key for name, request in CHANGED.items() if name != what}
     mine = CHANGED[what].key
     assert mine not in {EVEN.key, *keys.values()} and (what == "uneven" or mine != VARYING.key)
+
+
+def test_keys_do_not_tell_how_a_transport_was_chosen() -> None:
+    """With the algorithm, or by the call: ranks that know a call may know it from either."""
+    asked = replace(EVEN, transport=Transport(peer=True))
+    assert replace(asked, variant=Variant("bruck", {"radix": 2}, "peer")).key == asked.key
 
 
 def trying() -> Learner:
@@ -196,6 +202,9 @@ class FakeWindow:
     def share_with(self, memory: Any) -> None:
         pass
 
+    def tell_by_flags(self, *told: Any) -> None:
+        pass
+
     def free(self) -> None:
         assert not self.freed
         self.freed = True
@@ -230,7 +239,7 @@ class Alone(Session):
         self.numbers = {collective: number for number, collective in enumerate(called())}
         self.tags = Tags(2**20, len(self.numbers))
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, self._forget_plans_without_window, lambda value: [value])
-        self.plans, self.recent, self._seen = Cache(MAX_PLANS, 2**28), {}, {}
+        self.plans, self.recent, self._seen, self.impossible = Cache(MAX_PLANS, 2**28), {}, {}, set()
         self.copied, self.by_sizes = Cache(MAX_PLANS, 2**28), {}
         self.routes = compiled.Routes(print)
         self._own_comms = []
@@ -378,13 +387,13 @@ def test_windows_lie_together(session: Alone, monkeypatch: pytest.MonkeyPatch) -
         make(MOST_TOGETHER, 1, 0)
     assert made[3:] == [(common, 2 * MOST_TOGETHER)]
     make(1, 10_000, 0)
-    assert len(made) == 5 and made[4][0] >= header_bytes(lanes, 10_000)
+    assert header_bytes(lanes, 10_000) > MOST_FLAGS and made[4:] == [(header_bytes(lanes, 10_000), 1)]
 
 
 def test_room_for_windows_together() -> None:
     """For many, where memory is not scarce; for the first anyway."""
-    assert room_together(1, None) == NEIGHBOURS * MOST_TOGETHER == room_together(MOST_TOGETHER, 1 << 40)
-    assert room_together(1, 4 * MOST_TOGETHER * SHARE) == 4 * MOST_TOGETHER
+    assert room_together(1, None) == ROOM == room_together(MOST_TOGETHER, 1 << 40)
+    assert room_together(1, 2 * MOST_TOGETHER * SHARE) == 2 * MOST_TOGETHER
     assert room_together(MOST_TOGETHER - 1, 1) == MOST_TOGETHER
 
 
@@ -482,6 +491,45 @@ def test_private_memory_for_the_background(session: Alone, monkeypatch: pytest.M
         assert other.variant.algorithm == expected and other == replace(request, is_auto=True, variant=other.variant)
     for fine in (session.request(), session.request(algorithm="native")):
         assert session.factory.private(fine) is fine
+    ordered = replace(request, is_auto=True, combining=Combining(Order.ANY, native=False))
+    with pytest.raises(ConstraintError, match="one without shared memory, got order 'any'"):
+        session.factory.private(ordered)
+
+
+@pytest.mark.parametrize("mode", [Mode.BLOCKING, Mode.HELD])
+@pytest.mark.parametrize("native", [True, False])
+def test_what_cannot_be_run(session: Alone, monkeypatch: pytest.MonkeyPatch, mode: Mode, native: bool) -> None:
+    """Native serves instead, or another algorithm where that may not; of blocking calls it is found out once, whatever
+    becomes of plans that a program holds."""
+    ranking = tuple(Candidate(Variant(name), 1.0) for name in ("shared", "ring"))
+    monkeypatch.setattr(session.policy, "decide", lambda wanted: Decision(NATIVE_VARIANT, "", ranking))
+    asked = session.request(ALLGATHER, "shared", mode=mode)
+    request = replace(asked, is_auto=True, combining=Combining(Order.ANY, native))
+    tried: list[str] = []
+
+    def make(request: Request) -> str:
+        tried.append(request.variant.algorithm)
+        if tried[-1] == "shared":
+            raise ConstraintError("shared", "room", "none")
+        return tried[-1]
+
+    expected = "native" if native else "ring"
+    assert [or_native(session, make, request) for _ in range(2)] == [expected] * 2
+    assert tried == ["shared", expected, *(["shared"] if mode is Mode.HELD else []), expected]
+    with pytest.raises(ConstraintError):
+        or_native(session, make, replace(request, is_auto=False))
+
+
+def test_windows_that_a_program_has_no_room_for(session: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that have had room before still have it; and what has no schedule lacks no room."""
+    request = session.request(ALLGATHER, "shared")
+    request = replace(request, transport=request.transport._replace(shared=True))
+    kept = session.factory.make(request, Lifetime.KEPT)
+    monkeypatch.setattr(session, "reserve", lambda *given: (_ for _ in ()).throw(ConstraintError("x", "room", "none")))
+    with pytest.raises(ConstraintError):
+        session.factory.make(request, Lifetime.HELD)  # without places it needs a window, too
+    assert not session.factory._roomless
+    assert session.factory.make(request, Lifetime.KEPT).window_key == kept.window_key
 
 
 @pytest.mark.parametrize("family", ["allgather", "bcast"])
