@@ -3,8 +3,8 @@
     python scripts/learning_report.py docs/lab [--into docs/learning.md]
 
 Reads learning.jsonl (a communicator for each size), learning-together.jsonl (one for all of a layout and library),
-learning-second.jsonl (the same by a later job) and learning-longer.jsonl (until all has been tried) in the folder. Prints Markdown, table by table; with --into puts each
-between its marks in that file.
+learning-second.jsonl (the same by a later job) and learning-longer.jsonl (until all has been tried) in the folder.
+Prints Markdown, table by table; with --into puts each between its marks in that file.
 """
 
 from __future__ import annotations
