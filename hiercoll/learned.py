@@ -58,11 +58,11 @@ MOST_READ = 256  # files, of which it is remembered what is in them
 MOST_BYTES = 1 << 20  # of a file
 MOST_VARIANTS = 1024  # of which it is remembered what they are
 VARIANT = ("algorithm", "params", "transport")  # names of what makes one, in a file
-_variants: dict[str, Variant] = {}  # files of many jobs name the same few
 WRITING = 0.03  # seconds that it takes to write a file for the first time, where others keep the cores, about
 PATIENCE = 100  # times as long as writing a file takes, until it is written again for what is not final
 STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is half written
 
+_variants: dict[str, Variant] = {}  # by what a file says; files of many jobs name the same few
 _LAYOUT = re.compile(r"(?:(\d{1,7})x(\d{1,7})|(\d{1,7}(?:\+\d{1,7})*))(?::(cyclic|irregular)(?:=([0-9a-f]{12}))?)?")
 _FOLDER = re.compile(r"[^_]+_(\d{1,7})_[^_]+_[a-z]+_[0-9a-f]{12}")  # see `Setting.folder`
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\+00:00)?")
@@ -167,18 +167,17 @@ def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
     """The sizes of communicators for which there may be something, with this MPI library: from the names in one folder,
     so that a program for which there is nothing reads no files; and from what this job has not written yet."""
     own = [] if folder is not None else [setting for setting in list(_job_files) if setting.mpi == mpi]
-    names = (place.name for place in _places(_base(folder)) if place.name.startswith(f"{_plain(mpi)}_"))
-    return frozenset([*map(_ranks_of, names), *(setting.ranks for setting in own)])
+    found = (_ranks_of(place.name) for place in _places_of(mpi, _base(folder)))
+    return frozenset([*found, *(setting.ranks for setting in own)])
 
 
 def gaining_ranks(mpi: str, most: int) -> frozenset[int]:
     """Those, up to ``most``, for which something is known that is faster than the MPI library's own."""
-    base, name = settings.learned_folder(), f"{_plain(mpi)}_"
-    places = [place for place in _places(base) if place.name.startswith(name) and _ranks_of(place.name) <= most]
+    places = [place for place in _places_of(mpi, settings.learned_folder()) if _ranks_of(place.name) <= most]
     found = [setting for place in places for setting in _gaining(place, _changed(place))]
-    own = [file for file in list(_job_files.values()) if file.setting.mpi == mpi and _gains(file.lessons)]
-    ranks = frozenset(setting.ranks for setting in [*found, *(file.setting for file in own)])
-    return frozenset(each for each in ranks if each <= most)
+    files = [file for file in list(_job_files.values()) if file.setting.mpi == mpi and file.setting.ranks <= most]
+    own = [file.setting for file in files if _gains(file.lessons)]
+    return frozenset(setting.ranks for setting in [*found, *own])
 
 
 def _ranks_of(folder: str) -> int:
@@ -252,6 +251,11 @@ def _listed(folder: Path | None) -> list[str]:
 def _places(base: Path | None) -> list[Path]:
     """The sub-folders of settings."""
     return [base / name for name in _listed(base) if _ranks_of(name)] if base is not None else []
+
+
+def _places_of(mpi: str, base: Path | None) -> list[Path]:
+    """Those of one MPI library."""
+    return [place for place in _places(base) if place.name.startswith(f"{_plain(mpi)}_")]
 
 
 def _files(place: Path) -> list[Path]:

@@ -125,9 +125,9 @@ class PlanFactory:
         if request.is_empty or request.is_native:
             plan, window = self._native(request, lifetime), None
         else:
-            self.schedule(request)  # if it has none, that is no lack of room
+            schedule = self.schedule(request)  # if it has none, that is no lack of room
             try:
-                plan, window = self._scheduled(request, lifetime, traced)
+                plan, window = self._scheduled(request, schedule, lifetime, traced)
             except ConstraintError:  # on all ranks: a node's memory may have no room for messages, which are sent then
                 if not request.transport.shared:
                     raise
@@ -230,9 +230,11 @@ class PlanFactory:
 
     # ---- by a schedule
 
-    def _scheduled(self, request: Request, lifetime: Lifetime, traced: bool) -> tuple[Plan, Window | None]:
+    def _scheduled(
+        self, request: Request, schedule: Schedule, lifetime: Lifetime, traced: bool
+    ) -> tuple[Plan, Window | None]:
         """The plan, and the window that it alone uses."""
-        schedule, held = self.schedule(request), lifetime is Lifetime.HELD
+        held = lifetime is Lifetime.HELD
         steps, binding, places = self._bound(request, schedule, lifetime, traced)
         try:
             if binding.peers is not None and held:  # once for all starts

@@ -21,11 +21,10 @@ NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
 LINE = 8  # flags (of 8 bytes) per cache line
 PROGRESS_EVERY = 8  # looks at flags between calls that let the MPI library make progress
 PAGE = mmap.PAGESIZE
-MOST_TOGETHER = 1 << 20  # bytes of a buffer, at most, that lies in an arena with others; MOST_FLAGS: of flags
-MOST_FLAGS = 1 << 16
-ROOM = (
-    4 << 20
-)  # bytes for buffers in such an arena: what windows that are gone have touched is given back with the last
+MOST_TOGETHER = 1 << 20  # bytes of a buffer, at most, that lies in an arena with others
+MOST_FLAGS = 1 << 16  # bytes of its flags, at most
+# Bytes for buffers in such an arena. What windows that are gone have touched is given back with the last of them.
+ROOM = 4 << 20
 NEIGHBOURS = 16  # windows like the first one for whose flags it has room, at least
 SHARE = 8  # such an arena may take one byte in so many of the free memory
 MINCORE: Any = getattr(ctypes.CDLL(None), "mincore", None)
