@@ -176,7 +176,7 @@ def rank_by_model(
     """
     ranked, known = [], (order, accumulates)
     block = block // 2 if accumulates else block  # of the program's elements
-    for name, params in automatic(collective) if variants is None else variants:
+    for name, params in automatic(collective, inplace) if variants is None else variants:
         if _is_too_short(collective, name, params, block):
             continue  # the model would say so, too, but takes long to count so many messages
         nodes = _counted(collective, topology, inplace, name, tuple(params.items()), *known)

@@ -141,6 +141,7 @@ def bruck(topology: Topology, rank: int, *, radix: int) -> Schedule:
     window_parameter(1, "partners exchanged with at a time = scratch blocks", 1, 4),
     in_place=True,
     auto=({},),
+    auto_in_place=True,
 )
 def inplace(topology: Topology, rank: int, *, window: int) -> Schedule:
     """Swap blocks within the receive buffer; meant for sendbuf = MPI.IN_PLACE.

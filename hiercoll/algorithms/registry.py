@@ -61,7 +61,8 @@ class Algorithm:
     ``together`` lists parameters that mean something only in company.
 
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
-    layout makes them the best; ``search``: what ``hiercoll tune`` measures besides those and `variants`;
+    layout makes them the best; with ``auto_in_place`` only where the input lies in the receive buffer. ``search``: what
+    ``hiercoll tune`` measures besides those and `variants`;
     ``trials``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
     ``order``: in which reductions combine contributions, on a topology.
     """
@@ -74,6 +75,7 @@ class Algorithm:
     in_place: bool = False
     together: tuple[Params, ...] = ()
     auto: tuple[Params, ...] = ()
+    auto_in_place: bool = False
     search: Callable[[Topology], Choices] = lambda topology: ()
     trials: tuple[Params, ...] = ()
     order: OrderOn = lambda topology, params: Order.ANY
@@ -195,6 +197,7 @@ def register(
     in_place: bool = False,
     together: tuple[Params, ...] = (),
     auto: tuple[Params, ...] = (),
+    auto_in_place: bool = False,
     search: Callable[[Topology], Choices] | None = None,
     trials: tuple[Params, ...] = (),
     order: Order | OrderOn = Order.ANY,
@@ -214,7 +217,8 @@ def register(
         always, nothing = constraint or (lambda topology, params: None), (lambda topology: ())
         able = in_place or collective.one_buffer
         entry = Algorithm(
-            collective.name, name, function, parameters, always, able, together, auto, search or nothing, trials, kind,
+            collective.name, name, function, parameters, always, able, together, auto, auto_in_place,
+            search or nothing, trials, kind,
         )  # fmt: skip
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function
@@ -227,9 +231,11 @@ def grid(**values: Sequence[Value]) -> list[Params]:
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
-def automatic(collective: str) -> list[tuple[str, Params]]:
-    """What the cost model ranks for a collective: names and parameters."""
-    return [(entry.name, dict(params)) for entry in REGISTRY.get(collective, {}).values() for params in entry.auto]
+def automatic(collective: str, inplace: bool = True) -> list[tuple[str, Params]]:
+    """What the cost model ranks for a collective: names and parameters; less what is for calls in place, if this is
+    none."""
+    entries = REGISTRY.get(collective, {}).values()
+    return [(e.name, dict(params)) for e in entries if inplace or not e.auto_in_place for params in e.auto]
 
 
 def searched(collective: str, topology: Topology) -> list[tuple[str, Params]]:

@@ -15,8 +15,9 @@ Numbers = npt.NDArray[Any]
 
 
 class Agreement:
-    """``largest`` and ``total`` combine arrays of all ranks; ``meet`` is called before, with what is about to be agreed
-    on, and may raise CollectiveTimeout. All methods are collective."""
+    """``largest`` and ``total`` combine arrays of all ranks; ``rested`` does what ``largest`` does, where some ranks
+    come much later than others. ``meet`` is called before, with what is about to be agreed on, and may raise
+    CollectiveTimeout. All methods are collective."""
 
     def __init__(
         self,
@@ -24,13 +25,20 @@ class Agreement:
         largest: Callable[[Numbers], Numbers],
         total: Callable[[Numbers], Numbers],
         meet: Callable[[str], None],
+        rested: Callable[[Numbers], Numbers] | None = None,
     ) -> None:
         self._rank, self._largest, self._total, self._meet = rank, largest, total, meet
+        self._rested = rested or largest
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """The largest values of all ranks, each of several."""
         self._meet("agreement on algorithms")
         return [float(value) for value in self._largest(np.array(seconds, float))]
+
+    def slowest_of_some(self, seconds: Sequence[float]) -> list[float]:
+        """The same, where only some ranks have something to do before, or much more than others."""
+        self._meet("agreement on algorithms")
+        return [float(value) for value in self._rested(np.array(seconds, float))]
 
     def sums(self, numbers: Sequence[int]) -> list[int]:
         """The sums of all ranks."""

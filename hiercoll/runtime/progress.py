@@ -9,11 +9,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 PAUSE = 5e-5  # seconds between the thread's looks at what is under way
 LISTEN = 1e-3  # seconds between its looks at what others may start
+SHORTEST_REST, LONGEST_REST = 5e-4, 2e-3  # seconds between two looks at what takes long
 
 
 class Background(Protocol):
@@ -42,6 +44,17 @@ def wait_politely() -> None:
     if active:
         advance_all()
     os.sched_yield()
+
+
+def rest_until(is_over: Callable[[], bool]) -> None:
+    """Wait until something ``is_over`` that takes long, and leave the core to others: who asks again and again takes
+    as much of it as those that are waited for, if they share it."""
+    pause = SHORTEST_REST
+    while not is_over():
+        if active:
+            advance_all()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_REST)
 
 
 @cache

@@ -186,7 +186,7 @@ class Session:
         except BaseException:
             self._free_comms(self.comm)
             raise
-        self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet)
+        self.agreement = Agreement(self.rank, self._largest, self._sum, self.meet, self._largest_at_rest)
         self.is_plain = self.size == 1 or self.disabled  # all its collectives are left to the MPI library
         self.broken: str | None = None  # the call that was interrupted, if one was
         self.watch: Watch | None = None
@@ -225,6 +225,7 @@ class Session:
         self.policy.table, self.policy.known = table, known if self.learns else {}
         self.policy.reaches = self.memories.devices_in_reach
         self.policy.links, self.policy.probe = replace(DEFAULT_LINKS, cores=cores), self._probe
+        self.policy.slowest_of_some = self.agreement.slowest_of_some
         self.policy.compares = self._compares
         self.policy.learn(self.learns)
         self._use_timeout(common.timeout)
@@ -298,6 +299,19 @@ class Session:
         self.user.Allreduce(mine, most, op=MPI.MAX)
         return most
 
+    def _largest_at_rest(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The same; where ranks share cores, those that wait sleep. Not with Open MPI, whose collectives stand still
+        for a second now and then if ranks seldom look whether they are over."""
+        if self.policy.links.cores >= 1.0 or self.library.startswith("Open MPI"):
+            return self._largest(mine)
+        most = np.empty_like(mine)
+        request = self.user.Iallreduce(mine, most, op=MPI.MAX)
+        try:
+            progress.rest_until(request.Test)
+        finally:  # after Ctrl-C, too: the others go on
+            request.Wait()
+        return most
+
     def _sum(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = np.empty_like(mine)
         self.user.Allreduce(mine, total)
@@ -305,7 +319,7 @@ class Session:
 
     def _probe(self, known: Links) -> Links:
         """Links with the network as measured: networks differ by a factor of a thousand. Collective."""
-        probe = Probe(self.comm, self.tags.in_background(1), PROBED, self.agreement.slowest, self.watch)
+        probe = Probe(self.comm, self.tags.in_background(1), PROBED, self.agreement.slowest_of_some, self.watch)
         try:
             return replace(known, network=probe.network(self.topology, known.network))
         except BaseException:  # later calls may take its messages for their own

@@ -17,6 +17,7 @@ from hiercoll.tables import Variant
 SHARE = 0.05  # of the time of calls, that finding out may cost
 CAUTION = 0.95  # of that, which is planned for: what is estimated may take longer
 FIRST, FEWEST = 16, 3  # calls of a kind, at least, whose time says something; so few of long ones
+NEARLY = 0.75  # of these, that are enough where ranks meet for other kinds
 PLAN_SECONDS = 1e-3  # that a plan takes to make, until that is known
 LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
 LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
@@ -38,8 +39,9 @@ class Before(NamedTuple):
 
 
 def in_common(slowest: float, fastest: float, least: float) -> float:
-    """Seconds that looks cost, at ``least`` so many: the middle of the slowest and the fastest rank's excess over their
-    usual call. The slowest's alone would count noise: in any call some rank is late."""
+    """Seconds that it costs what ranks do in some calls, at ``least`` so many: the middle of the slowest and the
+    fastest rank's excess over their usual call. The slowest's alone would count noise: in any call some rank is late.
+    """
     return max(least, (slowest + fastest) / 2)
 
 
@@ -170,8 +172,8 @@ class Budget:
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # the same by what `_plan_of` says
     pledged: float = 0.0  # seconds that are going to be spent
     kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
-    # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; what
-    # it asked the model; and what it took to keep what was found.
+    # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; for
+    # which it asked the model, and waited for others that did; and what it took to keep what was found.
     aside: float = 0.0
     asking: float = 0.0
     keeping: float = 0.0
@@ -288,10 +290,14 @@ class Budget:
     def meet(self, agree: Agree, values: Sequence[float] = ()) -> list[float]:
         """The largest of all ranks' values, and, since ranks meet, what calls of all kinds took. Collective."""
         unseen = [kind.unseen for kind in self.kinds]
-        mine = [*values, *(-seconds for _, seconds in unseen), self.aside, -self.aside, self.asking, self.keeping]
-        *agreed, slowest, negated, asking, keeping = agree(mine)
+        # Who comes late to a question thinks longer before, and waits less in it: both together are what it costs.
+        besides = (self.aside + self.asking, self.asking)
+        ends = (sign * seconds for seconds in besides for sign in (1, -1))
+        *agreed, slowest, fastest, longest, shortest, keeping = agree(
+            [*values, *(-seconds for _, seconds in unseen), *ends, self.keeping]
+        )
         for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
-            if calls >= kind.first:
+            if calls >= NEARLY * kind.first:
                 self.calls += kind.see(calls, -least)
                 kind.last = self.calls
             if not kind.is_tried or self.calls > 2 * kind.last:  # it has spent that, or has no calls any more
@@ -299,14 +305,15 @@ class Budget:
         self.cost += keeping
         self.keeping = 0.0
         least = self.meeting if self.visits else 0.0  # since they have met
-        self._spend(in_common(slowest, -negated, least), max(0.0, asking))
+        asking = in_common(longest, -shortest, 0.0)
+        self._spend(in_common(slowest, -fastest, least + asking), asking)
         return agreed[: len(values)]
 
-    def _spend(self, aside: float, asking: float) -> None:
-        """Seconds that all of that took which was done besides calls."""
-        self.cost += aside + asking
+    def _spend(self, besides: float, asking: float) -> None:
+        """Seconds that all of that took which was done besides calls, and those of them for which ranks asked."""
+        self.cost += besides
         if self.visits:
-            each = aside / self.visits
+            each = (besides - asking) / self.visits
             self._visit = each if self._visit == inf else (self._visit + each) / 2
         if self.estimated:
             self.dearer = max(1.0, (self.dearer + asking / self.estimated) / 2)

@@ -89,6 +89,7 @@ class Policy:
         self.probe: Callable[[Links], Links] | None = None
         # Whether ranks can map the device memory of all ranks of their node; collective at first.
         self.reaches: Callable[[], bool] = lambda: False
+        self.slowest_of_some = slowest  # the same as ``slowest``, where some ranks have much more to do before
         self._measured: Links | None = None  # what the model goes by where it names candidates
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
@@ -109,7 +110,7 @@ class Policy:
         # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many
         # kinds of calls and offers.
         self._estimates: dict[tuple[object, ...], tuple[tuple[int, int] | None, float]] = {}
-        self._dealt: dict[str, list[list[int]]] = {}  # by collective, see `_shares`
+        self._dealt: dict[tuple[str, bool], list[list[int]]] = {}  # see `_shares`
         # Automatic variants, by their places, that the model has looked at.
         self._looked_at: set[tuple[str, bool, Combining, int]] = set()
         # What learns from calls on arrays, by `plain.by_bytes`.
@@ -294,18 +295,18 @@ class Policy:
         block = wanted.size // (1 + wanted.combining.accumulates)  # of the program's elements
         return [
             0.0 if (name, *how, at) in self._looked_at else effort(name, self._topology, block, *each)
-            for at, each in enumerate(automatic(name))
+            for at, each in enumerate(automatic(name, wanted.in_place))
         ]
 
     def _shares(self, wanted: Wanted) -> list[list[int]]:
         """About which of the automatic variants each rank asks the model, by their places: always the same ones, since
         it keeps what it has counted; those that take the longest go to different ranks."""
-        name, ranks = wanted.collective.family, self._topology.size
-        if name not in self._dealt:
-            efforts = [effort(name, self._topology, MOST, *each) for each in automatic(name)]
+        name, ranks, key = wanted.collective.family, self._topology.size, (wanted.collective.family, wanted.in_place)
+        if key not in self._dealt:
+            efforts = [effort(name, self._topology, MOST, *each) for each in automatic(*key)]
             order = sorted(range(len(efforts)), key=lambda at: -efforts[at])
-            self._dealt[name] = [order[rank::ranks] for rank in range(ranks)]
-        return self._dealt[name]
+            self._dealt[key] = [order[rank::ranks] for rank in range(ranks)]
+        return self._dealt[key]
 
     def _asked_with(self, wanted: Wanted) -> list[Wanted]:
         """What the model is asked about at once, since that costs little more: such calls of all sizes, if it has not
@@ -347,15 +348,15 @@ class Policy:
         longest = alike[-1]
         name, topology = longest.collective.family, self._topology
         links = self._measured_links()
-        variants, efforts = [Variant(*each) for each in automatic(name)], self._efforts(longest)
-        mine = self._shares(longest)[self._rank]
-        asked = [automatic(name)[at] for at in mine]
+        named, efforts = automatic(name, longest.in_place), self._efforts(longest)
+        variants, mine = [Variant(*each) for each in named], self._shares(longest)[self._rank]
+        asked = [named[at] for at in mine]
         own: list[float] = []
         for each in alike:
             how = (each.size, each.in_place, each.combining, self.table.machine)
             found = {one.variant.key: one.seconds for one in modelled(name, topology, *how, asked, links)}
             own += [found.get(one.key, inf) if at in mine else 0.0 for at, one in enumerate(variants)]
-        told = iter(self._slowest(own))
+        told = iter(self.slowest_of_some(own))
         self._looked_at |= {(name, longest.in_place, longest.combining, at) for at, each in enumerate(efforts) if each}
         rows = [list(islice(told, len(variants))) for _ in alike]
         return [[variants[at] for at in sorted(range(len(row)), key=row.__getitem__) if row[at] < inf] for row in rows]

@@ -28,7 +28,7 @@ from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collecti
 from hiercoll.errors import BufferSizeError, CommunicatorError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
-from hiercoll.runtime import beginning, compiled, lifetime
+from hiercoll.runtime import beginning, compiled, lifetime, progress
 from hiercoll.runtime.attributes import may_copy
 from hiercoll.runtime.lifetime import first_calls, get_session, known_session
 from hiercoll.runtime.native import mpi_library
@@ -977,3 +977,40 @@ def test_calls_with_what_was_learned(comm: MPI.Intracomm, at_once: None, collect
         else:
             getattr(ours, collective.native)(*given, **root)
         np.testing.assert_array_equal(got(), want)
+
+
+@several
+@pytest.mark.parametrize("cores", [1.0, 0.5])
+def test_who_waits_for_others_that_have_more_to_do(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, cores: float
+) -> None:
+    """Sleeps, if they share cores, but with Open MPI; the agreement is the same."""
+    session, rests, rest = get_session(comm), [], progress.rest_until
+    session.policy.links = replace(session.policy.links, cores=cores)
+    monkeypatch.setattr(progress, "rest_until", lambda is_over: (rests.append(cores), rest(is_over)))
+    for salt in range(3):
+        if RANK == SIZE - 1:
+            time.sleep(0.02)
+        assert session.agreement.slowest_of_some([RANK + salt, -RANK]) == [SIZE - 1 + salt, 0.0]
+    assert len(rests) == (3 if cores < 1.0 and not mpi_library().startswith("Open MPI") else 0)
+
+
+@several
+def test_ctrl_c_at_rest(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is raised when the agreement is over: others wait for it, and the next one is another."""
+    session = get_session(comm)
+    session.policy.links = replace(session.policy.links, cores=0.5)
+    rest = progress.rest_until
+
+    def interrupted(is_over: Callable[[], bool]) -> None:
+        raise KeyboardInterrupt
+
+    is_hit = RANK == 0 and not mpi_library().startswith("Open MPI")
+    monkeypatch.setattr(progress, "rest_until", interrupted if is_hit else rest)
+    if is_hit:
+        with pytest.raises(KeyboardInterrupt):
+            session.agreement.slowest_of_some([1.0])
+    else:
+        assert session.agreement.slowest_of_some([RANK + 1.0]) == [SIZE]
+    monkeypatch.setattr(progress, "rest_until", rest)
+    assert session.agreement.slowest_of_some([RANK + 2.0]) == [SIZE + 1]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from math import exp, inf
 
 import pytest
@@ -21,6 +21,13 @@ from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, ROUNDS, Fin
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
 BRUCK = RADICES[1]
 Cost = Callable[[Variant, int], float]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thinking, which takes 20 us whatever these cores do: calls are simulated, and so is this."""
+    looks = count()
+    monkeypatch.setattr(learning, "perf_counter", lambda: 20e-6 * next(looks))
 
 
 @dataclass
@@ -604,17 +611,39 @@ def test_what_some_rank_always_takes_longer_costs_nothing() -> None:
     for slowest, fastest, due in ((5e-3, -3e-3, 1e-3), (5e-3, 5e-3, 5e-3), (1e-3, -2e-3, 0.0)):
         budget = Budget()
         budget.visited(fastest)
-        others = [slowest, -slowest, 0.0, 0.0]
+        others = [slowest, -slowest, 0.0, 0.0, 0.0]
         budget.meet(partial(_largest, others))
         assert budget.cost == pytest.approx(due) and budget.visit_seconds == pytest.approx(due)
+
+
+def test_a_question_counts_once() -> None:
+    """Who comes late to it has thought longer before, and waits less: that is no time besides what others wait."""
+    budget = Budget()
+    budget.visited(5e-3)
+    budget.asking = 45e-3
+    late = [45e-3 + 5e-3, -50e-3, 5e-3, -5e-3, 0.0]
+    budget.meet(partial(_largest, late))
+    assert budget.cost == pytest.approx(50e-3) and budget.visit_seconds == pytest.approx(25e-3)
+
+
+def test_where_ranks_meet_nearly_enough_calls_of_others_are_enough() -> None:
+    """Kinds whose calls take turns have not all had the last one then."""
+    budget, kinds = Budget(), [Kind(lambda missing: None) for _ in range(3)]
+    for kind, left in zip(kinds, (0, 1, 5), strict=True):
+        budget.join(kind)
+        tally = kind.plan(FIRST, wants=True)
+        tally[0], tally[1] = left, (FIRST - left) * 1_000_000
+    budget.visit(kinds[0], list)
+    assert [kind.typical for kind in kinds] == [pytest.approx(1e-3), pytest.approx(1e-3), inf]
 
 
 def _largest(others: Sequence[float], mine: Sequence[float]) -> list[float]:
     return [max(*each) for each in zip(others, mine, strict=True)]
 
 
-def test_what_keeping_takes_is_spent() -> None:
+def test_what_keeping_takes_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     """But is no part of what a look takes."""
+    monkeypatch.setattr(learning, "perf_counter", time.perf_counter)
     learner = Learner(lambda own: RADICES, list, budget := Budget(calls=1e3), lambda finding: time.sleep(5e-3))
     for _ in range(100):
         learner.begin()

@@ -298,7 +298,7 @@ def asked(layout: str, cores: float = 1.0) -> list[list[float]]:
     for each in (policy(rank=rank, layout=layout) for rank in range(parse_layout(layout).size)):
         each.learn()
         each.links = replace(each.links, cores=cores)
-        each._slowest = tell
+        each.slowest_of_some = tell
         each._offered(wanted(), None)
     return told
 
@@ -312,7 +312,7 @@ def test_candidates() -> None:
     for share, most in ((inf, MANY), (0.05, FEW)):
         chosen = policy()
         chosen.learn(share)
-        chosen._slowest = lambda seconds: [max(row) for row in zip(*told, strict=True)]
+        chosen.slowest_of_some = lambda seconds: [max(row) for row in zip(*told, strict=True)]
         native, *others = chosen._offered(wanted(), None)
         assert native == NATIVE_VARIANT and len({each.key for each in others}) == len(others)
         assert 2 < len(others) <= most
@@ -330,21 +330,21 @@ def test_the_model_is_asked_about_all_sizes_at_once() -> None:
         asked_for.append(len(seconds))
         return list(seconds)
 
-    chosen._slowest = tell
+    chosen.slowest_of_some = tell
     calls = [wanted(size=1 << 20), wanted(size=8), wanted(ALLGATHER, 8), wanted(size=64, memory="cuda")]
     learners = [chosen.learner(each) for each in (*calls, wanted(size=4096))]
     for learner in learners[: len(calls)]:  # none of the last ones
         assert learner is not None
         learner.begin()
     offered = {each.key: chosen._offered(each, None) for each in calls[:2]}
-    assert asked_for == [2 * len(automatic("alltoall"))]
+    assert asked_for == [2 * len(automatic("alltoall", inplace=False))]
     alone = policy(rank=0, layout="1x3")
     alone.learn()
-    alone._slowest = tell
+    alone.slowest_of_some = tell
     assert offered == {each.key: alone._offered(each, None) for each in calls[:2]}
-    assert asked_for[1:] == [len(automatic("alltoall"))] * 2
+    assert asked_for[1:] == [len(automatic("alltoall", inplace=False))] * 2
     chosen._offered(wanted(size=4096), None)
-    assert asked_for[3:] == [len(automatic("alltoall"))]
+    assert asked_for[3:] == [len(automatic("alltoall", inplace=False))]
 
 
 @pytest.mark.parametrize(("cores", "form"), [(1.0, "lane"), (0.25, "leader")])
@@ -353,7 +353,7 @@ def test_ranks_that_share_cores(cores: float, form: str) -> None:
     chosen, told = policy(layout="3x3"), asked("3x3", cores)
     chosen.learn()
     chosen.links = replace(chosen.links, cores=cores)
-    chosen._slowest = lambda seconds: [max(row) for row in zip(*told, strict=True)]
+    chosen.slowest_of_some = lambda seconds: [max(row) for row in zip(*told, strict=True)]
     assert chosen._offered(wanted(), None)[1].params["form"] == form
     assert chosen.decide(wanted()).ranking[0].variant.params["form"] == form
 
@@ -435,7 +435,7 @@ def test_each_rank_looks_at_the_same_algorithms_always(collective: str) -> None:
     chosen.learn()
     each = wanted(COLLECTIVES[collective], 1 << 16)
     shares = [list(share) for share in chosen._shares(each)]
-    assert sorted(at for share in shares for at in share) == list(range(len(automatic(collective))))
+    assert sorted(at for share in shares for at in share) == list(range(len(automatic(collective, each.in_place))))
     efforts = chosen._efforts(each)
     assert {share[0] for share in shares} == set(sorted(range(len(efforts)), key=lambda at: -efforts[at])[:3])
     chosen._offered(each, None)

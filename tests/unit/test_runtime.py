@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.errors import ArgumentError, BufferSizeError, CollectiveTimeout, ConstraintError, ParameterError
+from hiercoll.runtime import progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.tags import Tags
@@ -519,3 +520,25 @@ def test_agreement_waits_with_a_deadline(question: str) -> None:
     }
     with pytest.raises(CollectiveTimeout):
         ask[question]()
+
+
+# Waiting
+
+
+def test_a_rank_at_rest_lets_the_background_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps between its looks, longer and longer, up to a bound."""
+    slept: list[float] = []
+    monkeypatch.setattr(progress.time, "sleep", slept.append)
+    going = Going()
+    monkeypatch.setattr(progress, "active", [going])
+    progress.rest_until(lambda: len(slept) == 5)
+    assert slept == [5e-4, 1e-3, 2e-3, 2e-3, 2e-3] and going.advanced == 5
+
+
+class Going:
+    """Something in the background."""
+
+    advanced = 0
+
+    def advance(self) -> None:
+        self.advanced += 1

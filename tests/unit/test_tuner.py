@@ -68,6 +68,13 @@ def test_candidates_exist(collective: str) -> None:
             assert choose(collective, parse_layout(layout), 64, inplace=inplace).algorithm != NATIVE
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_is_for_calls_in_place_is_ranked_for_those(inplace: bool) -> None:
+    """Others move the same bytes with fewer messages in a row where there are two buffers."""
+    ranked = rank_by_model("alltoall", parse_layout("4x4"), 1 << 20, inplace=inplace)
+    assert inplace == ("inplace" in {candidate.algorithm for candidate in ranked})
+
+
 @each_collective
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("inplace", [False, True])
@@ -84,7 +91,7 @@ def test_what_is_ranked_can_run(collective: str, layout: str, inplace: bool) -> 
             assert entry.refusal(topology, candidate.params) is None
             assert entry.in_place or not inplace
         able = []
-        for name, params in automatic(collective):
+        for name, params in automatic(collective, inplace):
             entry = REGISTRY[collective][name]
             segments = entry.resolve(params).get("segments", 1)
             assert isinstance(segments, int)
