@@ -32,13 +32,15 @@ class Agreement:
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """The largest values of all ranks, each of several."""
-        self._meet("agreement on algorithms")
-        return [float(value) for value in self._largest(np.array(seconds, float))]
+        return self._slowest(seconds, self._largest)
 
     def slowest_of_some(self, seconds: Sequence[float]) -> list[float]:
         """The same, where only some ranks have something to do before, or much more than others."""
+        return self._slowest(seconds, self._rested)
+
+    def _slowest(self, seconds: Sequence[float], combine: Callable[[Numbers], Numbers]) -> list[float]:
         self._meet("agreement on algorithms")
-        return [float(value) for value in self._rested(np.array(seconds, float))]
+        return [float(value) for value in combine(np.array(seconds, float))]
 
     def sums(self, numbers: Sequence[int]) -> list[int]:
         """The sums of all ranks."""

@@ -110,7 +110,7 @@ class Policy:
         # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many
         # kinds of calls and offers.
         self._estimates: dict[tuple[object, ...], tuple[tuple[int, int] | None, float]] = {}
-        self._dealt: dict[tuple[str, bool], list[list[int]]] = {}  # see `_shares`
+        self._dealt: dict[tuple[str, bool], list[list[int]]] = {}  # by collective, and whether in place: see `_shares`
         # Automatic variants, by their places, that the model has looked at.
         self._looked_at: set[tuple[str, bool, Combining, int]] = set()
         # What learns from calls on arrays, by `plain.by_bytes`.
@@ -301,9 +301,9 @@ class Policy:
     def _shares(self, wanted: Wanted) -> list[list[int]]:
         """About which of the automatic variants each rank asks the model, by their places: always the same ones, since
         it keeps what it has counted; those that take the longest go to different ranks."""
-        name, ranks, key = wanted.collective.family, self._topology.size, (wanted.collective.family, wanted.in_place)
+        ranks, key = self._topology.size, (wanted.collective.family, wanted.in_place)
         if key not in self._dealt:
-            efforts = [effort(name, self._topology, MOST, *each) for each in automatic(*key)]
+            efforts = [effort(key[0], self._topology, MOST, *each) for each in automatic(*key)]
             order = sorted(range(len(efforts)), key=lambda at: -efforts[at])
             self._dealt[key] = [order[rank::ranks] for rank in range(ranks)]
         return self._dealt[key]
