@@ -24,7 +24,7 @@ from hiercoll.collectives import COLLECTIVES, tuned
 from hiercoll.errors import ArgumentError, MachineError, TableError
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.schedule.transports import AUTO, parse_transport
-from hiercoll.topology import Topology
+from hiercoll.topology import MOST_RANKS, Topology
 
 if TYPE_CHECKING:
     from hiercoll.model.machine import Machine
@@ -382,6 +382,8 @@ def _entry(reader: Reader, value: Any, at: str) -> Entry:
             raise reader.wrong(where, "a number of ranks, at least 1", size)
     if not nodes:
         raise reader.wrong(f"{at}.nodes", "at least one node", [])
+    if (ranks := sum(size for _, size in nodes)) > MOST_RANKS:
+        raise reader.wrong(f"{at}.nodes", f"at most {MOST_RANKS} ranks on all nodes", ranks)
     choices = _choices(reader, data, "choices", at, collective)
     for number, choice in enumerate(choices):
         if choice.variant.algorithm == NATIVE and choice.variant.params.get("form") == "persistent":

@@ -17,7 +17,7 @@ from hiercoll.errors import TableError
 from hiercoll.model.cost import Link, Links
 from hiercoll.settings import own_table
 from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Figure, Table, Variant, dump, layout_distance, load, parse
-from hiercoll.topology import parse_layout
+from hiercoll.topology import MOST_RANKS, parse_layout
 from hiercoll.tuner import NATIVE, decide
 
 MPI = "MPICH 5.0.2"
@@ -191,6 +191,7 @@ BROKEN = [
     ("entries/0/nodes/1", 0, "entries[0].nodes[1]"),
     ("entries/0/nodes/1", 4.5, "entries[0].nodes[1]"),
     ("entries/0/nodes/1", True, "entries[0].nodes[1]"),
+    ("entries/0/nodes/1", MOST_RANKS, "entries[0].nodes"),
     ("entries/0/placement", "random", "entries[0].placement"),
     ("entries/0/choices", [], "entries[0].choices"),
     ("entries/0/choices/1/from", 1, "entries[0].choices"),
@@ -278,7 +279,7 @@ def paths(value: Any, here: str = "") -> list[str]:
 def test_any_change_is_read_or_refused(path: str, value: Any) -> None:
     """Whatever stands in whichever field: a table that works, or a TableError; nothing else."""
     table = read(changed(path, value))
-    if table is None:
+    if table is None or any(sum(entry.nodes) > 1000 for entry in table.entries):  # which the model takes seconds for
         return
     for layout in ("2x4", "3+5", "8x1"):
         for size in (0, 64, 1 << 20):
