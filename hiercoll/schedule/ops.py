@@ -320,7 +320,8 @@ class Schedule:
         """Size of a region in whole blocks of the program's elements; rows of sizes count as none."""
         if region.buffer in SIZE_BUFFERS:
             return 0
-        return region.size * (1 + self.is_wide(region)) / (1 if region.part is None else self.segments)
+        blocks = len(region.blocks) * (1 + self.is_wide(region))
+        return blocks if region.part is None else blocks / self.segments
 
     def row_bytes(self, ranks: int) -> int:
         """Of a row of sizes, which are 8 bytes each, among so many ranks."""

@@ -106,6 +106,8 @@ def _printed_late(failure: str | None) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
+    if call.when == "teardown":  # nobody waits for this rank there, and its own exit status is enough
+        return report
     _end_at(END + 2, item.config)  # those who still run the test come first: it is their stack that tells something
     own = str(report.longrepr) if report.failed else None
     with _printed_late(own):
