@@ -32,9 +32,7 @@ quick: lint
 
 test:
 	$(MAKE) --no-print-directory -j2 $(ENGINE) $(OPENMPI)/.ready  # both at once
-	$(MAKE) --no-print-directory bytecode
-	$(MAKE) --no-print-directory -j2 --output-sync=target lint lab  # the lab's tests leave one core idle
-	$(MAKE) --no-print-directory unit mpi instruments faults mpi4py
+	$(MAKE) --no-print-directory bytecode lint unit mpi instruments faults mpi4py lab
 
 # As pip does for what it installs: else each process of each job compiles the package anew where Python may not keep it.
 bytecode: $(DEV)/.ready
