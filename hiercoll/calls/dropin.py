@@ -201,7 +201,7 @@ def _keep(owner: type, *names: str, together: bool = True) -> None:
                 begins_with(wishes, made)
             return made
 
-        method.__name__, method.__doc__ = name, "As mpi4py's, of this kind."
+        method.__name__, method.__doc__ = name, native.__doc__
         setattr(owner, name, method)
 
 
@@ -533,7 +533,7 @@ def _returning(collective: Collective, name: str, mode: Mode) -> Method:
 
 
 def _add_methods() -> None:
-    """Give drop-in communicators the methods of all collectives, in their three forms."""
+    """Give drop-in communicators the methods of all collectives, in their three forms, with mpi4py's words."""
     for collective in called():
         methods = {
             collective.native: _blocking(collective),
@@ -541,7 +541,7 @@ def _add_methods() -> None:
             collective.persistent: _returning(collective, collective.persistent, Mode.HELD),
         }
         for name, method in methods.items():
-            method.__name__, method.__doc__ = name, "As mpi4py's."
+            method.__name__, method.__doc__ = name, getattr(MPI.Comm, name).__doc__
             if name == collective.native and _is_compiled(collective):
                 method = compiled.method(MPI.Intracomm, name, collective, collective.buffers, collective.more, method)
             setattr(Collectives, name, method)

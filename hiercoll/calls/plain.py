@@ -51,7 +51,9 @@ def is_plain(state: Session | Beginning, collective: Collective, given: Argument
 
 def _is_plain_array(array: Any) -> bool:
     """Whether it is an array of a type of numbers, in the order of C, that is not empty."""
-    return type(array) is np.ndarray and array.dtype.char in PLAIN and array.flags.c_contiguous and bool(array.nbytes)
+    if type(array) is not np.ndarray or array.dtype.char not in PLAIN:
+        return False
+    return bool(array.dtype.isnative and array.flags.c_contiguous and array.nbytes)
 
 
 def _go_together(collective: Collective, ranks: int, send: np.ndarray[Any, Any], recv: np.ndarray[Any, Any]) -> bool:

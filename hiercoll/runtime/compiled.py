@@ -441,13 +441,31 @@ def method(
 ) -> Function:
     """A method of communicators that serves calls that are known, and leaves all others to ``python``; ``buffers``: how
     many it takes, ``more``: the arguments after them, "op" and "root"."""
-    return _entry(kind, None, name, "As mpi4py's.", collective, buffers, more, python) or python
+    taken = (("buf",) if buffers == 1 else ("sendbuf", "recvbuf")[:buffers]) + tuple(map(_SPELLED.__getitem__, more))
+    doc = f"{name}({', '.join(('$self', *taken))})\n--\n\n{python.__doc__}"
+    return _entry(kind, None, name, doc, collective, buffers, more, python) or python
+
+
+_SPELLED = {"root": "root=0", "op": "op=...", "recvcounts": "recvcounts=None"}  # for `inspect`, which reads literals
+
+
+class _NoLiteral:
+    """In the place of a default, in a signature as text."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _in_text(parameter: Parameter) -> Parameter:
+    """Without its type, and with a default that `inspect` can read."""
+    is_literal = parameter.default is Parameter.empty or isinstance(parameter.default, int | str | None)
+    return parameter.replace(annotation=Parameter.empty, default=parameter.default if is_literal else _NoLiteral())
 
 
 def function(collective: object, buffers: int, python: Function) -> Function:
     """The same for a public function, whose communicator comes first, and whose options have names."""
     found = signature(python)
-    bare = [each.replace(annotation=Parameter.empty) for each in found.parameters.values()]
+    bare = list(map(_in_text, found.parameters.values()))
     text = str(found.replace(parameters=bare, return_annotation=Signature.empty))
     doc = f"{python.__name__}{text}\n--\n\n{python.__doc__}"
     options = tuple(found.parameters)

@@ -21,6 +21,7 @@ from hiercoll.runtime.datatypes import element_of
 
 PREDEFINED = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC")
 _names: dict[int, str] = {getattr(MPI, name).handle: name for name in PREDEFINED}
+_no_reductions = {getattr(MPI, name).handle: f"MPI.{name}" for name in ("OP_NULL", "REPLACE", "NO_OP")}
 INEXACT = ("SUM", "PROD")  # of floating-point numbers: other brackets, other bits
 CHUNK = 32768  # bytes that are copied and combined at a time: so many stay in the caches
 Pieces: TypeAlias = "Sequence[tuple[int, ...]]"  # addresses of left, right and target, and a length in bytes
@@ -82,11 +83,12 @@ def _reduce_local(how: Operation, left: int, target: int, nbytes: int) -> None:
 def find_operation(op: Any, elements: Any, rank: int) -> Operation:
     """The operation on elements of NumPy's or MPI's type ``elements``.
 
-    Raises ParameterError for what is no operation of MPI's, BufferTypeError for elements that it cannot combine, or
-    that reach beyond their extent.
+    Raises ParameterError for what is no operation of MPI's for reductions, BufferTypeError for elements that it cannot
+    combine, or that reach beyond their extent.
     """
-    if not isinstance(op, MPI.Op) or op == MPI.OP_NULL:
-        raise ParameterError("op", "an operation of MPI's, such as MPI.SUM", repr(op), rank)
+    if not isinstance(op, MPI.Op) or op.handle in _no_reductions:
+        got = _no_reductions[op.handle] if isinstance(op, MPI.Op) else repr(op)
+        raise ParameterError("op", "an operation of MPI's for reductions, such as MPI.SUM", got, rank)
     if op.is_predefined and not (isinstance(elements, MPI.Datatype) and not elements.is_predefined):
         kind = elements.handle if isinstance(elements, MPI.Datatype) else elements
         if (op.handle, kind) not in _found:

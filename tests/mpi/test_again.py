@@ -348,3 +348,23 @@ def test_operations_that_are_freed(comm: MPI.Intracomm) -> None:
                 hiercoll.allreduce(comm, data, found, op=op, algorithm="ring")
                 assert (found == want).all()
             op.Free()
+
+
+@pytest.mark.parametrize("kind", [">i4", ">f8"])
+def test_numbers_in_the_order_of_other_machines(
+    kind: str, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are moved as they lie, the first time and ever after, by the MPI library's own, too."""
+    monkeypatch.delenv("HIERCOLL_TABLE")
+    before, after = on_layout(layouts()[-1]), on_layout(layouts()[-1])
+    get_session(after)
+    own = (np.arange(2 * SIZE) + 100 * RANK).astype(kind)
+    everyone = np.arange(2 * SIZE) + 100 * np.arange(SIZE)[:, None]
+    for made in (before, after):
+        for _ in range(4):
+            root = own.copy()
+            hiercoll.bcast(made, root)
+            assert (root == everyone[0]).all()
+            assert (hiercoll.allgather(made, own, np.empty((SIZE, 2 * SIZE), kind)) == everyone).all()
+            given = hiercoll.alltoall(made, own, np.empty(2 * SIZE, kind)).reshape(SIZE, 2)
+            assert (given == everyone.reshape(SIZE, SIZE, 2)[:, RANK]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -282,3 +283,17 @@ def test_freed_with_attributes_of_others(how: str) -> None:
         assert len(gone) == 2 and made == MPI.COMM_NULL
     for key in keys:
         MPI.Comm.Free_keyval(key)
+
+
+def test_what_python_says_of_methods_and_functions() -> None:
+    """mpi4py's own words and names of arguments; signatures of functions, which may be compiled."""
+    for collective in called():
+        for name in (collective.native, collective.nonblocking, collective.persistent):
+            method, theirs = getattr(hiercoll.Intracomm, name), getattr(MPI.Intracomm, name)
+            assert method.__doc__ == theirs.__doc__
+            taken = inspect.signature(method).parameters.values()
+            given = [each.name for each in taken if each.kind < each.VAR_POSITIONAL]
+            assert given == [each for each in inspect.signature(theirs).parameters if each != "info"]
+        for name in (collective.name, f"i{collective.name}", f"{collective.name}_init"):
+            assert "comm" in inspect.signature(getattr(hiercoll, name)).parameters
+    assert hiercoll.Intracomm.Dup.__doc__ == MPI.Intracomm.Dup.__doc__

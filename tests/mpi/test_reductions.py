@@ -225,8 +225,13 @@ def test_one_tree_for_inexact_sums(comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ({"op": "sum"}, hiercoll.ParameterError, "op: expected an operation of MPI's, such as MPI.SUM, got 'sum'"),
+        (
+            {"op": "sum"},
+            hiercoll.ParameterError,
+            "op: expected an operation of MPI's for reductions, such as MPI.SUM, got 'sum'",
+        ),
         ({"op": MPI.OP_NULL}, hiercoll.ParameterError, "op: expected an operation of MPI's"),
+        ({"op": MPI.REPLACE}, hiercoll.ParameterError, "op: expected an operation of MPI's .* got MPI.REPLACE"),
         ({"op": MPI.BAND}, hiercoll.BufferTypeError, "op: expected an operation that combines float64, got BAND"),
         ({"op": MPI.MAXLOC}, hiercoll.BufferTypeError, "op: expected an operation that combines float64, got MAXLOC"),
         ({"order": "best"}, hiercoll.ParameterError, "order: expected 'any' or 'rank' or 'fixed', or None, got 'best'"),
