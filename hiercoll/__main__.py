@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hiercoll import settings
 from hiercoll.collectives import called
 from hiercoll.errors import ArgumentError
 from hiercoll.tables import NATIVE
@@ -59,6 +60,10 @@ def main(
         raise click.UsageError(f"{program[0]} needs an argument")
     if program[0] not in ("-m", "-c") and not Path(program[0]).exists():
         raise click.UsageError(f"there is no file {program[0]}")
+    try:
+        settings.engine()  # which is looked for before the program begins
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
     if table is not None:
         os.environ["HIERCOLL_TABLE"] = table
     file = report_file if report or sync or compare else None
@@ -98,7 +103,6 @@ def _run(
     from mpi4py.run import run_command_line, set_abort_status
     from mpi4py.util import pkl5
 
-    from hiercoll import settings
     from hiercoll.calls import dropin
 
     recorder: Any = None

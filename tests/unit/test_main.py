@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hiercoll.__main__ import _own_words
+from hiercoll.__main__ import _own_words, start
 from hiercoll.cli import main
 
 
@@ -24,6 +24,14 @@ from hiercoll.cli import main
 def test_where_the_program_begins(words: str, own: int) -> None:
     """Options with values have them after them, or in them."""
     assert _own_words(words.split()) == own
+
+
+def test_an_engine_that_there_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback: the program has not begun."""
+    monkeypatch.setenv("HIERCOLL_ENGINE", "rust")
+    with pytest.raises(SystemExit, match="2"):
+        start([__file__])
+    assert "Error: HIERCOLL_ENGINE: expected python or c, got 'rust'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["predict alltoall", "tune alltoall", "bench alltoall"])
