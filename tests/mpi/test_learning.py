@@ -928,7 +928,8 @@ def test_conditions_change(comm: MPI.Intracomm, at_once: None, monkeypatch: pyte
     run = Session.run
 
     def delayed(self: Session, plan: Any) -> None:
-        time.sleep(3e-3 if getattr(plan, "schedule", None) is not None else 0.0)
+        # Far longer than its calls have taken so far, on a busy machine, too.
+        time.sleep(15e-3 if getattr(plan, "schedule", None) is not None else 0.0)
         run(self, plan)
 
     monkeypatch.setattr(Session, "run", delayed)
