@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -770,8 +770,8 @@ def _suits_mpi4py(buffer: Any) -> bool:
     """Whether it is, if it is an array of NumPy's, in the order of C, with elements that mpi4py knows."""
     if type(buffer) is not np.ndarray:
         return True
-    kind, known = buffer.dtype, cast(Any, MPI)._typedict
-    return bool(buffer.flags.c_contiguous and kind.isnative and kind.char in known)
+    known: Any = MPI._typedict
+    return bool(buffer.flags.c_contiguous and buffer.dtype.isnative and buffer.dtype.char in known)
 
 
 def _is_readable(request: Request, given: Arguments) -> bool:

@@ -436,17 +436,18 @@ def watched() -> Callable[..., str] | None:
     return None if module is None else module.watched
 
 
+_WITH_DEFAULTS = {"root": "root=0", "op": "op=..."}  # arguments of methods, for `inspect`, which reads literals alone
+
+
 def method(
     kind: type, name: str, collective: object, buffers: int, more: tuple[str, ...], python: Function
 ) -> Function:
     """A method of communicators that serves calls that are known, and leaves all others to ``python``; ``buffers``: how
     many it takes, ``more``: the arguments after them, "op" and "root"."""
-    taken = (("buf",) if buffers == 1 else ("sendbuf", "recvbuf")[:buffers]) + tuple(map(_SPELLED.__getitem__, more))
-    doc = f"{name}({', '.join(('$self', *taken))})\n--\n\n{python.__doc__}"
+    given = ("buf",) if buffers == 1 else ("sendbuf", "recvbuf")[:buffers]
+    text = ", ".join(("$self", *given, *map(_WITH_DEFAULTS.__getitem__, more)))
+    doc = f"{name}({text})\n--\n\n{python.__doc__}"
     return _entry(kind, None, name, doc, collective, buffers, more, python) or python
-
-
-_SPELLED = {"root": "root=0", "op": "op=...", "recvcounts": "recvcounts=None"}  # for `inspect`, which reads literals
 
 
 class _NoLiteral:
