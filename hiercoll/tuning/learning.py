@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil, comb, inf
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
@@ -35,14 +35,16 @@ MARGIN = 1.1  # times as many calls as are needed by what is known, after which 
 CROWD = 3  # times what a candidate costs, that later ones wait for besides, while other kinds try earlier ones
 FEW = 5  # candidates besides native; where that may cost what it does: MANY
 MANY = 7
-LOOKS = 3  # pairs of calls that a candidate has at first
+LOOKS = 4  # pairs of calls that a candidate has at first
 FEWER = 2  # of long calls
 HOPELESS = 1.1  # times the best, from which on it has no more after `LOOKS`
 TOO_DEAR = 1.5  # after `FEWER`
 DOUBT = 0.25  # of a call's time, by which a candidate may be slower, until that is known
-PAIRS = 8  # of calls in which what an earlier job has found meets native, if `LOOKS` do not show it faster
-ROUNDS = (6, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
+CHECKS, PAIRS = 3, 8  # of calls in which what an earlier job has found meets native, if need be so many
+ROUNDS = (7, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
 LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
+APART = 1 / comb(2 * LOOKS, LOOKS)  # of that, that all of its first calls are shorter than all of the best's
+CLEARLY = 1.25  # by how much their median is faster, at least, where that decides
 PROMISING = 1.1  # by how much the median of pairs that do not decide is faster, from which on there are more of them
 MOST_SEGMENTS = 64
 CHANGED = 1.5  # times longer or shorter from which on conditions have changed
@@ -266,23 +268,20 @@ class Learner:
         times, waits = agreed[: len(self._times)], [max(0.0, -least) for least in agreed[len(self._times) :]]
         self._kind.add(len(times))
         self.budget.meeting = median(waits)
-        usual = self._usual(step.order, times)
+        alike = [time for time, variant in zip(times, step.order, strict=True) if variant == self._chosen]
+        usual = float(median(alike)) if alike else self._typical  # of a call that is no trial: by these, or so far
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
         self.budget.cost += dearer + sum(waits) + self.budget.meeting
         self.budget.release(self._kind)
-        own = [self._typical if self._typical < inf else time for time in times]
+        if alike:
+            self.budget.weigh(self._kind, usual)
+        own = [self._typical * self._kind.weight if self._typical < inf else time for time in times]
         self.budget.calls += sum(time for time in own if time < inf)
         self._kind.last = self.budget.calls
         begin = perf_counter()
         self._send(times)
         self.budget.go_round()
         self.budget.aside += perf_counter() - begin
-
-    def _usual(self, order: Sequence[Variant], times: Sequence[float]) -> float:
-        """Seconds that a call takes which is no trial: in these trials, if there was one like it, since they are those
-        of the slowest rank; else so far."""
-        alike = [time for time, variant in zip(times, order, strict=True) if variant == self._chosen]
-        return float(median(alike)) if alike else self._typical
 
     # ---- the course of things
 
@@ -313,9 +312,9 @@ class Learner:
             self._offered = yield from self._ask()
         if found.variant.is_native:
             return True
-        pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, LOOKS)
+        pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, CHECKS)
         if _ratio(pairs) < PROMISING:
-            pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS - LOOKS, pairs)
+            pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS - CHECKS, pairs)
         native = float(median(seconds for _, seconds in pairs))
         if _ratio(pairs) < 1.0 / SLOWER:
             self._kind.typical = native  # it serves from now on
@@ -481,10 +480,10 @@ class Learner:
     def _is_faster(self, new: Variant, old: Variant, native: float, look: Pairs = ()) -> Answer:
         """Whether calls in pairs, those of a first ``look`` among them, show ``new`` faster; if so, it is what is
         found, so far. ``native``: its seconds, if it is not the other."""
-        pairs, is_faster = look, False
-        for number in ROUNDS:
+        pairs, is_faster = look, _is_clearly_faster(look)
+        for number in () if is_faster else ROUNDS:
             pairs = yield from self._pairs(new, old, number - len(pairs), pairs)
-            is_faster = _ratio(pairs) > 1.0 and chance_of_pairs(pairs) <= LEVEL / len(ROUNDS)
+            is_faster = _ratio(pairs) > 1.0 and chance_of_pairs(pairs) <= (LEVEL - APART) / len(ROUNDS)
             if is_faster or _ratio(pairs) < PROMISING:
                 break
         if is_faster and _seconds(pairs) < inf:
@@ -543,6 +542,11 @@ def _ratio(pairs: Pairs) -> float:
 def _seconds(pairs: Pairs) -> float:
     """Of the first of each pair."""
     return float(median(seconds for seconds, _ in pairs))
+
+
+def _is_clearly_faster(look: Pairs) -> bool:
+    """Whether a first look decides: all times of the first are shorter than all of the other."""
+    return len(look) == LOOKS and max(new for new, _ in look) < min(old for _, old in look) and _ratio(look) >= CLEARLY
 
 
 def _is_hopeless(look: Pairs, factor: float = HOPELESS) -> bool:

@@ -163,7 +163,7 @@ def test_online(on_layout: OnLayout) -> None:
     comm = on_layout(layouts()[-1])
     hiercoll.configure(comm, table="model", tune="online")
     policy = get_session(comm).policy
-    for _ in range(400):
+    for _ in range(1000):
         hiercoll.barrier(comm)
         if policy.is_settled:
             break

@@ -269,7 +269,7 @@ def test_online(on_layout: OnLayout) -> None:
     comm = on_layout(layouts()[-1])
     hiercoll.configure(comm, table="model", tune="online")
     policy, buf = get_session(comm).policy, np.empty(2000, np.uint8)
-    for salt in range(400):
+    for salt in range(1000):
         root = salt % SIZE
         buf[:] = mine(root, 2000, salt)
         hiercoll.bcast(comm, buf, root=root)

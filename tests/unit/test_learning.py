@@ -105,21 +105,24 @@ def noisy(cost: Cost, sigma: float, seed: int = 0) -> Cost:
     return lambda variant, call: cost(variant, call) * exp(generator.gauss(0, sigma))
 
 
-def by_radix(variant: Variant, call: int) -> float:
-    return 1e-3 * (1.0 + 0.1 * int(variant.params.get("radix", 9)))
+def by_radix(variant: Variant, call: int, native: int = 9) -> float:
+    return 1e-3 * (1.0 + 0.1 * int(variant.params.get("radix", native)))
 
 
-def test_takes_the_fastest() -> None:
-    """One candidate after the other: a call that makes its plan, some pairs, and those that decide."""
-    job = Job(by_radix, share=inf).run(100)
+@pytest.mark.parametrize(("native", "pairs"), [(9, LOOKS), (4, ROUNDS[0])])
+def test_takes_the_fastest(native: int, pairs: int) -> None:
+    """One candidate after the other: a call that makes its plan, some pairs, and, if these are not all clearly shorter,
+    those that decide."""
+    job = Job(partial(by_radix, native=native), share=inf).run(100)
     assert job.finding is not None and job.finding.variant == BRUCK == job.learners[0].current
-    first, second = 1 + 2 * ROUNDS[0], 1 + 2 * LOOKS  # the second is slower than the first at first sight
+    first, second = 1 + 2 * pairs, 1 + 2 * LOOKS  # the second is slower than the first at first sight
     assert len(job.tried) == first + second
     assert job.tried[0] == BRUCK and job.tried[first] == RADICES[2]
-    pairs = job.tried[1:first]
-    assert all({a.algorithm, b.algorithm} == {NATIVE, "bruck"} for a, b in zip(pairs[::2], pairs[1::2], strict=True))
-    assert {pairs[0].algorithm, pairs[2].algorithm} == {NATIVE, "bruck"}  # neither is always the first
-    assert job.finding.seconds == pytest.approx(1.2e-3) and job.finding.native == pytest.approx(1.9e-3)
+    tried = job.tried[1:first]
+    assert all({a.algorithm, b.algorithm} == {NATIVE, "bruck"} for a, b in zip(tried[::2], tried[1::2], strict=True))
+    assert {tried[0].algorithm, tried[2].algorithm} == {NATIVE, "bruck"}  # neither is always the first
+    assert job.finding.seconds == pytest.approx(1.2e-3)
+    assert job.finding.native == pytest.approx(1e-3 * (1.0 + 0.1 * native))
     then, last = job.findings
     assert then == replace(job.finding, calls=first, untried=(RADICES[2],)) and last == job.finding
 
@@ -238,7 +241,7 @@ def test_a_few_calls_that_take_far_too_long_hide_nothing() -> None:
 
 
 def test_a_first_look_forgives() -> None:
-    """Two of its three calls by the faster one take far too long."""
+    """Two of its four calls by the faster one take far too long."""
     seconds = {NATIVE: 1.4e-3, "bruck": 1e-3}
 
     def cost(variant: Variant, call: int) -> float:
@@ -604,6 +607,27 @@ def test_a_look_counts_before_it_is_agreed_on() -> None:
     assert budget.unseen_visits == pytest.approx(each)
     budget.meet(list)
     assert budget.unseen_visits == 0.0 and budget.cost == pytest.approx(5e-3) == budget.visit_seconds
+
+
+@pytest.mark.parametrize(("slack", "weight"), [(0.5, 1.0), (1.5, 1.25), (9.0, 1.5)])
+def test_calls_count_as_the_middle_of_the_slowest_and_the_fastest_rank(slack: float, weight: float) -> None:
+    """As far as trials show what the slowest one takes, and where it does not take far longer; also those before."""
+    budget, kind = Budget(), Kind(lambda missing: None)
+    budget.join(kind)
+
+    def serve(calls: int) -> None:
+        tally = kind.plan(calls, wants=True)
+        for _ in range(calls):
+            learning.count(tally, 2e-3)
+        budget.meet(list)
+
+    serve(20)
+    assert budget.calls == pytest.approx(20 * 2e-3)
+    for _ in range(2):  # once is enough
+        budget.weigh(kind, slack * 2e-3)
+        assert budget.calls == pytest.approx(weight * 20 * 2e-3)
+    serve(30)
+    assert budget.calls == pytest.approx(weight * 50 * 2e-3)
 
 
 def test_what_some_rank_always_takes_longer_costs_nothing() -> None:
