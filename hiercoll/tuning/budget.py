@@ -23,7 +23,6 @@ LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
 LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
 MEETINGS = 2.0  # that calls last longer in which ranks meet, until that is known; and besides
 THINKING = 0.5e-3  # seconds that a rank thinks in such calls, of a core's time
-MOST_LATE = 2.0  # times as long as the rank that waits the least, that the slowest one is taken to need at most
 DEARER = 3.0  # times as long as estimated, that it takes to ask the model, until that is known
 
 Agree: TypeAlias = "Callable[[Sequence[float]], list[float]]"
@@ -71,8 +70,6 @@ class Kind:
         self.is_tried = False  # whether the next call is a trial
         self.typical = inf  # seconds of a call, of the rank that waited the least
         self.usual = inf  # the same on this rank
-        # Times as long, that a call counts: the middle of that rank and the slowest one, as far as trials have shown.
-        self.weight = 1.0
         self.seconds = 0.0  # that ranks have agreed on so far
         self.pledged = 0.0  # seconds that it is going to spend, and has not yet
         self.waits = False  # whether there is too little to spend so far; then it goes on in any call
@@ -104,7 +101,7 @@ class Kind:
         self.add(self.planned - self.tally[0])
         self.planned = self.tally[0]
         calls, _ = self.unseen
-        more = calls * self.typical * self.weight - self._credited if self.typical < inf else 0.0
+        more = calls * self.typical - self._credited if self.typical < inf else 0.0
         self._credited += more
         return more
 
@@ -138,13 +135,13 @@ class Kind:
         return self._calls, self._seconds
 
     def see(self, calls: int, seconds: float) -> float:
-        """Ranks have agreed that these calls took so long, where it waited the least. Returns by how much that counts
-        for more than was thought."""
+        """Ranks have agreed that these calls took so long, where it waited the least. Returns what that is more than
+        was thought."""
         self.seconds += seconds
         self.seen += calls
         self.seen_seconds += seconds
         self.typical = self.seen_seconds / self.seen
-        more = seconds * self.weight - self._credited
+        more = seconds - self._credited
         self._calls, self._seconds, self._credited = 0, 0.0, 0.0
         return more
 
@@ -229,16 +226,6 @@ class Budget:
     def lacks(self, seconds: float) -> float:
         """Seconds of calls that are missing before so much may be spent."""
         return max(0.0, (self.cost + self.pledged + seconds) / (CAUTION * self.share) - self.calls)
-
-    def weigh(self, kind: Kind, slowest: float) -> None:
-        """The slowest rank needs so many seconds for a call that all begin together, and that is no trial otherwise.
-        Such calls count as the middle of that and of the rank that waits the least, as what they cost does: the latter
-        alone knows less than calls take."""
-        ratio = slowest / kind.typical
-        if ratio > 1.0:  # else something else serves them since they were agreed on
-            before, kind.weight = kind.weight, (1.0 + min(ratio, MOST_LATE)) / 2
-            if before == 1.0:
-                self.calls += (kind.weight - before) * kind.seconds
 
     def pledge(self, kind: Kind, seconds: float) -> None:
         """It is going to spend so many."""

@@ -268,20 +268,23 @@ class Learner:
         times, waits = agreed[: len(self._times)], [max(0.0, -least) for least in agreed[len(self._times) :]]
         self._kind.add(len(times))
         self.budget.meeting = median(waits)
-        alike = [time for time, variant in zip(times, step.order, strict=True) if variant == self._chosen]
-        usual = float(median(alike)) if alike else self._typical  # of a call that is no trial: by these, or so far
+        usual = self._usual(step.order, times)
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
         self.budget.cost += dearer + sum(waits) + self.budget.meeting
         self.budget.release(self._kind)
-        if alike:
-            self.budget.weigh(self._kind, usual)
-        own = [self._typical * self._kind.weight if self._typical < inf else time for time in times]
+        own = [self._typical if self._typical < inf else time for time in times]
         self.budget.calls += sum(time for time in own if time < inf)
         self._kind.last = self.budget.calls
         begin = perf_counter()
         self._send(times)
         self.budget.go_round()
         self.budget.aside += perf_counter() - begin
+
+    def _usual(self, order: Sequence[Variant], times: Sequence[float]) -> float:
+        """Seconds that a call takes which is no trial: in these trials, if there was one like it, since they are those
+        of the slowest rank; else so far."""
+        alike = [time for time, variant in zip(times, order, strict=True) if variant == self._chosen]
+        return float(median(alike)) if alike else self._typical
 
     # ---- the course of things
 

@@ -609,27 +609,6 @@ def test_a_look_counts_before_it_is_agreed_on() -> None:
     assert budget.unseen_visits == 0.0 and budget.cost == pytest.approx(5e-3) == budget.visit_seconds
 
 
-@pytest.mark.parametrize(("slack", "weight"), [(0.5, 1.0), (1.5, 1.25), (9.0, 1.5)])
-def test_calls_count_as_the_middle_of_the_slowest_and_the_fastest_rank(slack: float, weight: float) -> None:
-    """As far as trials show what the slowest one takes, and where it does not take far longer; also those before."""
-    budget, kind = Budget(), Kind(lambda missing: None)
-    budget.join(kind)
-
-    def serve(calls: int) -> None:
-        tally = kind.plan(calls, wants=True)
-        for _ in range(calls):
-            learning.count(tally, 2e-3)
-        budget.meet(list)
-
-    serve(20)
-    assert budget.calls == pytest.approx(20 * 2e-3)
-    for _ in range(2):  # once is enough
-        budget.weigh(kind, slack * 2e-3)
-        assert budget.calls == pytest.approx(weight * 20 * 2e-3)
-    serve(30)
-    assert budget.calls == pytest.approx(weight * 50 * 2e-3)
-
-
 def test_what_some_rank_always_takes_longer_costs_nothing() -> None:
     """In any call some rank does: of a look, what it takes the slowest rank and the fastest one counts alike."""
     for slowest, fastest, due in ((5e-3, -3e-3, 1e-3), (5e-3, 5e-3, 5e-3), (1e-3, -2e-3, 0.0)):
