@@ -40,7 +40,7 @@ FEWER = 2  # of long calls
 HOPELESS = 1.1  # times the best, from which on it has no more after `LOOKS`
 TOO_DEAR = 1.5  # after `FEWER`
 DOUBT = 0.25  # of a call's time, by which a candidate may be slower, until that is known
-CHECKS, PAIRS = 3, 8  # of calls in which what an earlier job has found meets native, if need be so many
+CHECKS, PAIRS = 3, 8  # pairs of calls in which what an earlier job has found meets native: at first, and if need be
 ROUNDS = (7, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
 LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
 APART = 1 / comb(2 * LOOKS, LOOKS)  # of that, that all of its first calls are shorter than all of the best's
@@ -548,8 +548,11 @@ def _seconds(pairs: Pairs) -> float:
 
 
 def _is_clearly_faster(look: Pairs) -> bool:
-    """Whether a first look decides: all times of the first are shorter than all of the other."""
-    return len(look) == LOOKS and max(new for new, _ in look) < min(old for _, old in look) and _ratio(look) >= CLEARLY
+    """Whether a whole first look decides: all times of the first are shorter than all of the other, and clearly so."""
+    if len(look) < LOOKS:
+        return False
+    new, old = zip(*look, strict=True)
+    return max(new) < min(old) and _ratio(look) >= CLEARLY
 
 
 def _is_hopeless(look: Pairs, factor: float = HOPELESS) -> bool:
