@@ -21,19 +21,17 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from hiercoll.calls import requests
+from hiercoll.calls.aliases import are_arrays, uses_device
+from hiercoll.calls.known import remember, run_known, run_known_on_device
 from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
 from hiercoll.calls.plain import by_bytes
 from hiercoll.calls.serving import (
     MOST_SPELLINGS,
-    are_arrays,
     held_request,
     learner_of_unknown,
     or_native,
-    remember,
     remember_plain,
     repeat,
-    run_known,
-    run_known_on_device,
     serve,
     serve_first,
     serve_native,
@@ -41,7 +39,6 @@ from hiercoll.calls.serving import (
     serve_unknown_sizes,
     sizes_are_unknown,
     take_turn,
-    uses_device,
 )
 from hiercoll.collectives import Collective, Sizes, called
 from hiercoll.errors import ArgumentError, DeviceError
@@ -49,7 +46,8 @@ from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, get_session, inherits, known_session
-from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode, make_request
+from hiercoll.runtime.reading import make_request
+from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE

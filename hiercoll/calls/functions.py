@@ -11,29 +11,25 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll.calls.aliases import uneven_alias, uses_device
 from hiercoll.calls.background import BackgroundCall, waitall
 from hiercoll.calls.devices import new_on_device
-from hiercoll.calls.plain import is_plain
+from hiercoll.calls.known import call_known, known_by_name, run_known_on_device
+from hiercoll.calls.plain import is_plain, new_result
 from hiercoll.calls.serving import (
     begin,
-    call_known,
     hold,
-    known_by_name,
     learner_of_plain,
     learner_of_unknown,
-    new_result,
     own_method,
     remember_plain,
     repeat,
-    run_known_on_device,
     serve,
     serve_first,
     serve_native,
     serve_plain,
     serve_unknown_sizes,
     sizes_are_unknown,
-    uneven_alias,
-    uses_device,
 )
 from hiercoll.collectives import (
     ALLGATHER,
@@ -61,7 +57,8 @@ from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.request import LIMIT, Arguments, Mode, make_request
+from hiercoll.runtime.reading import make_request
+from hiercoll.runtime.request import LIMIT, Arguments, Mode
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table

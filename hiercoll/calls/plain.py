@@ -65,3 +65,15 @@ def _go_together(collective: Collective, ranks: int, send: np.ndarray[Any, Any],
         return False
     begin, end = MPI.Get_address(recv), MPI.Get_address(send)
     return bool(end >= begin + recv.nbytes or begin >= end + send.nbytes)
+
+
+def new_result(collective: Collective, comm: Any, send: Any) -> Any:
+    """A new receive array for a plain array; None for anything else."""
+    if type(send) is not np.ndarray or not send.flags.c_contiguous:
+        return None
+    if collective.send is collective.recv:
+        return np.empty_like(send)
+    try:
+        return np.empty((comm.size, *send.shape), send.dtype)
+    except (AttributeError, MPI.Exception):  # no communicator: the slow path says so
+        return None

@@ -26,12 +26,14 @@ from hiercoll.collectives import Collective, Sizes, get_collective
 from hiercoll.errors import HiercollError
 from hiercoll.model.cost import Links
 from hiercoll.model.simulate import Event
+from hiercoll.runtime.buffers import place_of
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.probing import Probe
-from hiercoll.runtime.request import Arguments, Mode, combining_of, make_request, place_of, spread_of
+from hiercoll.runtime.reading import combining_of, make_request, spread_of
+from hiercoll.runtime.request import Arguments, Mode
 from hiercoll.schedule.transports import AUTO
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant

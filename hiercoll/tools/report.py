@@ -17,15 +17,16 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 
+from hiercoll.calls.aliases import is_on_device
 from hiercoll.calls.dropin import call_name, ignore, observe
-from hiercoll.calls.serving import is_on_device
 from hiercoll.collectives import Collective, Contract, Holds, Sizes
 from hiercoll.errors import ArgumentError
 from hiercoll.learned import write_whole
 from hiercoll.runtime import progress
 from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
 from hiercoll.runtime.operations import Operation, find_operation
-from hiercoll.runtime.request import Mode, combining_of
+from hiercoll.runtime.reading import combining_of
+from hiercoll.runtime.request import Mode
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import (
     UNREADABLE,

@@ -18,8 +18,8 @@ from machines import BEFORE, address_of
 
 from hiercoll import cuda
 from hiercoll.cuda.device import Device, Task
+from hiercoll.runtime.buffers import place_of
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.request import place_of
 
 if find_spec("cupy") is None:
     pytest.skip("CuPy is not installed", allow_module_level=True)

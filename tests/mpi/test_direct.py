@@ -13,7 +13,7 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.calls import serving
+from hiercoll.calls import known
 from hiercoll.collectives import get_collective
 from hiercoll.runtime import compiled
 from hiercoll.runtime.direct import COMBINE, COMBINE_AT, EXCHANGE, ROOTED, SPREAD, Direct, direct
@@ -163,7 +163,7 @@ def test_the_function_is_called(comm: MPI.Intracomm, kind: Any, monkeypatch: pyt
         made = direct(*given)
         return made and made._replace(operation=compiled.value_of(MPI.MAX))
 
-    monkeypatch.setattr(serving, "direct", other)
+    monkeypatch.setattr(known, "direct", other)
     results = []
     for _ in range(3):
         result = kind(np.full(1237, -1.0))  # a size of its own: others may be known
@@ -176,7 +176,7 @@ def test_the_function_is_called(comm: MPI.Intracomm, kind: Any, monkeypatch: pyt
 def test_errors_are_mpi4pys(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library refuses in a call that is known is MPI.Exception; seen by giving it a wrong root."""
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    monkeypatch.setattr(serving, "direct", lambda *given: (made := direct(*given)) and made._replace(root=SIZE))
+    monkeypatch.setattr(known, "direct", lambda *given: (made := direct(*given)) and made._replace(root=SIZE))
     buffer = np.ones(1237)
     hiercoll.bcast(comm, buffer)
     if SIZE > 1:  # some libraries do not look at it on one rank

@@ -16,7 +16,9 @@ from mpi4py import MPI
 import hiercoll.runtime.factory
 import hiercoll.runtime.session
 from hiercoll.algorithms import REGISTRY
-from hiercoll.calls.serving import equal_alias, or_native, remember, serve
+from hiercoll.calls.aliases import equal_alias
+from hiercoll.calls.known import remember
+from hiercoll.calls.serving import or_native, serve
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, Order, called
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.runtime import compiled
@@ -27,7 +29,8 @@ from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.plan import Plan, abandoned
-from hiercoll.runtime.request import Arguments, Data, Mode, Request, make_request
+from hiercoll.runtime.reading import make_request
+from hiercoll.runtime.request import Arguments, Data, Mode, Request
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
 from hiercoll.runtime.window import (
