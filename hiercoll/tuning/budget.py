@@ -157,8 +157,8 @@ class Kind:
 class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
     besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
-    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make; ``call``: that a call took before
-    kinds were told apart; ``cores``: of each rank, less than 1 where ranks share them. Equal on all
+    ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make, until that is known; ``call``: that a
+    call took before kinds were told apart; ``cores``: of each rank, less than 1 where ranks share them. Equal on all
     ranks, but for what is said to be a rank's own."""
 
     share: float = SHARE
@@ -200,12 +200,13 @@ class Budget:
         self.visits += 1
 
     def plan_seconds(self, variant: Variant) -> float:
-        """That a plan takes to make, by those of the algorithm so far."""
-        return self.plans.get(_plan_of(variant), self.plan)
+        """That a plan takes to make, by those of the algorithm so far; of another algorithm, by the shortest: the first
+        plan with memory of the node also makes what later ones find."""
+        return self.plans.get(_plan_of(variant), min([self.plan, *self.plans.values()]))
 
     def planned(self, variant: Variant, seconds: float) -> None:
         """A plan has taken so long."""
-        self.plan = self.plans[_plan_of(variant)] = seconds
+        self.plans[_plan_of(variant)] = seconds
 
     @property
     def visit_seconds(self) -> float:

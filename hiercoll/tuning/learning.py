@@ -41,11 +41,14 @@ HOPELESS = 1.1  # times the best, from which on it has no more after `LOOKS`
 TOO_DEAR = 1.5  # after `FEWER`
 DOUBT = 0.25  # of a call's time, by which a candidate may be slower, until that is known
 CHECKS, PAIRS = 3, 8  # pairs of calls in which what an earlier job has found meets native: at first, and if need be
-ROUNDS = (7, 12, 21)  # pairs of calls after which two are compared, if those before do not decide
-LEVEL = 0.05  # how probable it is at most that chance alone makes an equal look faster
+ROUNDS = (7, 12, 21, 36)  # pairs of calls after which two are compared, if those before do not decide
+# How probable it is at most that chance alone makes an equal look faster, with all rounds. Less than half as many do,
+# since few go on looking `PROMISING`: and what is slower than the best does far more seldom.
+LEVEL = 0.1
 APART = 1 / comb(2 * LOOKS, LOOKS)  # of that, that all of its first calls are shorter than all of the best's
 CLEARLY = 1.25  # by how much their median is faster, at least, where that decides
-PROMISING = 1.1  # by how much the median of pairs that do not decide is faster, from which on there are more of them
+PROMISING = 1.05  # by how much the median of pairs that do not decide is faster, from which on there are more of them
+SURELY = 1.1  # the same of pairs that check what an earlier job has found, from which on there are no more
 MOST_SEGMENTS = 64
 CHANGED = 1.5  # times longer or shorter from which on conditions have changed
 FAR = 8.0  # times longer or shorter from which on an earlier job's "native" says nothing of these calls
@@ -316,7 +319,7 @@ class Learner:
         if found.variant.is_native:
             return True
         pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, CHECKS)
-        if _ratio(pairs) < PROMISING:
+        if _ratio(pairs) < SURELY:
             pairs = yield from self._pairs(found.variant, NATIVE_VARIANT, PAIRS - CHECKS, pairs)
         native = float(median(seconds for _, seconds in pairs))
         if _ratio(pairs) < 1.0 / SLOWER:

@@ -286,6 +286,19 @@ def test_slower_ones_hardly_ever_replace_native() -> None:
     assert replaced / runs <= 0.02
 
 
+@pytest.mark.parametrize(
+    ("gain", "sigma", "least"), [(1.1, 0.1, 0.5), (1.2, 0.1, 0.92), (1.3, 0.3, 0.6), (1.5, 0.5, 0.55)]
+)
+def test_what_is_faster_is_found(gain: float, sigma: float, least: float) -> None:
+    """In so many jobs at least, where calls vary so."""
+    runs, found = 100, 0
+    for seed in range(runs):
+        cost = noisy(steady(native=1e-3, bruck=1e-3 / gain), sigma, seed)
+        finding = Job(cost, [NATIVE_VARIANT, BRUCK], ranks=1, share=inf).run(120).finding
+        found += finding is not None and not finding.variant.is_native
+    assert found / runs >= least
+
+
 @pytest.mark.parametrize("best", [1, 2, 3, 5, 8, 13, 32])
 def test_segments_up_by_factors_down_by_steps(best: int) -> None:
     """Blink's way ends at, or next to, the best number of segments."""
@@ -666,6 +679,16 @@ def test_what_was_pledged_is_free_again() -> None:
         if call > 2900:
             assert sum(learner._kind.pledged for learner in learners) == pytest.approx(budget.pledged)
     assert learners[1].is_trying and learners[1]._kind.pledged == 0.0 and learners[0].is_settled
+
+
+def test_a_first_plan_says_nothing_of_those_of_other_algorithms() -> None:
+    """It also makes what later ones find, such as memory of the node."""
+    budget, shared = Budget(plan=0.02), Variant("grouped", {"memory": "shared"})
+    budget.planned(shared, 0.25)
+    assert budget.plan_seconds(shared) == 0.25
+    assert budget.plan_seconds(Variant("pairwise")) == 0.02
+    budget.planned(Variant("pairwise"), 0.005)
+    assert budget.plan_seconds(Variant("bruck")) == 0.005
 
 
 def test_an_error_is_raised_once() -> None:
