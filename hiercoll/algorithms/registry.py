@@ -248,6 +248,17 @@ def searched(collective: str, topology: Topology) -> list[tuple[str, Params]]:
     return [(name, params) for name, params in found if REGISTRY[collective][name].refusal(topology, params) is None]
 
 
+def neighbours(collective: str, topology: Topology, name: str, params: Mapping[str, Value]) -> list[Params]:
+    """What may be worth measuring of an algorithm, whether it can run there or not, that differs in one parameter from
+    ``params``, which are all of them."""
+    entry, found = get_algorithm(collective, name), list[Params]()
+    for given in (*entry.auto, *entry.search(topology), *entry.variants()):
+        whole = entry.resolve(given)
+        if sum(whole[each] != params[each] for each in whole) == 1 and whole not in found:
+            found.append(whole)
+    return found
+
+
 def tried(collective: str) -> list[tuple[str, Params]]:
     """What calls try where nobody knows all sizes: names, and all parameters."""
     entries = REGISTRY.get(collective, {}).values()

@@ -3,10 +3,10 @@
 The calls of one kind (a collective, a class of sizes, a memory) begin as the MPI library's own, and are counted. After
 so many of them, at a number that is equal on all ranks, ranks agree on how long they took. As soon as a share of all
 that time pays for it, calls of the program try candidates, one after the other: a candidate and the best so far, at
-first native, serve calls in pairs, and it replaces that one if these show it faster beyond chance. A winner that cuts
-blocks into segments has their number tuned as Blink does (Wang et al. 2020, section 4.2). From then on ranks look at
-their times every so many calls; where these have changed, and a few calls that begin together show it too, it all
-begins anew.
+first native, serve calls in pairs, and it replaces that one if these show it faster beyond chance. Then those that
+differ from the winner in one parameter are candidates, too. A winner that cuts blocks into segments has their number
+tuned as Blink does (Wang et al. 2020, section 4.2). From then on ranks look at their times every so many calls; where
+these have changed, and a few calls that begin together show it too, it all begins anew.
 
 Times are the collective's, not the program's: calls that are tried begin together, and of all other times the least of
 all ranks counts, that of the rank that waited the least. Where ranks meet to agree on them, it is on those of calls of
@@ -49,6 +49,7 @@ APART = 1 / comb(2 * LOOKS, LOOKS)  # of that, that all of its first calls are s
 CLEARLY = 1.25  # by how much their median is faster, at least, where that decides
 PROMISING = 1.05  # by how much the median of pairs that do not decide is faster, from which on there are more of them
 SURELY = 1.1  # the same of pairs that check what an earlier job has found, from which on there are no more
+MOST_ALIKE = 12  # variants that differ from the best in one parameter, which are tried after the candidates
 MOST_SEGMENTS = 64
 CHANGED = 1.5  # times longer or shorter from which on conditions have changed
 FAR = 8.0  # times longer or shorter from which on an earlier job's "native" says nothing of these calls
@@ -106,7 +107,7 @@ class Learner:
     calls in the same order, ask `begin` before and tell `note` after each. Where `is_fixed` holds, `count` is enough,
     or the compiled engine's count. ``found`` is called with what is found, so far and in the end; ``known`` is what an
     earlier job has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely.
-    ``asking``: seconds that asking for candidates takes, about.
+    ``asking``: seconds that asking for candidates takes, about; ``alike``: what differs from a variant in a parameter.
 
     With ``compares``, native serves every other call but for trials, whatever has been found, for those who want to see
     what that gains: one of each two calls, in an order that looks random, and is the same on all ranks. ``given`` is
@@ -120,6 +121,7 @@ class Learner:
     known: Finding | None = None
     rarely: bool = False
     asking: Callable[[], float] = lambda: 0.0
+    alike: Callable[[Variant], Sequence[Variant]] = lambda variant: ()
     compares: bool = False
     given: Variant | None = None
     current: Variant = NATIVE_VARIANT
@@ -330,7 +332,8 @@ class Learner:
 
     def _choose(self, begun: Finding | None = None) -> Course:
         """Find what is fastest: candidates challenge the best so far, one after the other, so that what is gained by an
-        early one pays for those after it. ``begun``: what an earlier job has found, which goes on."""
+        early one pays for those after it. Then what differs from the best in one parameter does. ``begun``: what an
+        earlier job has found, which goes on."""
         self._kind.seeks = True
         if begun is None:
             self._offered = yield from self._ask()
@@ -341,14 +344,18 @@ class Learner:
             self._remember(best, native, others)
         else:
             best, others, native = begun.variant, list(begun.untried), begun.native
-        first = best
-        for self._kind.place, new in enumerate(others):
+        first, seen, most = best, _keys([best, *others]), len(others) + MOST_ALIKE
+        for self._kind.place, new in enumerate(others):  # which grow meanwhile
             look = yield from self._look_at(new, best)
             if best.is_native and len(look) == LOOKS:
                 native = median(seconds for _, seconds in look)
             if not _is_hopeless(look) and (yield from self._is_faster(new, best, native, look)):
                 best = new
             left = others[self._kind.place + 1 :]
+            if not left and not best.is_native:
+                left = [each for each in self.alike(best) if each.key not in seen][: most - len(others)]
+                others += left
+                seen |= _keys(left)
             if not left and "segments" in best.params:  # their number is to be tuned, after the last candidate
                 left = [new]
             self._remember(best, native, left)

@@ -10,14 +10,14 @@ from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, get_algorithm
-from hiercoll.algorithms.registry import automatic
+from hiercoll.algorithms.registry import automatic, neighbours
 from hiercoll.collectives import COLLECTIVES, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
-from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, modelled, uneven_choices
+from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, is_able, modelled, uneven_choices
 from hiercoll.tuning.budget import PLAN_SECONDS, SHARE, Before, Budget
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner, Own
 
@@ -268,9 +268,19 @@ class Policy:
         offered = partial(self._surveyed if wanted.collective.sizes is Sizes.OWN else self._offered, wanted)
         found, agree, known = partial(self.found, wanted), self._slowest, self._known(wanted)
         asking = partial(self._asking, wanted, wanted.key)
+        alike = partial(self._alike, wanted)
         return Learner(
-            offered, agree, self.budget, found, known, wanted.collective.root, asking, compares=self.compares
+            offered, agree, self.budget, found, known, wanted.collective.root, asking, alike, compares=self.compares
         )
+
+    def _alike(self, wanted: Wanted, variant: Variant) -> list[Variant]:
+        """What differs from a variant in one parameter, but for the number of segments, which is tuned otherwise."""
+        name, params, topology = wanted.collective.family, variant.params, self._topology
+        if not wanted.collective.is_even:
+            return []
+        found = [replace(variant, params=each) for each in neighbours(name, topology, variant.algorithm, params)]
+        cut = params.get("segments")
+        return [v for v in found if v.params.get("segments") == cut and is_able(name, topology, wanted.in_place, v)]
 
     def _asking(self, wanted: Wanted, key: Key) -> float:
         """Seconds that it takes to find candidates, about: most of it goes into looking at schedules. ``key``: its key,

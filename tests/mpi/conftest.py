@@ -27,6 +27,8 @@ from hiercoll import learned
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.runtime import progress
+from hiercoll.tables import NATIVE_VARIANT, Variant
+from hiercoll.tuning.policy import Policy
 
 # Tests of device arrays that run on a simulated and on a real device, for the test modules that import them.
 sys.path.append(str(Path(__file__).parent.parent / "device"))
@@ -155,6 +157,17 @@ def on_layout(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MPI.I
     yield make
     for duplicate in made:
         duplicate.Free()
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Variant], None]:
+    """Lets "auto" try one candidate, and nothing else."""
+
+    def only(variant: Variant) -> None:
+        monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, variant))
+        monkeypatch.setattr(Policy, "_alike", lambda self, wanted, other: [])
+
+    return only
 
 
 @pytest.fixture

@@ -725,11 +725,16 @@ def slow_native(monkeypatch: pytest.MonkeyPatch) -> None:
 @several
 @pytest.mark.parametrize("seed", range(3))
 def test_late_ranks_change_nothing(
-    comm: MPI.Intracomm, at_once: None, slow_native: None, monkeypatch: pytest.MonkeyPatch, seed: int
+    comm: MPI.Intracomm,
+    at_once: None,
+    slow_native: None,
+    offer: Callable[[Variant], None],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
     """Ranks that come late by ten times the time of a call, at random: what is faster by itself is found."""
     bruck = Variant("bruck", {"radix": 2})
-    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, bruck))
+    offer(bruck)
     get_session(comm)
     own, salt = random.Random(10 * RANK + seed), 0
     while not learner(comm).is_settled and salt < 200:
@@ -764,11 +769,11 @@ def _no_room(session: Session) -> MPI.Intracomm:
 
 @several
 def test_what_is_found_serves_the_same_arrays(
-    comm: MPI.Intracomm, slow_native: None, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, slow_native: None, offer: Callable[[Variant], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever has served calls with them before."""
     bruck = Variant("bruck", {"radix": 2})
-    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, bruck))
+    offer(bruck)
     policy, (send, recv, want) = get_session(comm).policy, buffers(0)
     for salt in range(300):
         if salt == 3 * FIRST:  # native serves the first calls, in several terms, and keeps a plan for them
@@ -916,10 +921,12 @@ def test_broken_memory(comm: MPI.Intracomm, newcomer: Path, broken: str, at_once
 
 
 @several
-def test_conditions_change(comm: MPI.Intracomm, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditions_change(
+    comm: MPI.Intracomm, at_once: None, offer: Callable[[Variant], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has become slow is replaced within 500 calls."""
     bruck = Variant("bruck", {"radix": 2})
-    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, bruck))
+    offer(bruck)
     get_session(comm).user = slow = _slower(comm)
     for salt in range(60):
         alltoall(comm, salt)

@@ -157,12 +157,16 @@ def test_a_report_sets_nothing_up(
 
 @several
 def test_trials_are_counted_apart(
-    comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm,
+    newcomer: None,
+    recorders: Callable[..., Recorder],
+    offer: Callable[[Variant], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So is the call that sets hiercoll up; what was learned is told."""
     monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
     monkeypatch.setattr("hiercoll.runtime.beginning.SHARE", 1e9)
-    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, BRUCK))
+    offer(BRUCK)
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     before, recorder = lifetime.set_ups.count, recorders()
     alltoalls(hiercoll.Intracomm(comm), 200)
@@ -226,14 +230,19 @@ def test_native_takes_turns_however_ranks_call(turns: None, ready: hiercoll.Intr
 
 @several
 def test_native_takes_turns_while_auto_learns(
-    comm: MPI.Intracomm, newcomer: None, turns: None, calls: dropin.Calls, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm,
+    newcomer: None,
+    turns: None,
+    calls: dropin.Calls,
+    offer: Callable[[Variant], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Trials are as they are otherwise."""
     monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
-    monkeypatch.setattr(Policy, "_offered", lambda self, wanted, own: (NATIVE_VARIANT, BRUCK))
+    offer(BRUCK)
     ours = hiercoll.Intracomm(comm)
     session = get_session(comm)
-    alltoalls(ours, 60)
+    alltoalls(ours, 160)
     learner = session.policy.learner(Wanted(ALLTOALL, 16, False))
     assert learner is not None and learner.is_settled and learner.trials > 4
     monkeypatch.setattr(type(learner), "_chosen", BRUCK)  # whatever is faster here

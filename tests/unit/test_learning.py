@@ -16,7 +16,7 @@ from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
 from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, MEETINGS, SHARE, THINKING, Budget, Kind
-from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, ROUNDS, Finding, Learner
+from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, MOST_ALIKE, ROUNDS, Finding, Learner
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
 BRUCK = RADICES[1]
@@ -43,6 +43,7 @@ class Job:
     late: Callable[[int, int], float] = lambda rank, call: 0.0  # seconds by which a rank comes late to a call
     known: Finding | None = None
     rarely: bool = False
+    alike: Callable[[Variant], Sequence[Variant]] = lambda variant: ()
     slack: float = 1.0  # how much longer a call takes the slowest rank than the one that waits the least
     tried: list[Variant] = field(default_factory=list)
     seconds: float = 0.0  # of all calls, trials and agreements included, without what ranks wait for late ones
@@ -58,6 +59,7 @@ class Job:
             Learner(
                 lambda own: self.candidates, partial(self._agree, rank), Budget(self.share),
                 self.findings.append if rank == 0 else lambda finding: None, self.known, self.rarely,
+                alike=self.alike,
             )
             for rank in range(self.ranks)
         ]  # fmt: skip
@@ -188,6 +190,36 @@ def test_what_is_found_of_blocks_of_any_sizes_is_told_at_the_end() -> None:
         chosen = learner.begin(lambda: Spread(1, 1, 1, 1, 0))
         learner.note(by_radix(chosen, call))
     assert [each.variant for each in findings] == [BRUCK] and findings[0].untried == ()
+
+
+def beside(variant: Variant) -> list[Variant]:
+    """Radices next to a variant's."""
+    radix = int(variant.params["radix"])
+    return [Variant("bruck", {"radix": each}) for each in (radix - 1, radix + 1) if each >= 0]
+
+
+def radices(tried: Sequence[Variant]) -> list[int]:
+    return list(dict.fromkeys(int(each.params["radix"]) for each in tried if not each.is_native))
+
+
+def test_what_differs_from_the_winner_in_one_parameter_is_tried_then() -> None:
+    """And what differs from that, if it is faster, each once; an earlier job's is gone on with."""
+    job = Job(by_radix, alike=beside, share=inf).run(400)
+    assert radices(job.tried) == [2, 8, 1, 3, 0] and job.learners[0].is_settled
+    assert job.finding is not None and job.finding.variant.params == {"radix": 0}
+    assert [[each.params["radix"] for each in found.untried] for found in job.findings] == [[8], [1, 3], [3], [0], []]
+    later = Job(lambda *call: 10 * by_radix(*call), alike=beside, known=job.findings[1]).run(2000)
+    assert set(radices(later.tried)) == {2, 1, 3, 0} and later.finding is not None
+    assert later.finding.variant.params == {"radix": 0} and later.learners[0].is_settled
+
+
+def test_only_so_many_are_tried_besides_the_candidates() -> None:
+    """However far the best is from the winner; none where native stays."""
+    job = Job(lambda variant, call: 1e-3 * (1 + 0.5 * int(variant.params.get("radix", 99))),
+              [NATIVE_VARIANT, Variant("bruck", {"radix": 50})], alike=beside, share=inf).run(1500)  # fmt: skip
+    assert len(radices(job.tried)) == 1 + MOST_ALIKE and job.learners[0].is_settled
+    stays = Job(steady(native=1e-3, bruck=2e-3), alike=beside, share=inf).run(400)
+    assert radices(stays.tried) == [2, 8] and stays.learners[0].is_settled
 
 
 def test_a_better_one_replaces_the_first() -> None:

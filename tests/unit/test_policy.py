@@ -522,3 +522,23 @@ def test_few_blocks_are_native() -> None:
             assert uneven.begin(lambda spread=spread: spread) == NATIVE_VARIANT and uneven.is_fixed
             uneven.count(1e-3)
         assert uneven.tally[0] > FIRST
+
+
+@pytest.mark.parametrize("layout", ["2x4", "5+3", "8"])
+def test_what_is_alike_differs_in_one_parameter_and_can_run_there(layout: str) -> None:
+    """Of all automatic variants; numbers of segments are tuned otherwise."""
+    chosen, several = policy(layout=layout), 0
+    for collective in (each for each in called() if each.is_even):
+        wanted = Wanted(collective, 4096, False)
+        for name, params in automatic(collective.family, inplace=False):
+            variant = full(collective, name, **params)
+            alike = chosen._alike(wanted, variant)
+            several = max(several, len(alike))
+            assert len({each.key for each in alike} - {variant.key}) == len(alike)
+            for other in alike:
+                entry = REGISTRY[collective.family][name]
+                changed = [key for key in variant.params if variant.params[key] != other.params[key]]
+                assert other.algorithm == name and len(changed) == 1 and changed != ["segments"]
+                assert entry.refusal(parse_layout(layout), other.params) is None
+    assert several > 2
+    assert chosen._alike(Wanted(ALLTOALLV, 0, False), full(ALLTOALLV, "pairwise")) == []
