@@ -18,7 +18,7 @@ from hiercoll.collectives import COLLECTIVES
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.tuning.policy import Wanted
 
-SIZE, MOST = 4096, 500
+SIZE, MOST, SOON = 4096, 1500, 500  # bytes; calls until all has been tried, and until a change is followed
 comm = MPI.COMM_WORLD
 hiercoll.configure(comm, tune="online")
 wanted = Wanted(COLLECTIVES["allgather"], SIZE, False)
@@ -31,21 +31,21 @@ def call():
     got = hiercoll.allgather(comm, np.full(SIZE // 8, tokens[comm.rank, 0]))
     assert (got == tokens).all()
 
-def find(since):
-    for _ in range(MOST):
+def find(since, most):
+    for _ in range(most):
         call()
         learner = get_session(comm).policy.learner(wanted)
         if learner.finding is not None and learner.finding.calls > since and (since or learner.is_settled):
             return learner.finding.calls, learner.finding.native
-    raise SystemExit(f"nothing found in {MOST} calls: {learner.finding}, {learner.trials} trials")
+    raise SystemExit(f"nothing found in {most} calls: {learner.finding}, {learner.trials} trials")
 
-calls, before = find(0)
+calls, before = find(0, MOST)
 for _ in range(200):
     call()
 if hiercoll.get_topology(comm).lane_of[comm.rank] == 0:
     subprocess.run("tc qdisc change dev eth0 root tbf rate 4mbit burst 16k limit 64mb".split(), check=True)
 comm.Barrier()
-_, after = find(calls)
+_, after = find(calls, SOON)
 if comm.rank == 0:
     print(json.dumps([before, after]))
 """
