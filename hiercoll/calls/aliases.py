@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,32 +88,19 @@ def equal_key(
     params: dict[str, Any],
 ) -> Alias:
     """The key of a call on arrays; ``send`` is None where one buffer serves, and either one where the rank has none.
-    AttributeError: not arrays."""
+    AttributeError: not arrays. Operations are MPI's own, whose handles stay."""
     ends = [
         (each,) if each is None or each is MPI.IN_PLACE else (_address(each), each.nbytes, each.dtype)
         for each in (recv, send)
     ]
-    return _key(collective, algorithm, transport, op, order, root, ends, params)
+    return (collective, algorithm, transport, op and op.handle, order, root, *ends, *params.items())
 
 
 def device_key(collective: Collective, given: Arguments, ends: Ends) -> Alias:
     """The key of a call on device arrays, of which this is told by ``ends``."""
-    how = operation_and_order(collective, given)
-    return _key(collective, given.algorithm, given.transport, *how, given.root, ends.places, given.named)
-
-
-def _key(
-    collective: Collective,
-    algorithm: Any,
-    transport: Any,
-    op: Any,
-    order: Any,
-    root: int,
-    ends: Iterable[object],
-    params: dict[str, Any],
-) -> Alias:
-    """Operations are MPI's own, whose handles stay."""
-    return (collective, algorithm, transport, op and op.handle, order, root, *ends, *params.items())
+    op, order = operation_and_order(collective, given)
+    how = (given.algorithm, given.transport, op and op.handle, order, given.root)
+    return (collective, *how, *ends.places, *given.named.items())
 
 
 def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
