@@ -275,9 +275,10 @@ class Policy:
 
     def _alike(self, wanted: Wanted, variant: Variant) -> list[Variant]:
         """What differs from a variant in one parameter, but for the number of segments, which is tuned otherwise."""
-        name, params, topology = wanted.collective.family, variant.params, self._topology
+        name, topology = wanted.collective.family, self._topology
         if not wanted.collective.is_even:
             return []
+        params = get_algorithm(name, variant.algorithm).resolve(variant.params)  # an earlier job may have known fewer
         found = [replace(variant, params=each) for each in neighbours(name, topology, variant.algorithm, params)]
         cut = params.get("segments")
         return [v for v in found if v.params.get("segments") == cut and is_able(name, topology, wanted.in_place, v)]

@@ -541,4 +541,6 @@ def test_what_is_alike_differs_in_one_parameter_and_can_run_there(layout: str) -
                 assert other.algorithm == name and len(changed) == 1 and changed != ["segments"]
                 assert entry.refusal(parse_layout(layout), other.params) is None
     assert several > 2
+    some, same = Variant("bruck"), full(ALLTOALL, "bruck")  # as a file of an earlier version may name it
+    assert chosen._alike(Wanted(ALLTOALL, 64, False), some) == chosen._alike(Wanted(ALLTOALL, 64, False), same) != []
     assert chosen._alike(Wanted(ALLTOALLV, 0, False), full(ALLTOALLV, "pairwise")) == []
