@@ -147,11 +147,18 @@ def _typed(array: Any, *how: Any) -> Alias:
 
 
 def _counted(array: Any, counts: Any) -> Alias:
-    """Raises what there is to raise for others than an array with counts, or (counts, displacements), in arrays."""
-    if type(counts) is not tuple:
-        return _address(array), array.nbytes, array.itemsize, counts.itemsize, counts.tobytes()
-    each = [(numbers.itemsize, numbers.tobytes()) for numbers in counts]
-    return _address(array), array.nbytes, array.itemsize, *each
+    """Raises what there is to raise for others than an array with counts, or (counts, displacements), in arrays or in
+    lists of whole numbers."""
+    each = counts if type(counts) is tuple else (counts,)
+    return _address(array), array.nbytes, array.itemsize, *map(_numbers, each)
+
+
+def _numbers(given: Any) -> Alias:
+    if type(given) is not list:
+        return given.itemsize, given.tobytes()
+    if not all(type(number) is int for number in given):  # 2.0 equals 2, and is refused
+        raise TypeError
+    return tuple(given)
 
 
 def arrays_of(collective: Collective, given: Arguments) -> list[Any]:

@@ -40,7 +40,7 @@ from hiercoll.runtime.request import LIMIT, Arguments, Request
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import EngineCopy, is_in_place
 from hiercoll.schedule.transports import AUTO
-from hiercoll.tables import Variant
+from hiercoll.tables import NATIVE, Variant
 from hiercoll.tuning.learning import Learner, count
 
 MOST_AS_PASSED = 128  # known calls, up to which those are added that are known by the very objects that were passed
@@ -281,13 +281,14 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         return
     if not collective.is_even:
         root_knows = collective.sizes is Sizes.ROOT  # then "auto" is one choice, and nothing is learned
-        if program is not None and given.limit == LIMIT:
+        is_by_block = plan is not None and plan.is_by_block
+        if is_by_block and given.limit == LIMIT:
             if given.algorithm != AUTO or root_knows or (learner is not None and collective.sizes is Sizes.OWN):
                 _remember_call(session, program, collective, given, tally)
-        elif root_knows and request.is_native:
+        elif request.is_native and (root_knows or given.algorithm == NATIVE):
             if _may_pass(session, request, given):
                 _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
-        elif plan is not None and program is None and learner is None:
+        elif plan is not None and not is_by_block and learner is None:
             session.remember(uneven_alias(collective, given), plan)
         return
     if program is not None:
@@ -388,7 +389,7 @@ def _is_readable(request: Request, given: Arguments) -> bool:
     """Whether the compiled engine sees where the data of a call with equal blocks lie: in arguments, but for what is
     in place on all ranks, and of datatypes that are MPI's own, which nobody can free."""
     ends = (given.send, request.sent), (given.recv, request.received)
-    if any(data is not None and data.blocks and is_in_place(spec) for spec, data in ends):
+    if request.collective.buffers and any(data and data.blocks and is_in_place(spec) for spec, data in ends):
         return False
     specs = [spec for spec, _ in ends if type(spec) in (list, tuple)]
     types = [each for spec in specs for each in spec if isinstance(each, MPI.Datatype)]

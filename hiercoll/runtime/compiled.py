@@ -343,12 +343,12 @@ class Compiled:
             tables.rows if tables is not None else b"", *lanes, *of_window, (window, comm, operation),
         )  # fmt: skip
         self.run: Callable[[], None] = self.program.run
-        self._by_block = given is not None
+        self.by_block = given is not None
 
     def move(self, send: int, recv: int, sizes: Sequence[Any] = (), places: Sequence[Any] = ()) -> None:
         """The addresses of the program's buffers from now on; and, for blocks of any sizes, those of send and recv."""
         self.program.move(send, recv)
-        if self._by_block:
+        if self.by_block:
             self.program.place(*(np.concatenate(each).astype(np.int64) for each in (sizes, places)))
 
     def start(self) -> None:

@@ -54,6 +54,7 @@ class Plan:
         self.nbytes = 0
         self.key: Hashable = None  # what it is kept under, if it is
         self.program = engine.program if isinstance(engine, Compiled) else None  # of the compiled engine
+        self.is_by_block = isinstance(engine, Compiled) and engine.by_block  # sizes and places come with each start
         if self.program is not None:
             self.program.name = name
         self._used = 0

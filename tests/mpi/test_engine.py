@@ -18,7 +18,7 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.algorithms import get_algorithm
+from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.calls import dropin
 from hiercoll.collectives import ALLTOALL, ALLTOALLV
 from hiercoll.runtime import binding, compiled
@@ -489,6 +489,45 @@ def test_vectors_by_what_has_been_found_are_counted(
         asked += before == 0
         assert learner.tally[0] == before - 1 or before == 0
     assert asked == 3 and len(slow) == asked - 1  # the first of all are native
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", list(REGISTRY["barrier"]))
+def test_barriers_are_known(comm: MPI.Intracomm, slow: list[Any], algorithm: str) -> None:
+    """Though they have no buffers by which calls are told from each other."""
+    for _ in range(9):
+        hiercoll.barrier(comm, algorithm=algorithm)
+    assert len(slow) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["native", "shared", "ring"])
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_vectors_are_known(
+    comm: MPI.Intracomm, slow: list[Any], algorithm: str, kind: Callable[[list[int]], Any]
+) -> None:
+    """By name, whether counts are in lists or arrays, and whether sizes come with each start or a plan has them."""
+    counts = [[3 + (rank + turn) % 2 for rank in range(SIZE)] for turn in range(2)]
+    sends, recv, number = [np.empty(sizes[RANK]) for sizes in counts], np.empty(4 * SIZE), 0
+    for salt in range(12):
+        sizes, send = counts[salt % 2], sends[salt % 2]
+        send[:], recv[:] = salt + 100.0 * RANK, -1
+        hiercoll.allgatherv(comm, send, [recv, kind(sizes)], algorithm=algorithm)
+        want = np.repeat(salt + 100.0 * np.arange(SIZE), sizes)
+        np.testing.assert_array_equal(recv, [*want, *[-1] * (recv.size - want.size)])
+        number = len(slow) if salt == 5 else number
+    assert len(slow) == number
+
+
+@pytest.mark.parametrize("algorithm", ["native", "shared", "ring"])
+def test_counts_that_only_equal_known_ones(comm: MPI.Intracomm, algorithm: str) -> None:
+    """Are refused, as from the first call on."""
+    send, recv = np.ones(1), np.empty(SIZE + 1)
+    for _ in range(4):
+        hiercoll.allgatherv(comm, send, [recv, [1] * SIZE], algorithm=algorithm)
+    for wrong in ([1.0] * SIZE, [1] * (SIZE - 1) + [3], [1] * (SIZE + 1), [-1] * SIZE):
+        with pytest.raises(hiercoll.ArgumentError):
+            hiercoll.allgatherv(comm, send, [recv, wrong], algorithm=algorithm)
 
 
 def test_wrong_counts_are_not_left_to_mpi(comm: MPI.Intracomm) -> None:
