@@ -274,14 +274,9 @@ class Policy:
         )
 
     def _alike(self, wanted: Wanted, variant: Variant) -> list[Variant]:
-        """What differs from a variant in one parameter, but for the number of segments, which is tuned otherwise."""
-        name, topology = wanted.collective.family, self._topology
-        if not wanted.collective.is_even:
-            return []
-        params = get_algorithm(name, variant.algorithm).resolve(variant.params)  # an earlier job may have known fewer
-        found = [replace(variant, params=each) for each in neighbours(name, topology, variant.algorithm, params)]
-        cut = params.get("segments")
-        return [v for v in found if v.params.get("segments") == cut and is_able(name, topology, wanted.in_place, v)]
+        """What differs from a variant in one parameter; of blocks of any sizes nothing."""
+        name = wanted.collective.family
+        return variants_like(name, self._topology, wanted.in_place, variant) if wanted.collective.is_even else []
 
     def _asking(self, wanted: Wanted, key: Key) -> float:
         """Seconds that it takes to find candidates, about: most of it goes into looking at schedules. ``key``: its key,
@@ -348,7 +343,7 @@ class Policy:
 
     def _offer(self, wanted: Wanted, ranking: Sequence[Variant]) -> None:
         name, most = wanted.collective.family, MANY if self.share == inf else FEW
-        liked = _varied(ranking, most)
+        liked = varied(ranking, most)
         full = [Variant(v.algorithm, REGISTRY[name][v.algorithm].resolve(v.params), v.transport) for v in liked]
         self._offers[wanted.key] = (NATIVE_VARIANT, *full)
 
@@ -406,7 +401,7 @@ def _nothing(own: Own) -> tuple[Variant, ...]:
     return ()
 
 
-def _varied(ranking: Sequence[Variant], most: int) -> list[Variant]:
+def varied(ranking: Sequence[Variant], most: int) -> list[Variant]:
     """The first of a ranking, but of each algorithm only a few."""
     found: list[Variant] = []
     for each in ranking:
@@ -414,6 +409,15 @@ def _varied(ranking: Sequence[Variant], most: int) -> list[Variant]:
         if each.algorithm != NATIVE and alike < OF_A_KIND and len(found) < most:
             found.append(each)
     return found
+
+
+def variants_like(collective: str, topology: Topology, in_place: bool, variant: Variant) -> list[Variant]:
+    """What can run there and differs from a variant in one parameter, but for the number of segments, which is tuned
+    otherwise."""
+    params = get_algorithm(collective, variant.algorithm).resolve(variant.params)  # earlier jobs may have known fewer
+    found = [replace(variant, params=each) for each in neighbours(collective, topology, variant.algorithm, params)]
+    cut = params.get("segments")
+    return [v for v in found if v.params.get("segments") == cut and is_able(collective, topology, in_place, v)]
 
 
 def forced_variants(given: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Variant]:
