@@ -111,11 +111,15 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
         return None
     if collective.typed:
         return _typed_alias(collective, given)
-    kinds = (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
-    if type(recv) not in (list, tuple) or type(send) not in kinds:
+    send, recv = _without_datatype(send), _without_datatype(recv)
+    in_place, kinds = send is MPI.IN_PLACE, (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
+    if type(recv) not in (list, tuple) or not (in_place or type(send) in kinds):
         return None
     try:
-        sent = (_address(send), send.nbytes, send.itemsize) if collective.send is Holds.ONE else _counted(*send)
+        if in_place:
+            sent: Alias = ("in place",)
+        else:
+            sent = (_address(send), send.nbytes, send.itemsize) if type(send) is np.ndarray else _counted(*send)
         if not recv[0].flags.writeable:
             return None
         key = (collective, given.algorithm, given.transport, given.limit, *given.params.items(), sent, _counted(*recv))
@@ -123,6 +127,30 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
     except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
         return None
     return key
+
+
+def _has_datatype(spec: Any) -> bool:
+    return type(spec) in (list, tuple) and len(spec) > 1 and isinstance(spec[-1], MPI.Datatype)
+
+
+def is_in_elements(spec: Any) -> bool:
+    """Whether what says which blocks a buffer has counts its elements: with no datatype, or with one of MPI's own that
+    is as long, which nobody can free."""
+    if not _has_datatype(spec):
+        return True
+    array, datatype = spec[0], spec[-1]
+    if type(array) is not np.ndarray or not datatype.is_predefined:
+        return False
+    return bool(array.itemsize == datatype.size == datatype.extent)
+
+
+def _without_datatype(spec: Any) -> Any:
+    """An array with counts, (counts, displacements) or neither, as it may be spelled; as it is if it counts others than
+    its elements."""
+    if not _has_datatype(spec) or not is_in_elements(spec):
+        return spec
+    array, *which, _ = spec
+    return array if not which else [array, which[0] if len(which) == 1 else tuple(which)]
 
 
 def _typed_alias(collective: Collective, given: Arguments) -> Alias | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.calls.aliases import uneven_alias, uses_device
+from hiercoll.calls.aliases import operation_and_order, uneven_alias, uses_device
 from hiercoll.calls.background import BackgroundCall, waitall
 from hiercoll.calls.devices import new_on_device
 from hiercoll.calls.known import call_known, known_by_name, run_known_on_device
@@ -414,7 +414,7 @@ def reduce(
     given = Arguments(
         sendbuf, recvbuf, root, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
     )
-    return _call(comm, REDUCE, given)
+    return _rooted_call(comm, REDUCE, given)
 
 
 @_quick(GATHER)
@@ -434,7 +434,7 @@ def gather(
     As `allgather`, but that ``recvbuf`` matters on ``root`` alone, and so does ``MPI.IN_PLACE``: there the root's block
     is in its place. Returns the receive array on ``root``, None elsewhere. Collective (MPI 4.1, 6.5).
     """
-    return _call(comm, GATHER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+    return _rooted_call(comm, GATHER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
 
 
 @_quick(SCATTER)
@@ -455,7 +455,7 @@ def scatter(
     ``root``, ``MPI.IN_PLACE``: its block stays where it is. All else as for `bcast`. Returns the receive array.
     Collective (MPI 4.1, 6.6).
     """
-    return _call(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
+    return _rooted_call(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params, transport, stream))
 
 
 @_quick(GATHERV)
@@ -1028,6 +1028,15 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
         remember_plain(session, request, given)
     serve(session, request, given)
     return request.result
+
+
+def _rooted_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
+    """The same of a collective whose root gives or gets what others do not. Known calls on arrays do not come here."""
+    choice = (given.root, given.algorithm, given.transport, *operation_and_order(collective, given))
+    is_plain = given.stream is None and given.recv is not MPI.IN_PLACE
+    if is_plain and call_known(collective, comm, given.send, given.recv, *choice, **given.named):
+        return _result(given.recv) if collective.everywhere == "recv" or comm.rank == given.root else None
+    return _call(comm, collective, given)
 
 
 def _plain_result(state: Session | Beginning, collective: Collective, given: Arguments) -> Any:

@@ -20,6 +20,7 @@ from hiercoll.calls.aliases import (
     equal_alias,
     equal_key,
     has_known_operation,
+    is_in_elements,
     may_come_again,
     operation_and_order,
     suits_mpi4py,
@@ -291,12 +292,13 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         elif plan is not None and not is_by_block and learner is None:
             session.remember(uneven_alias(collective, given), plan)
         return
+    is_seen = may_come_again(collective, given) and _is_readable(request, given)
     if program is not None:
-        if may_come_again(collective, given) and _is_readable(request, given):
+        if is_seen:
             _remember_call(session, program, collective, given, tally)
         return
     alias = equal_alias(collective, given)
-    if alias is not None and _may_pass(session, request, given):
+    if (is_seen or alias is not None) and _may_pass(session, request, given):
         _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
     if plan is not None:
         session.remember(alias, plan, tally)
@@ -372,6 +374,8 @@ def _remember_call(
     send = None if collective.one_buffer else given.send
     choice = (given.root, given.algorithm, given.transport, *operation_and_order(collective, given))
     if not has_known_operation(collective, given):
+        return
+    if not collective.is_even and not all(map(is_in_elements, (send, given.recv))):
         return
     is_native = target is getattr(MPI.Intracomm, collective.native)
     function = direct(session.user, collective, given) if is_native else None

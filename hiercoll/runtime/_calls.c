@@ -190,6 +190,7 @@ typedef struct {
     PyObject *comm;
     PyObject *given[2];     /* send and recv; None for what is not taken: send where there is one buffer */
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
+    PyObject *displacements[2]; /* of these, if they come after their counts */
     const Array *arrays[2]; /* NULL for None, and for buffers of other kinds, such as a bytearray */
     Py_buffer views[2];     /* of these */
     char *data[2];          /* where they lie; NULL for None */
@@ -278,6 +279,21 @@ static PyObject *split(PyObject *given, PyObject **blocks)
     return is_pair ? item_of(given, 0) : given;
 }
 
+/* The same of a buffer of blocks of any sizes, which may come with a datatype besides: [array, datatype], [array, counts,
+ * datatype], [array, counts, displacements, datatype]. Python sees to it that it is that of the array's elements. */
+static PyObject *split_typed(Call *call, int end, PyObject **datatype)
+{
+    PyObject *given = call->given[end], **blocks = &call->blocks[end];
+    Py_ssize_t count = Py_TYPE(given) == calls.array ? -1 : length_of(given);
+    PyObject *last = count > 1 && count < 5 ? item_of(given, count - 1) : NULL;
+    *datatype = last && Py_TYPE(last) == calls.datatype ? last : NULL;
+    if (!*datatype)
+        return split(given, blocks);
+    *blocks = count > 2 ? item_of(given, 1) : NULL;
+    call->displacements[end] = count > 3 ? item_of(given, 2) : NULL;
+    return item_of(given, 0);
+}
+
 /* Of equal blocks, a buffer that may come with a count, a datatype (an object of its own, or a name) or both:
  * [buffer, datatype], [buffer, count], [buffer, count, datatype]. NULL if it is nothing of the kind. */
 static PyObject *add_numbers(Call *call, PyObject *given)
@@ -361,7 +377,8 @@ static int add_buffer(Call *call, int end)
         return add_number(&call->key, -4);
     if (kind->is_typed)
         return add_typed(call, end);
-    PyObject *buffer = kind->is_even ? add_numbers(call, call->given[end]) : split(call->given[end], &call->blocks[end]);
+    PyObject *datatype = NULL;
+    PyObject *buffer = kind->is_even ? add_numbers(call, call->given[end]) : split_typed(call, end, &datatype);
     if (!buffer || Py_TYPE(buffer) != calls.array)
         return buffer && kind->is_even ? add_view(call, end, buffer) : -1;
     const Array *array = (const Array *)buffer;
@@ -373,7 +390,9 @@ static int add_buffer(Call *call, int end)
     int64_t size = blocks                               ? (PyLong_CheckExact(blocks) ? -10 : -2)
                    : call->blocks[1] || kind->root_knows ? -1
                                                          : elements(array);
-    return add_number(&call->key, size) < 0 ? -1 : add_object(&call->key, array->type);
+    if (add_number(&call->key, size) < 0 || add_object(&call->key, array->type) < 0)
+        return -1;
+    return datatype ? add_object(&call->key, datatype) : 0;
 }
 
 /* The sum of whole numbers in a list, or in an array of the usual types; -1 for anything else. */
@@ -419,6 +438,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->given[1] = recv;
     call->arrays[0] = call->arrays[1] = NULL;
     call->blocks[0] = call->blocks[1] = NULL;
+    call->displacements[0] = call->displacements[1] = NULL;
     call->views[0].obj = call->views[1].obj = NULL;
     call->data[0] = call->data[1] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
@@ -438,6 +458,7 @@ static int describe_any(Call *call, PyObject *collective)
     call->arrays[0] = call->arrays[1] = NULL;
     call->data[0] = call->data[1] = NULL;
     call->blocks[0] = call->blocks[1] = NULL;
+    call->displacements[0] = call->displacements[1] = NULL;
     for (int end = 0; end < 2; end++) {
         PyObject *given = call->given[end];
         if (given == calls.in_place || given == Py_None || PyObject_CheckBuffer(given))
@@ -492,16 +513,16 @@ static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
  * a number, or all of the array. */
 static int read_blocks(const Call *call, int end, int64_t item, Py_ssize_t count, int64_t *sizes, int64_t *places)
 {
-    PyObject *displacements = NULL, *counts = call->blocks[end];
+    PyObject *displacements = call->displacements[end], *counts = call->blocks[end];
     int64_t next = 0, most = elements(call->arrays[end]);
-    if (count == 1 && (!counts || PyLong_CheckExact(counts))) {
+    if (count == 1 && !displacements && (!counts || PyLong_CheckExact(counts))) {
         int64_t size = counts ? PyLong_AsLongLong(counts) : most; /* a number that is too large: -1 */
         sizes[0] = size * item;
         places[0] = 0;
         return size < 0 || size > most || size * item > INT32_MAX ? -1 : 0;
     }
     if (counts && PyTuple_CheckExact(counts))
-        counts = PyTuple_Size(counts) == 2 ? split(counts, &displacements) : NULL;
+        counts = PyTuple_Size(counts) == 2 && !displacements ? split(counts, &displacements) : NULL;
     if (!counts || read_numbers(counts, sizes, count) < 0)
         return -1;
     if (displacements && read_numbers(displacements, places, count) < 0)

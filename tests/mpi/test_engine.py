@@ -502,9 +502,11 @@ def test_barriers_are_known(comm: MPI.Intracomm, slow: list[Any], algorithm: str
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("algorithm", ["native", "shared", "ring"])
-@pytest.mark.parametrize("kind", [list, np.array])
+@pytest.mark.parametrize(
+    "kind", [lambda counts: [counts], lambda counts: [np.array(counts)], lambda counts: [counts, MPI.DOUBLE]]
+)
 def test_vectors_are_known(
-    comm: MPI.Intracomm, slow: list[Any], algorithm: str, kind: Callable[[list[int]], Any]
+    comm: MPI.Intracomm, slow: list[Any], algorithm: str, kind: Callable[[list[int]], list[Any]]
 ) -> None:
     """By name, whether counts are in lists or arrays, and whether sizes come with each start or a plan has them."""
     counts = [[3 + (rank + turn) % 2 for rank in range(SIZE)] for turn in range(2)]
@@ -512,11 +514,79 @@ def test_vectors_are_known(
     for salt in range(12):
         sizes, send = counts[salt % 2], sends[salt % 2]
         send[:], recv[:] = salt + 100.0 * RANK, -1
-        hiercoll.allgatherv(comm, send, [recv, kind(sizes)], algorithm=algorithm)
+        hiercoll.allgatherv(comm, send, [recv, *kind(sizes)], algorithm=algorithm)
         want = np.repeat(salt + 100.0 * np.arange(SIZE), sizes)
         np.testing.assert_array_equal(recv, [*want, *[-1] * (recv.size - want.size)])
         number = len(slow) if salt == 5 else number
     assert len(slow) == number
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["native", "pairwise", "aggregate"])
+@pytest.mark.parametrize("spelling", ["type", "displacements, type", "(counts, displacements), type"])
+def test_vectors_with_a_datatype_are_known(comm: MPI.Intracomm, slow: list[Any], algorithm: str, spelling: str) -> None:
+    """As most programs that use mpi4py spell them; sizes may differ from call to call."""
+
+    def given(array: Any, counts: list[int]) -> list[Any]:
+        starts = [sum(counts[:rank]) for rank in range(SIZE)]
+        each = {"type": [counts], "displacements, type": [counts, starts]}.get(spelling, [(counts, starts)])
+        return [array, *each, MPI.DOUBLE]
+
+    for salt in range(12):
+        tables = [[1 + (source + target + salt) % 3 for target in range(SIZE)] for source in range(SIZE)]
+        sent, got = tables[RANK], [row[RANK] for row in tables]
+        send = np.repeat(salt + 100.0 * RANK + np.arange(SIZE), sent)
+        recv = np.full(sum(got), -1.0)
+        hiercoll.alltoallv(comm, given(send, sent), given(recv, got), algorithm=algorithm)
+        np.testing.assert_array_equal(recv, np.repeat(salt + 100.0 * np.arange(SIZE) + RANK, got))
+        if salt == 5:
+            slow.clear()
+    assert not slow
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["gather", "scatter", "reduce", "allgatherv"])
+@pytest.mark.parametrize("algorithm", ["native", "hierarchical"])
+def test_buffers_with_a_datatype_are_known(comm: MPI.Intracomm, slow: list[Any], name: str, algorithm: str) -> None:
+    """Also where ranks have different ones, and for what is in place."""
+    one, every, into = np.empty(3), np.empty(3 * SIZE), np.empty(3)
+    for salt in range(12):
+        one[:], every[:], into[:] = salt + 10.0 * RANK, np.repeat(salt + 10.0 * np.arange(SIZE), 3), -1
+        if name == "scatter":
+            sent = [every, MPI.DOUBLE] if RANK == SIZE - 1 else None
+            got = hiercoll.scatter(comm, sent, [into, MPI.DOUBLE], root=SIZE - 1, algorithm=algorithm)
+            assert got is into
+            np.testing.assert_array_equal(into, 3 * [salt + 10.0 * RANK])
+        elif name == "allgatherv":
+            every[: 3 * RANK], every[3 * RANK + 3 :] = -1, -1
+            hiercoll.allgatherv(comm, MPI.IN_PLACE, [every, [3] * SIZE], algorithm=algorithm)
+            np.testing.assert_array_equal(every, np.repeat(salt + 10.0 * np.arange(SIZE), 3))
+        else:
+            result = every if name == "gather" else into
+            want = every.copy() if name == "gather" else np.full(3, sum(salt + 10.0 * rank for rank in range(SIZE)))
+            result[:] = -1
+            given = [result, MPI.DOUBLE] if RANK == 0 else None
+            got = getattr(hiercoll, name)(comm, [one, MPI.DOUBLE], given, algorithm=algorithm)
+            assert got is (result if RANK == 0 else None)
+            np.testing.assert_array_equal(result, want if RANK == 0 else np.full(result.shape, -1.0))
+        if salt == 5:
+            slow.clear()
+    assert not slow
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["native", "pairwise"])
+def test_datatypes_that_count_otherwise(comm: MPI.Intracomm, algorithm: str) -> None:
+    """Of bytes that are counted in doubles: what is too much for the buffer is refused, as from the first call on."""
+    send, recv = np.arange(8 * SIZE, dtype=np.uint8) + np.uint8(RANK), np.zeros(8 * SIZE, np.uint8)
+    for _ in range(5):
+        recv[:] = 0
+        hiercoll.alltoallv(comm, [send, [1] * SIZE, MPI.DOUBLE], [recv, [1] * SIZE, MPI.DOUBLE], algorithm=algorithm)
+        want = [(np.arange(8) + 8 * RANK + rank) % 256 for rank in range(SIZE)]
+        np.testing.assert_array_equal(recv, np.concatenate(want))
+    for counts in ([2] * SIZE, [8] * SIZE):
+        with pytest.raises(hiercoll.ArgumentError):
+            hiercoll.alltoallv(comm, [send, counts, MPI.DOUBLE], [recv, counts, MPI.DOUBLE], algorithm=algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["native", "shared", "ring"])
