@@ -13,12 +13,12 @@ from hiercoll.algorithms.reducing import (
     over_tree,
     to_one,
 )
-from hiercoll.algorithms.registry import Parameter, grid, register
+from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, grid, register
 from hiercoll.collectives import REDUCE, REDUCE_SCATTER, Order
 from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
-SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1)
+SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1, MOST_SEGMENTS)
 
 
 @register(REDUCE, SEGMENTS, order=Order.FIXED, auto=({},), search=lambda topology: grid(segments=(2, 4, 8)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from operator import index
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ Value: TypeAlias = "int | str"
 Params: TypeAlias = "dict[str, Value]"
 Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
 Choices: TypeAlias = "Sequence[Params]"
+MOST_SEGMENTS = 1 << 16  # of a block or vector: a schedule has operations for each, all of them at once
 OrderOn: TypeAlias = "Callable[[Topology, Params], Order]"
 
 
@@ -27,7 +29,7 @@ class Parameter:
     """A parameter: its default, the values worth trying, and its meaning.
 
     A string parameter takes only ``choices``; an integer takes any value from
-    ``minimum`` on, ``choices`` being those that are proved and tuned.
+    ``minimum`` on, up to ``maximum`` if there is one, ``choices`` being those that are proved and tuned.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Parameter:
     choices: tuple[Value, ...]
     help: str
     minimum: int = 0
+    maximum: float = inf
 
     def check(self, value: object) -> Value:
         """``value`` if this parameter takes it, else ParameterError."""
@@ -46,9 +49,10 @@ class Parameter:
             number = self.minimum - 1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
         except TypeError:
             number = self.minimum - 1
-        if number >= self.minimum:
+        if self.minimum <= number <= self.maximum:
             return number
-        raise ParameterError(self.name, f"a whole number, at least {self.minimum}", repr(value))
+        most = "" if self.maximum == inf else f", at most {self.maximum}"
+        raise ParameterError(self.name, f"a whole number, at least {self.minimum}{most}", repr(value))
 
 
 @dataclass(frozen=True)

@@ -275,6 +275,10 @@ def test_timeline_files_that_cannot_be_written(run: Run, option: str) -> None:
         ("show alltoall bruck:radix=1", "radix: expected a whole number, at least 2, got 1"),
         ("show alltoall bruck:radix=two", "radix: expected a whole number, at least 2, got 'two'"),
         ("show alltoall bruck:radix=", "radix: expected a whole number"),
+        (
+            "show allgather ring:segments=1000000000",
+            "segments: expected a whole number, at least 1, at most 65536, got",
+        ),
         ("show alltoall bruck:base=2", "parameter 'base': expected one that bruck takes (radix), got 2"),
         ("show alltoall bruck:radix", "expected name:parameter=value,parameter=value, got 'bruck:radix'"),
         ("show alltoall bruck:=2", "expected name:parameter=value"),
