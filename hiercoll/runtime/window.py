@@ -9,6 +9,7 @@ import platform
 from array import array
 from collections.abc import Sequence
 from functools import partial
+from threading import RLock
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -31,6 +32,7 @@ MINCORE: Any = getattr(ctypes.CDLL(None), "mincore", None)
 if MINCORE is not None:
     MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _led: WeakSet[Window] = WeakSet()
+_leading = RLock()  # threads may make windows, and free them, while another adds up what these have
 
 
 def header_bytes(lanes: int, flags: int) -> int:
@@ -68,7 +70,9 @@ def room_together(nbytes: int, free: int | None) -> int:
 def untouched_bytes() -> int:
     """Of the windows whose memory this process has asked for: what nobody has touched yet. The system does not count
     it as taken, and when it is, ends who touches what there is no room for (SIGBUS)."""
-    return sum(window.untouched_bytes() for window in _led)
+    with _leading:
+        windows = list(_led)
+    return sum(window.untouched_bytes() for window in windows)
 
 
 class Arena:
@@ -144,7 +148,8 @@ class Window:
         self._elsewhere: object = None  # what keeps the buffer, if it is not in the window
         self.spoiled = False  # by a start that was interrupted: a rank may still write to it
         if node.rank == 0:
-            _led.add(self)
+            with _leading:
+                _led.add(self)
 
     def addresses(self, sleeps: bool) -> tuple[int, int, int]:
         """Of the flags, of ``counts``, and of how many ranks sleep until a flag is raised; 0 where they do not: it
@@ -245,7 +250,8 @@ class Window:
 
     def free(self) -> None:
         """Free it (collective over the node)."""
-        _led.discard(self)
+        with _leading:
+            _led.discard(self)
         self._known.clear()
         if self.lane:
             self._elsewhere = None  # a mapping of what lane 0 has

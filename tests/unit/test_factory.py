@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, replace
 from math import inf
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hiercoll.calls.known import remember
 from hiercoll.calls.serving import or_native, serve
 from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective, Order, called
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
-from hiercoll.runtime import compiled
+from hiercoll.runtime import compiled, window
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.binding import Binding
 from hiercoll.runtime.cache import Cache
@@ -391,6 +392,19 @@ def test_windows_lie_together(session: Alone, monkeypatch: pytest.MonkeyPatch) -
     assert made[3:] == [(common, 2 * MOST_TOGETHER)]
     make(1, 10_000, 0)
     assert header_bytes(lanes, 10_000) > MOST_FLAGS and made[4:] == [(header_bytes(lanes, 10_000), 1)]
+
+
+def test_windows_that_other_threads_make_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one adds up what nobody has touched."""
+
+    class Led:
+        def untouched_bytes(self) -> int:
+            window._led.add(later)  # as another thread does that runs here
+            return 5
+
+    led, later = Led(), Led()
+    monkeypatch.setattr(window, "_led", WeakSet([led]))
+    assert window.untouched_bytes() == 5 and window.untouched_bytes() == 10
 
 
 def test_room_for_windows_together() -> None:
