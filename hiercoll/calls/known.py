@@ -284,7 +284,9 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         root_knows = collective.sizes is Sizes.ROOT  # then "auto" is one choice, and nothing is learned
         is_by_block = plan is not None and plan.is_by_block
         if is_by_block and given.limit == LIMIT:
-            if given.algorithm != AUTO or root_knows or (learner is not None and collective.sizes is Sizes.OWN):
+            # "auto" goes by the sum of sizes where all ranks know them, which tells calls from each other there.
+            goes_by_sum = collective.sizes is Sizes.KNOWN
+            if given.algorithm != AUTO or root_knows or goes_by_sum or learner is not None:
                 _remember_call(session, program, collective, given, tally)
         elif request.is_native and (root_knows or given.algorithm == NATIVE):
             if _may_pass(session, request, given):

@@ -501,7 +501,7 @@ def test_barriers_are_known(comm: MPI.Intracomm, slow: list[Any], algorithm: str
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("algorithm", ["native", "shared", "ring"])
+@pytest.mark.parametrize("algorithm", ["native", "shared", "ring", "auto"])
 @pytest.mark.parametrize(
     "kind", [lambda counts: [counts], lambda counts: [np.array(counts)], lambda counts: [counts, MPI.DOUBLE]]
 )
@@ -509,6 +509,8 @@ def test_vectors_are_known(
     comm: MPI.Intracomm, slow: list[Any], algorithm: str, kind: Callable[[list[int]], list[Any]]
 ) -> None:
     """By name, whether counts are in lists or arrays, and whether sizes come with each start or a plan has them."""
+    if algorithm == "auto":  # it goes by the sum of sizes
+        hiercoll.configure(comm, table="model", tune="off")
     counts = [[3 + (rank + turn) % 2 for rank in range(SIZE)] for turn in range(2)]
     sends, recv, number = [np.empty(sizes[RANK]) for sizes in counts], np.empty(4 * SIZE), 0
     for salt in range(12):
