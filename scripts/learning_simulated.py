@@ -31,7 +31,6 @@ from unittest.mock import patch
 
 import click
 
-from hiercoll.algorithms import get_algorithm
 from hiercoll.cli.common import SizesType
 from hiercoll.collectives import COLLECTIVES
 from hiercoll.model.cost import Link, Links
@@ -41,7 +40,7 @@ from hiercoll.tuner import FREE, modelled
 from hiercoll.tuning import budget, learning, policy
 from hiercoll.tuning.budget import Budget
 from hiercoll.tuning.learning import FEW, Learner
-from hiercoll.tuning.policy import variants_like, varied
+from hiercoll.tuning.policy import offered, variants_like
 
 NEAR = 1.1  # times the time of the table's best that is near enough
 UNKNOWN = 1.5  # times native's, of an algorithm of which a table has no figure
@@ -127,11 +126,10 @@ def sizes_of(entry: Entry, sizes: Iterable[int], slower: float, topology: Topolo
             continue
         whole = seconds[NATIVE_VARIANT.key]
         ranking = modelled(entry.collective, topology, size, False, FREE, links=links)
-        liked = varied([each.variant for each in ranking], FEW)
-        full = [Variant(v.algorithm, get_algorithm(entry.collective, v.algorithm).resolve(v.params)) for v in liked]
+        candidates = offered(entry.collective, [each.variant for each in ranking], FEW)
         yield Size(
             entry.collective, slower * native, {key: each / whole for key, each in seconds.items()},
-            min(1.0, ranked[0].median / whole), [NATIVE_VARIANT, *full], [each.variant for each in single],
+            min(1.0, ranked[0].median / whole), candidates, [each.variant for each in single],
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, grid, register, window_parameter
+from hiercoll.algorithms.registry import Parameter, grid, register, segments_parameter, window_parameter
 from hiercoll.collectives import ALLGATHER
 from hiercoll.schedule import RECV, SEND, Builder, Schedule
 from hiercoll.topology import Topology
@@ -115,7 +115,7 @@ def node_order(topology: Topology) -> list[int]:
 
 @register(
     ALLGATHER,
-    Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1, MOST_SEGMENTS),
+    segments_parameter(1, "parts of a block, for pipelining", 1, 3),
     in_place=True,
     auto=({},),
     search=lambda topology: grid(segments=(2, 4)),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hiercoll.algorithms.allgather import doubling_steps, node_order
 from hiercoll.algorithms.grouping import ARRIVED, DONE, FORM, LEADERS, WRITTEN, Grouping, ranks_before
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, grid, register
+from hiercoll.algorithms.registry import Parameter, grid, register, segments_parameter
 from hiercoll.collectives import ALLGATHER
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
@@ -21,7 +21,7 @@ def _as_many_leaders(topology: Topology, params: dict[str, int | str]) -> str | 
 @register(
     ALLGATHER,
     LEADERS,
-    Parameter("segments", 1, (1, 2), "parts of a block, for pipelining", 1, MOST_SEGMENTS),
+    segments_parameter(1, "parts of a block, for pipelining", 1, 2),
     constraint=_as_many_leaders,
     in_place=True,
     together=({"leaders": 2, "segments": 2},),

@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 from hiercoll.algorithms.allgather import doubling_steps
 from hiercoll.algorithms.grouping import ARRIVED, DONE, line_from, ranks_before
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, grid, register
+from hiercoll.algorithms.registry import Parameter, grid, register, segments_parameter
 from hiercoll.collectives import BCAST
 from hiercoll.schedule import RECV, Buffer, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
-SEGMENTS = Parameter("segments", 1, (1, 3), "parts of a block, for pipelining", 1, MOST_SEGMENTS)
+SEGMENTS = segments_parameter(1, "parts of a block, for pipelining", 1, 3)
 STEPS = ("ring", "recursive_doubling")
 
 # Each of these takes a builder, a line of ranks that begins with the one that has everything, what all
@@ -129,7 +129,7 @@ def parts_of(b: Builder) -> Iterator[int]:
 
 @register(
     BCAST,
-    Parameter("segments", 8, (8, 1, 3), "parts of the vector, for pipelining", 1, MOST_SEGMENTS),
+    segments_parameter(8, "parts of the vector, for pipelining", 8, 1, 3),
     auto=({"segments": 64},),
     search=lambda topology: grid(segments=(4, 16, 32, 64)),
 )

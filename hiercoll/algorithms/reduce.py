@@ -13,12 +13,12 @@ from hiercoll.algorithms.reducing import (
     over_tree,
     to_one,
 )
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, grid, register
+from hiercoll.algorithms.registry import grid, register, segments_parameter
 from hiercoll.collectives import REDUCE, REDUCE_SCATTER, Order
 from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
-SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1, MOST_SEGMENTS)
+SEGMENTS = segments_parameter(1, "parts of the vector, for pipelining", 1, 3)
 
 
 @register(REDUCE, SEGMENTS, order=Order.FIXED, auto=({},), search=lambda topology: grid(segments=(2, 4, 8)))

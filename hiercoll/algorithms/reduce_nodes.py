@@ -20,7 +20,7 @@ from hiercoll.algorithms.reducing import (
     over_tree,
     to_one,
 )
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, Params, grid, register
+from hiercoll.algorithms.registry import Parameter, Params, grid, register, segments_parameter
 from hiercoll.collectives import ALLREDUCE, REDUCE, REDUCE_SCATTER, Order, fixed_tree
 from hiercoll.schedule import RECV, SEND, Buffer, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
@@ -33,7 +33,7 @@ OUTER = Parameter(
     ("recursive_doubling", "rabenseifner", "all_pairs", "ring"),
     "between nodes",
 )
-SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1, MOST_SEGMENTS)
+SEGMENTS = segments_parameter(1, "parts of the vector, for pipelining", 1, 3)
 
 LEADERS = Parameter("leaders", 0, (0, 1), "lanes of a node that exchange; 0: as many as the smallest node has")
 

@@ -20,7 +20,6 @@ Value: TypeAlias = "int | str"
 Params: TypeAlias = "dict[str, Value]"
 Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
 Choices: TypeAlias = "Sequence[Params]"
-MOST_SEGMENTS = 1 << 16  # of a block or vector: a schedule has operations for each, all of them at once
 OrderOn: TypeAlias = "Callable[[Topology, Params], Order]"
 
 
@@ -275,6 +274,12 @@ def get_algorithm(collective: str, name: str) -> Algorithm:
     if name not in entries:
         raise UnknownAlgorithmError("algorithm", f"one of {', '.join(entries)} for {collective}", repr(name))
     return entries[name]
+
+
+def segments_parameter(default: int, help: str, *choices: int) -> Parameter:
+    """The parameter ``segments``: into how many parts a block or a vector is cut. A schedule has operations for each,
+    all of them at once, so that there is a most."""
+    return Parameter("segments", default, choices, help, 1, 1 << 16)
 
 
 def window_parameter(default: int, help: str, *choices: int, minimum: int = 1) -> Parameter:

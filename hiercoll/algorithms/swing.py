@@ -5,12 +5,12 @@ from __future__ import annotations
 from hiercoll.algorithms.bcast import parts_of
 from hiercoll.algorithms.grouping import line_from
 from hiercoll.algorithms.reducing import Part, combined
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, Params, grid, register
+from hiercoll.algorithms.registry import Params, grid, register, segments_parameter
 from hiercoll.collectives import ALLGATHER, ALLREDUCE, BCAST, REDUCE, REDUCE_SCATTER, Order
 from hiercoll.schedule import RECV, SEND, Builder, Region, Schedule, in_order
 from hiercoll.topology import Topology
 
-SEGMENTS = Parameter("segments", 1, (1, 3), "parts of the vector, for pipelining", 1, MOST_SEGMENTS)
+SEGMENTS = segments_parameter(1, "parts of the vector, for pipelining", 1, 3)
 
 
 def _is_uneven(topology: Topology, params: Params) -> str | None:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from hiercoll.algorithms.grouping import line_from
 from hiercoll.algorithms.reducing import Part, combined
-from hiercoll.algorithms.registry import MOST_SEGMENTS, Parameter, grid, register
+from hiercoll.algorithms.registry import grid, register, segments_parameter
 from hiercoll.collectives import ALLREDUCE, BCAST, REDUCE, Order
 from hiercoll.schedule import RECV, SEND, Buffer, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
-SEGMENTS = Parameter("segments", 8, (8, 1, 3), "parts of each half of the vector, for pipelining", 1, MOST_SEGMENTS)
+SEGMENTS = segments_parameter(8, "parts of each half of the vector, for pipelining", 8, 1, 3)
 
 
 class Branch(NamedTuple):

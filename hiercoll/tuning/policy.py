@@ -343,9 +343,7 @@ class Policy:
 
     def _offer(self, wanted: Wanted, ranking: Sequence[Variant]) -> None:
         name, most = wanted.collective.family, MANY if self.share == inf else FEW
-        liked = varied(ranking, most)
-        full = [Variant(v.algorithm, REGISTRY[name][v.algorithm].resolve(v.params), v.transport) for v in liked]
-        self._offers[wanted.key] = (NATIVE_VARIANT, *full)
+        self._offers[wanted.key] = offered(name, ranking, most)
 
     def _modelled(self, alike: Sequence[Wanted]) -> list[list[Variant]]:
         """What the cost model ranks for calls that differ in size, the smallest first: fastest first. Each rank asks it
@@ -401,7 +399,14 @@ def _nothing(own: Own) -> tuple[Variant, ...]:
     return ()
 
 
-def varied(ranking: Sequence[Variant], most: int) -> list[Variant]:
+def offered(collective: str, ranking: Sequence[Variant], most: int) -> tuple[Variant, ...]:
+    """native, and the first of a ranking, but of each algorithm only a few; with all parameters."""
+    liked = _varied(ranking, most)
+    full = [replace(each, params=REGISTRY[collective][each.algorithm].resolve(each.params)) for each in liked]
+    return (NATIVE_VARIANT, *full)
+
+
+def _varied(ranking: Sequence[Variant], most: int) -> list[Variant]:
     """The first of a ranking, but of each algorithm only a few."""
     found: list[Variant] = []
     for each in ranking:
