@@ -167,9 +167,10 @@ class Session:
 
     def __init__(self, comm: MPI.Intracomm, forced: Mapping[str, Variant], *, is_met: bool = False) -> None:
         """``is_met``: ranks know already that none of them has a deadline."""
-        began, timeout = perf_counter(), settings.timeout()
+        timeout = settings.timeout()
         if not is_met:
             meet(comm, SET_UP, first_watch(comm, timeout))
+        began = perf_counter()  # by when MPI has connected ranks, and none is late: that is no part of the set-up
         self.comm = duplicate(comm)
         # mpi4py's own: where calls that are left to the MPI library run, and agreements of blocking calls: the first
         # collectives on a new communicator may take as long as ten later ones.

@@ -839,6 +839,18 @@ def test_a_lesson_is_followed(
 
 
 @several
+def test_a_late_rank_makes_no_set_up_longer(comm: MPI.Intracomm) -> None:
+    """By how long it took, questions to the model and first plans are estimated: where calls come first that are set up
+    at once, as those on device arrays, MPI may connect ranks in it, and one may be late."""
+    if RANK == SIZE - 1:
+        time.sleep(0.5)
+    begin = time.perf_counter()
+    hiercoll.get_topology(comm)
+    waited = WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
+    assert waited > 0.4 > get_session(comm).set_up_seconds > 0.0
+
+
+@several
 def test_a_lesson_that_cannot_run(comm: MPI.Intracomm, newcomer: Path) -> None:
     """As of an algorithm that does not work in place, it is left out on all ranks."""
     other = WORLD.Dup()
