@@ -115,7 +115,7 @@ def packing() -> Iterator[dict[str, Any]]:
         for name, shape in packed(source.data.ptr, target.data.ptr, total):
             ways = {name: device.prepare(shape)}
             if isinstance(shape, Rows):
-                ways[f"by a copy engine: {name}"] = CupyRows(device, shape)
+                ways[f"by a copy engine: {name}"] = CupyRows(shape)
                 if shape.number < MOST_PIECES:
                     ways[f"over a table: {name}"] = device.prepare(shape.pieces())
             for way, copy in ways.items():
@@ -173,7 +173,7 @@ def narrow_rows() -> Iterator[dict[str, Any]]:
         out = Rows(source.data.ptr, pinned, width, total // width, 2 * width, width)
         into = Rows(pinned, source.data.ptr, width, total // width, width, 2 * width)
         for name, rows in (("to the host", out), ("from the host", into)):
-            for how, task in (("a copy engine", CupyRows(device, rows)), ("the kernel", CupyRowKernel(device, rows))):
+            for how, task in (("a copy engine", CupyRows(rows)), ("the kernel", CupyRowKernel(device, rows))):
                 seconds = on_stream(on.own, partial(task.enqueue, on), 1)
                 yield figure(f"rows of {width} B {name}, by {how}", seconds, total, {"a plain copy": plain})
     assert owner is not None

@@ -1011,9 +1011,11 @@ def _result(given: Any) -> Any:
 
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
-    if (first := _first(comm, given)) is not None:
-        return _early_call(first, collective, given)
-    session = get_session(comm)
+    session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    if session is None or session.broken is not None:
+        if (first := _first(comm, given)) is not None:
+            return _early_call(first, collective, given)
+        session = get_session(comm)
     if given.recv is None and given.stream is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
         given = given._replace(recv=new_on_device(collective, comm, given.send))
     is_on_host = type(given.recv) is np.ndarray or given.recv is MPI.IN_PLACE

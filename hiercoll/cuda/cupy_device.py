@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape, Task
+from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape, Task, Together
 from hiercoll.cuda.kernel import (
     MOST_WORDS,
     PROCESSORS,
@@ -33,6 +34,8 @@ OF_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 ANY = 4  # cudaMemcpyDefault: the direction is inferred from the addresses
 ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
 OF_CAPTURES = range(900, 909)  # cudaErrorStreamCaptureUnsupported and the like
+DEFAULTS = (0, 1, 2)  # handles of streams that each device has of its own: the current one's is meant
+AS_IT_IS = nullcontext()
 WORTH_A_TABLE = 64  # bytes of a row: the kernel over a table copies bytes that are off in words of 4
 
 
@@ -100,14 +103,14 @@ class CupyDevice:
         """Whether a device of this process has that PCI address: not, if a control group hides it."""
         return bus in CupyDevices().visible()
 
-    def _current(self) -> cupy.cuda.Device:
-        """A context in which this is the current device."""
-        return cupy.cuda.Device(self.ordinal)
+    def current(self) -> AbstractContextManager[object]:
+        """A context in which this is the current device: in most programs it is."""
+        return AS_IT_IS if runtime.getDevice() == self.ordinal else cupy.cuda.Device(self.ordinal)
 
     def allocate(self, nbytes: int) -> tuple[int, object]:
         """Memory of a pool of this device's own. CuPy's pools keep what is freed for the stream that was current when
         it was allocated: here that is one of ours, whatever the caller's is."""
-        with self._current(), self.uploads:
+        with self.current(), self.uploads:
             try:
                 memory = self._pool.malloc(max(nbytes, 1))
             except cupy.cuda.memory.OutOfMemoryError as error:
@@ -116,7 +119,7 @@ class CupyDevice:
 
     def allocate_pinned(self, nbytes: int) -> tuple[int, object]:
         """Memory of CuPy's pinned pool."""
-        with self._current():
+        with self.current():
             try:
                 memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
             except (runtime.CUDARuntimeError, MemoryError) as error:
@@ -125,7 +128,7 @@ class CupyDevice:
 
     def register(self, address: int, nbytes: int) -> object:
         """cudaHostRegister: the device can then copy from and to it on its own."""
-        with self._current():
+        with self.current():
             try:
                 runtime.hostRegister(address, nbytes, 0)
             except runtime.CUDARuntimeError as error:
@@ -137,7 +140,7 @@ class CupyDevice:
     def number(self, address: int) -> int:
         """The driver's number of the buffer."""
         number, pointer = ctypes.c_uint64(), ctypes.c_uint64(address)
-        with self._current():
+        with self.current():
             try:
                 _check(_driver().cuPointerGetAttribute(ctypes.byref(number), BUFFER_ID, pointer))
             except OSError as error:
@@ -147,7 +150,7 @@ class CupyDevice:
     def export(self, address: int) -> tuple[bytes, Allocation]:
         """A CUDA IPC handle; it stands for the whole allocation, of which the driver knows begin and size."""
         base, size, pointer = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(address)
-        with self._current():
+        with self.current():
             try:
                 _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer))
                 handle = bytes(runtime.ipcGetMemHandle(base.value))
@@ -158,7 +161,7 @@ class CupyDevice:
 
     def open(self, handle: bytes) -> tuple[int, object]:
         """cudaIpcOpenMemHandle."""
-        with self._current():
+        with self.current():
             try:
                 address = int(runtime.ipcOpenMemHandle(handle))
             except runtime.CUDARuntimeError as error:
@@ -169,12 +172,12 @@ class CupyDevice:
         return address, owner
 
     def _close(self, address: int) -> None:
-        with self._current():
+        with self.current():
             runtime.ipcCloseMemHandle(address)
 
     def new_stream(self) -> CupyStream:
         """A non-blocking stream."""
-        with self._current():
+        with self.current():
             own = cupy.cuda.Stream(non_blocking=True)
         return CupyStream(self, own.ptr, own)
 
@@ -184,7 +187,7 @@ class CupyDevice:
 
     def is_capturing(self, handle: int) -> bool:
         """See `Device.is_capturing`."""
-        with self._current():
+        with self.current():
             try:
                 return bool(runtime.streamIsCapturing(handle))
             except runtime.CUDARuntimeError:  # of the legacy default stream, while another one is captured
@@ -192,7 +195,7 @@ class CupyDevice:
 
     def synchronize(self) -> None:
         """cudaDeviceSynchronize."""
-        with self._current():
+        with self.current():
             try:
                 runtime.deviceSynchronize()
             except runtime.CUDARuntimeError as error:
@@ -204,6 +207,8 @@ class CupyDevice:
         """See `Device.prepare`."""
         if isinstance(shape, Rows):
             return self._prepare_rows(shape)
+        if isinstance(shape, Together):
+            return CupyRows(*shape.rows)
         if isinstance(shape, Pieces):
             return CupyTable(self, shape, self.copy_pieces)
         if isinstance(shape, Conversion):
@@ -213,7 +218,7 @@ class CupyDevice:
     def _prepare_rows(self, rows: Rows) -> Task:
         """By a copy engine, or by a kernel: over a table, where bytes lie so that words would be tiny."""
         if rows.is_for_engine:
-            return CupyRows(self, rows)
+            return CupyRows(rows)
         if (rows.word >= 4 or rows.length < WORTH_A_TABLE) and rows.length // rows.word * rows.number <= MOST_WORDS:
             return CupyRowKernel(self, rows)
         return CupyTable(self, rows.pieces(), self.copy_pieces)
@@ -226,7 +231,7 @@ class CupyDevice:
     @cached_property
     def uploads(self) -> cupy.cuda.Stream:
         """A stream for what plans need on the device: none of that on a stream of the caller's."""
-        with self._current():
+        with self.current():
             return cupy.cuda.Stream(non_blocking=True)
 
     @cached_property
@@ -278,22 +283,28 @@ class _Registered:
 
 class CupyStream:
     """`cuda.device.Stream`: by its handle, since CuPy has no lasting way to wrap a stream of the
-    caller's; ``own`` is CuPy's object of one that was made here, which kernels need."""
+    caller's; ``own`` is CuPy's object of one that was made here, which kernels need.
+
+    Whatever device is current, CUDA takes copies, and events of the stream's device, on any stream (CUDA C++
+    Programming Guide, "Stream and Event Behavior"); not kernels, and a default stream is the current device's."""
 
     def __init__(self, device: CupyDevice, handle: int, own: cupy.cuda.Stream | None = None) -> None:
         self.device, self.handle, self.own = device, handle, own
+        self._is_default = handle in DEFAULTS
 
     def record(self, event: CupyEvent | None = None) -> CupyEvent:
         """See `Stream.record`."""
-        with cupy.cuda.Device(self.device.ordinal):
+        if event is not None and not self._is_default:
+            runtime.eventRecord(event.event.ptr, self.handle)
+            return event
+        with self.device.current():
             event = event or CupyEvent()
             runtime.eventRecord(event.event.ptr, self.handle)
         return event
 
     def wait(self, event: CupyEvent) -> None:
-        """See `Stream.wait`."""
-        with cupy.cuda.Device(self.device.ordinal):
-            runtime.streamWaitEvent(self.handle, event.event.ptr)
+        """See `Stream.wait`; of a stream of the device's own."""
+        runtime.streamWaitEvent(self.handle, event.event.ptr)
 
 
 class CupyEvent:
@@ -301,14 +312,11 @@ class CupyEvent:
 
     def __init__(self) -> None:
         self.event = cupy.cuda.Event(block=False, disable_timing=True)
+        self.synchronize = self.event.synchronize  # see `Event.synchronize`
 
     def done(self) -> bool:
         """See `Event.done`."""
         return bool(self.event.done)
-
-    def synchronize(self) -> None:
-        """See `Event.synchronize`."""
-        self.event.synchronize()
 
 
 class CupyRowKernel:
@@ -324,20 +332,20 @@ class CupyRowKernel:
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Task`; on a stream of the device's own."""
         assert stream.own is not None
-        with cupy.cuda.Device(self._device.ordinal), stream.own:
+        with self._device.current(), stream.own:
             self._kernel(self._grid, self._block, self._given)
 
 
 class CupyRows:
-    """One copy by a copy engine, of one piece or of evenly spaced ones."""
+    """Copies by a copy engine, each of one piece or of evenly spaced ones."""
 
-    def __init__(self, device: CupyDevice, shape: Rows) -> None:
-        self._device, self._shape = device, shape
+    def __init__(self, *shapes: Rows) -> None:
+        self._shapes = shapes
 
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Task`."""
-        rows, handle = self._shape, stream.handle
-        with cupy.cuda.Device(self._device.ordinal):
+        handle = stream.handle
+        for rows in self._shapes:
             if rows.number == 1:
                 runtime.memcpyAsync(rows.target, rows.source, rows.length, ANY, handle)
             else:
@@ -353,12 +361,12 @@ class CupyTable:
         table = span_table(shape.table)
         self._grid, self._block = launch_shape(int(table[-1, -1]), device.processors)
         self._numbers = np.uint64(len(shape.table)), np.uint64(SPAN)
-        with cupy.cuda.Device(device.ordinal), device.uploads:
+        with device.current(), device.uploads:
             self._table = cupy.asarray(table)
             device.uploads.synchronize()  # the table is there before the first launch
 
     def enqueue(self, stream: CupyStream) -> None:
         """See `cuda.device.Task`; on a stream of the device's own."""
         assert stream.own is not None
-        with cupy.cuda.Device(self._device.ordinal), stream.own:
+        with self._device.current(), stream.own:
             self._kernel(self._grid, self._block, (self._table, *self._numbers))

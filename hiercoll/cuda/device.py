@@ -6,7 +6,8 @@ their call and the completion of an event recorded after them.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import islice
 from math import gcd
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -17,6 +18,7 @@ from hiercoll.schedule import Region
 from hiercoll.schedule.transports import ON_HOST
 
 NARROW = 128  # bytes of a row: see docs/gpu.md, and `scripts/gpu_bench.py`, which has both ways
+FEW = 2  # copies by copy engines that take the place of a launch
 MOST_STEP = 2**31 - 1  # bytes between rows of a 2-D copy (cudaDevAttrMaxPitch)
 
 
@@ -51,6 +53,12 @@ class Rows(NamedTuple):
         return Pieces(tuple((at + row * steps[0], to + row * steps[1], length) for row in range(self.number)))
 
 
+class Together(NamedTuple):
+    """Few copies of evenly spaced rows to the host, or from it, each by a copy engine, one after the other."""
+
+    rows: tuple[Rows, ...]
+
+
 class Pieces(NamedTuple):
     """(source, target, length) of pieces that are not evenly spaced: one launch over a table."""
 
@@ -73,7 +81,7 @@ class Pairs(NamedTuple):
     how: Reduction
 
 
-Shape: TypeAlias = "Rows | Pieces | Conversion | Pairs"
+Shape: TypeAlias = "Rows | Together | Pieces | Conversion | Pairs"
 
 
 class Allocation(NamedTuple):
@@ -180,23 +188,58 @@ class Task(Protocol):
 
 def copy_shape(
     layout: Layout, source: tuple[int, Region], target: tuple[int, Region]
-) -> Rows | Pieces | Conversion | None:
+) -> Rows | Together | Pieces | Conversion | None:
     """A copy between regions of the buffers at two addresses, in the fewest pieces; None if it moves nothing. Between
     elements of two types it converts."""
     if isinstance(layout, WideLayout) and (types := layout.types_of(source[1], target[1])) is not None:
         found = layout.conversion(source, target)
         return Conversion(tuple((s, t, n * types[1].itemsize) for s, t, n in found), *types) if found else None
-    pieces = [(s, t, n) for s, t, n in common_pieces(layout, source, target)]
+    pieces = _joined(sorted((s, t, n) for s, t, n in common_pieces(layout, source, target)))
     if not pieces:
         return None
-    (first, to, length), *_ = pieces
-    steps = {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(pieces)}
-    if len(steps) <= 1 and {n for _, _, n in pieces} == {length}:
-        source_step, target_step = steps.pop() if steps else (length, length)
-        if length <= source_step <= MOST_STEP and length <= target_step <= MOST_STEP:
-            with_host = source[1].buffer in ON_HOST or target[1].buffer in ON_HOST
-            return Rows(first, to, length, len(pieces), source_step, target_step, with_host)
+    with_host = source[1].buffer in ON_HOST or target[1].buffer in ON_HOST
+    rows = tuple(islice(_evenly_spaced(pieces, with_host), FEW + 1))
+    if len(rows) == 1:
+        return rows[0]
+    if with_host and len(rows) <= FEW and all(each.is_for_engine for each in rows):
+        return Together(rows)
     return Pieces(tuple(pieces))
+
+
+Piece: TypeAlias = "tuple[int, int, int]"
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """(source, target, length) of pieces in order, those put together that follow each other on both sides."""
+    joined = pieces[:1]
+    for source, target, length in pieces[1:]:
+        at, to, before = joined[-1]
+        if (source, target) == (at + before, to + before):
+            joined[-1] = at, to, before + length
+        else:
+            joined.append((source, target, length))
+    return joined
+
+
+def _evenly_spaced(pieces: list[Piece], with_host: bool) -> Iterator[Rows]:
+    """The same as rows, each of as many pieces as are alike and evenly spaced."""
+    begin = 0
+    while begin < len(pieces):
+        (first, to, length), end = pieces[begin], begin + 1
+        steps = (length, length)
+        if end < len(pieces):
+            steps = pieces[end][0] - first, pieces[end][1] - to
+        if all(length <= step <= MOST_STEP for step in steps):
+            while end < len(pieces) and pieces[end] == (
+                first + (end - begin) * steps[0],
+                to + (end - begin) * steps[1],
+                length,
+            ):
+                end += 1
+        if end - begin == 1:
+            steps = length, length
+        yield Rows(first, to, length, end - begin, *steps, with_host)
+        begin = end
 
 
 def reduction_shape(

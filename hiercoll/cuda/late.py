@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape
+from hiercoll.cuda.device import Allocation, Conversion, Pairs, Pieces, Rows, Shape, Together
 from hiercoll.errors import AlreadyMappedError, DeviceError, DeviceMemoryError
 from hiercoll.memory import OPERATIONS, convert
 
@@ -301,7 +301,7 @@ class LateTask:
 
     def enqueue(self, stream: LateStream) -> None:
         """See `cuda.device.Task`."""
-        self._device.counts["copies" if isinstance(self._shape, Rows) else "launches"] += 1
+        self._device.counts["copies" if isinstance(self._shape, Rows | Together) else "launches"] += 1
         stream.enqueue(self._run)
 
     def _run(self) -> None:
@@ -320,10 +320,8 @@ class LateTask:
         if isinstance(shape, Pieces):
             table = shape.table
         else:
-            rows = range(shape.number)
-            table = tuple(
-                (shape.source + i * shape.source_step, shape.target + i * shape.target_step, shape.length) for i in rows
-            )
+            parts = shape.rows if isinstance(shape, Together) else (shape,)
+            table = tuple(piece for rows in parts for piece in rows.pieces().table)
         for source, target, length in table:
             view(target, length)[:] = view(source, length)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from struct import Struct
 
 import numpy as np
@@ -158,6 +158,10 @@ class DeviceCopy(Transfer):
             self._event.synchronize()
 
 
+def _nobody() -> None:
+    """No owner."""
+
+
 class PeerCopy(Transfer):
     """A copy from the buffer of an address handle, which may be of another one at each start."""
 
@@ -175,15 +179,24 @@ class PeerCopy(Transfer):
         self._address = 0
         self._copy: DeviceCopy | None = None
         self._owner: object = None  # what keeps the buffer mapped, held while the copy is under way
+        self._found: Callable[[], object] = _nobody  # the same, if it is there, of the handle that was last
+        self._last = b""
 
     def start(self) -> None:
         """Enqueue the copy; the buffer has been mapped before."""
+        handle = self._packed.tobytes()
+        self._owner = self._found() if handle == self._last else None
+        if self._owner is None:
+            self._look_up(handle)
+        if self._copy is not None:
+            self._copy.start()
+
+    def _look_up(self, handle: bytes) -> None:
         address, self._owner = self._memory.find(self._packed)
+        self._found, self._last = weakref.ref(self._owner), handle
         if self._copy is None or address != self._address:
             self._address = address
             self._copy = self._memory.copy_on(self._stream, self._layout, (address, self._source), self._target)
-        if self._copy is not None:
-            self._copy.start()
 
     def done(self) -> bool:
         """Whether it is complete."""

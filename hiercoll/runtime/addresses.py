@@ -40,7 +40,8 @@ class Addresses:
         self._rank, self._lane_of, self._memory, self._own, self._wanted = rank, lane_of, memory, own, wanted
         self._gather, self._least, self._equal, self._count = gather, least, equal, count
         self._rows = np.zeros((lanes, len(NAMES), HANDLE_BYTES), np.uint8)
-        self._told, self._number = b"", 0  # the own handles that the others know, since when
+        # The own buffers that the others know, by the numbers of their allocations; since when.
+        self._told, self._number = list[int](), 0
 
     def handle(self, peer: int, buffer: BufferName) -> Array:
         """The handle of another rank's buffer, as it is at each start."""
@@ -51,18 +52,24 @@ class Addresses:
         """Before data move: unless all ranks know from the same time where all buffers lie, tell all, and map what is
         to be copied from. (A rank that has come back to the buffers of an earlier plan knows where others had theirs
         then, not where they have them now.) Raises DeviceError on all ranks if one cannot. Collective."""
-        own, problem = np.zeros((len(NAMES), HANDLE_BYTES), np.uint8), ""
-        for name, address in self._own.items():
-            try:
-                own[NAMES.index(name)] = self._memory.address_handle(address)
-            except DeviceError as error:
-                problem = str(error)
-        is_told = not problem and own.tobytes() == self._told
+        own, problem = list[int](), ""
+        try:
+            own = [self._memory.device.number(address) for address in self._own.values()]
+        except DeviceError as error:
+            problem = str(error)
+        is_told = not problem and own == self._told and self._number > 0
         unlike = -1 - self._rank  # any other rank's
         if self._equal(self._number if is_told else unlike) and is_told:
             return
-        self._told, self._number = b"", self._count()
-        self._gather(own, self._rows)
+        self._number = 0
+        handles = np.zeros((len(NAMES), HANDLE_BYTES), np.uint8)
+        for name, address in self._own.items():
+            try:
+                handles[NAMES.index(name)] = self._memory.address_handle(address)
+            except DeviceError as error:
+                problem = str(error)
+        number = self._count()
+        self._gather(handles, self._rows)
         for peer, buffer in self._wanted:
             try:
                 self._memory.find(self.handle(peer, buffer))
@@ -71,4 +78,4 @@ class Addresses:
         if not self._least(not problem):
             got = problem or "some that another rank cannot"
             raise DeviceError("transport 'peer'", "memory that the ranks of a node can map", got, self._rank)
-        self._told = own.tobytes()
+        self._told, self._number = own, number

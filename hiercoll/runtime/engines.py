@@ -420,15 +420,20 @@ class Dataflow:
             return done
         done = []
         # Not Waitsome: MPICH polls in it without yielding, which costs dearly on shared cores.
-        for position in sorted(MPI.Request.Testsome(self._active) or (), reverse=True):
+        found = MPI.Request.Testsome(self._active) if self._active else None
+        for position in sorted(found, reverse=True) if found else ():
             done.append(self._active_ends[position])
             last, last_end = self._active.pop(), self._active_ends.pop()
             if position < len(self._active):
                 self._active[position], self._active_ends[position] = last, last_end
         if self._moving:
-            arrived = [index for index, transfer in self._moving if transfer.done()]
-            self._moving = [(index, transfer) for index, transfer in self._moving if index not in arrived]
-            done += arrived
+            moving = []
+            for each in self._moving:
+                if each[1].done():
+                    done.append(each[0])
+                else:
+                    moving.append(each)
+            self._moving = moving
         return done
 
     def _released(self, done: list[int]) -> list[int]:

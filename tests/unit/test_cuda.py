@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from hiercoll import cuda
 from hiercoll.cuda.arrays import Producers, device_array, is_device_array, new_like, stream_handle
-from hiercoll.cuda.device import Pieces, Rows, copy_shape, reduction_shape
+from hiercoll.cuda.device import Pieces, Rows, Together, copy_shape, reduction_shape
 from hiercoll.cuda.late import LateArray, LateDevice
 from hiercoll.cuda.mappings import Mappings
 from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import BufferTypeError, DeviceError, DeviceMemoryError, ParameterError
 from hiercoll.memory import OPERATIONS, BlockLayout, HostMemory, Reduction
-from hiercoll.schedule import RECV, SEND
+from hiercoll.schedule import HOST, RECV, SEND
 
 BLOCKS = st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True)
 
@@ -84,13 +84,35 @@ def test_device_reductions_are_host_reductions(
         (SEND[0:8:2], RECV[0:4], Rows(0, 1000, 8, 4, 16, 8)),
         (SEND[0:4], RECV[1:8:2], Rows(0, 1008, 8, 4, 8, 16)),
         (SEND[[0, 1, 4, 5]], RECV[0:4], Rows(0, 1000, 16, 2, 32, 16)),
-        (SEND[[3, 0]], RECV[0:2], Pieces(((24, 1000, 8), (0, 1008, 8)))),
+        (SEND[[3, 0]], RECV[0:2], Pieces(((0, 1008, 8), (24, 1000, 8)))),
+        (SEND[[5, 3, 1]], RECV[[4, 2, 0]], Rows(8, 1000, 8, 3, 16, 16)),
+        (SEND[[3, 1, 2]], RECV[[3, 1, 2]], Rows(8, 1008, 24, 1, 24, 24)),
+        (SEND[[0, 2, 3, 7]], RECV[0:4], Pieces(((0, 1000, 8), (16, 1008, 16), (56, 1024, 8)))),
         (SEND[0:0], RECV[0:0], None),
     ],
 )
 def test_the_fewest_copies(source: Any, target: Any, shape: object) -> None:
-    """One 2-D copy where pieces are evenly spaced, else one table."""
+    """One 2-D copy where pieces are evenly spaced, in whatever order they are named, else one table."""
     assert copy_shape(BlockLayout(8), (0, source), (1000, target)) == shape
+
+
+def test_few_copies_to_the_host() -> None:
+    """Blocks of which one is missing are two copies by the copy engine, each of evenly spaced rows; narrow ones, those
+    that lie in more than two parts, and those that stay on the device are one launch."""
+    blocks = [0, 2, 6, 8, 10]
+    for block, source, target, expected in (
+        (128, SEND[blocks], HOST[0:5], [(0, 2, 256), (768, 3, 256)]),
+        (128, HOST[0:5], RECV[blocks], [(0, 2, 128), (256, 3, 128)]),
+        (127, SEND[blocks], HOST[0:5], None),
+        (128, SEND[[0, 2, 6, 8, 15, 17]], HOST[0:6], None),
+        (128, SEND[blocks], RECV[0:5], None),
+    ):
+        shape = copy_shape(BlockLayout(block), (0, source), (4096, target))
+        if expected is None:
+            assert isinstance(shape, Pieces)
+        else:
+            assert isinstance(shape, Together)
+            assert [(rows.source, rows.number, rows.source_step) for rows in shape.rows] == expected
 
 
 def test_late_work_is_late() -> None:

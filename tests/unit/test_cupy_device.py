@@ -68,7 +68,7 @@ class Runtime:
             ctypes.memmove(dst + row * dpitch, src + row * spitch, width)
 
     def eventRecord(self, event: int, stream: int) -> None:  # noqa: N802
-        assert stream
+        assert stream and (stream > 2 or Event.known[event].device == Device.current)  # 1 and 2 are the current one's
         Event.known[event].recorded = True
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:  # noqa: N802
@@ -105,6 +105,9 @@ class Runtime:
     def ipcCloseMemHandle(self, ptr: int) -> None:  # noqa: N802
         self.calls.append("close")
 
+    def getDevice(self) -> int:  # noqa: N802
+        return Device.current
+
     def getDeviceCount(self) -> int:  # noqa: N802
         return 2
 
@@ -119,12 +122,13 @@ class Device:
 
     def __init__(self, number: int) -> None:
         self.number, self.attributes = number, {"MultiProcessorCount": 132}
+        self.before = 0
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        self.before, Device.current = Device.current, self.number
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to do."""
+        Device.current = self.before
 
     def use(self) -> None:
         Device.current = self.number
@@ -137,8 +141,13 @@ class Stream:
 
     def __init__(self, *, non_blocking: bool) -> None:
         assert non_blocking
+        self.device = Device.current
 
-    __enter__, __exit__ = Device.__enter__, Device.__exit__
+    def __enter__(self) -> None:
+        assert self.device == Device.current
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to do."""
 
     def synchronize(self) -> None:
         """Nothing to do."""
@@ -150,7 +159,7 @@ class Event:
     known: ClassVar[dict[int, Event]] = {}
 
     def __init__(self, block: bool, disable_timing: bool) -> None:
-        self.recorded, self.ptr = False, len(Event.known) + 1
+        self.recorded, self.ptr, self.device = False, len(Event.known) + 1, Device.current
         Event.known[self.ptr] = self
 
     def synchronize(self) -> None:
@@ -223,13 +232,17 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     monkeypatch.setattr(import_module(NAME), "_driver", lambda: driver)
     yield made
     sys.modules.pop(NAME)
+    Device.current = 0
 
 
 @pytest.mark.parametrize("block", [24, NARROW, NARROW + 1])
-def test_copies(runtime: Runtime, block: int) -> None:
-    """One call to the runtime, or one launch, for each shape of regions: rows to and from pinned memory by the copy
-    engine, unless they are narrow; else by the kernel for rows, or over a table where words would be tiny."""
+@pytest.mark.parametrize("current", [0, 1])
+def test_copies(runtime: Runtime, block: int, current: int) -> None:
+    """One call to the runtime, or one launch, for each shape of regions, whichever device is current (the stand-in
+    looks at it where CUDA does): rows to and from pinned memory by the copy engine, unless they are narrow; else by the
+    kernel for rows, or over a table where words would be tiny."""
     memory = DeviceMemory(import_module(NAME).CupyDevice(0))
+    Device.current = current
     layout, nbytes = BlockLayout(block), 9 * block
     values = np.random.default_rng(2).integers(0, 255, nbytes, dtype=np.uint8)
     (there, one), (here, two), (pinned, three) = (
@@ -244,6 +257,7 @@ def test_copies(runtime: Runtime, block: int) -> None:
         (SEND[[7, 0, 3]], RECV[[1, 8, 2]], "kernel"),
         (SEND[0:4], HOST[0:4], "1-D"),
         (SEND[0:8:2], HOST[0:4], "2-D" if block >= NARROW else "kernel of rows"),
+        (SEND[[0, 2, 5, 7]], HOST[0:4], "2-D" if block >= NARROW else "kernel"),
     ]
     for source, target, how in cases:
         at = pinned if target.buffer == "host" else here
