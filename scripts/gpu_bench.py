@@ -1,22 +1,27 @@
 """Figures of a GPU: copies and packing (1 rank), messages through the host (2), gets from ranks of the node (4).
 
     mpiexec -n 1|2|4 python scripts/gpu_bench.py --json FILE
+    mpiexec -n N python scripts/gpu_bench.py --json FILE --calls
 
 Each figure stands beside its bounds, measured in the same run on the same device: one rank's copy
 alone, and all ranks copying at once. Where each rank has a GPU of its own and CuPy finds NCCL,
-NCCL stands beside them. Data are random. Times are the slowest rank's, the median of some
+NCCL stands beside them. With ``--calls``: calls one at a time, as programs make them, beside what programs would do by
+hand, and when "auto" has found what. Data are random. Times are the slowest rank's, the median of some
 repetitions. ``scripts/gpu-check`` runs all of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
+from shutil import rmtree
+from tempfile import mkdtemp
 from time import perf_counter
 from typing import Any
 
@@ -27,11 +32,15 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import cuda
+from hiercoll.collectives import COLLECTIVES
 from hiercoll.cuda.cupy_device import CupyDevice, CupyRowKernel, CupyRows
 from hiercoll.cuda.device import Pieces, Rows, Shape, copy_shape
 from hiercoll.memory import BlockLayout
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.schedule import RECV, SEND, Region
+from hiercoll.tables import NATIVE_VARIANT
 from hiercoll.tools import bench
+from hiercoll.tuning.policy import Wanted
 
 WORLD = MPI.COMM_WORLD
 MIB = 1 << 20
@@ -253,6 +262,52 @@ def within_a_node() -> Iterator[dict[str, Any]]:
                 yield figure(f"{collective} NCCL, {what}", seconds, whole, bounds)
 
 
+WAYS = {
+    "native": {"algorithm": "native"},
+    "staged": {"algorithm": "scatter_destination", "transport": "staged"},
+    "peer": {"algorithm": "scatter_destination", "transport": "peer"},
+}
+PATIENCE = 3.0  # seconds for which "auto" is called
+
+
+def as_programs_call() -> Iterator[dict[str, Any]]:
+    """Alltoall calls one at a time: by hand, by name, and by "auto", which begins with nothing learned on a
+    communicator of its own, at first and at last, and in how many calls and seconds it has come to that."""
+    os.environ["HIERCOLL_NODES"] = f"1x{WORLD.size}"
+    os.environ["HIERCOLL_LEARNED"] = folder = mkdtemp()
+    atexit.register(rmtree, folder, ignore_errors=True)
+    for block in (1 << 10, 1 << 16, MIB, 4 * MIB):
+        comm = WORLD.Dup()
+        send, recv = noise(comm.size * block), noise(comm.size * block)
+        call, what = partial(hiercoll.alltoall, comm, send, recv), f"{comm.size} ranks, {block} B per pair"
+        yield figure(f"by hand, {what}", slowest(partial(by_hand, comm, "alltoall", send, recv)), send.nbytes)
+        hiercoll.configure(comm, tune="off")
+        for name, chosen in WAYS.items():
+            yield figure(f"{name}, {what}", slowest(partial(call, **chosen)), send.nbytes)
+        comm.Free()
+        comm = WORLD.Dup()
+        call = partial(hiercoll.alltoall, comm, send, recv)
+        yield figure(f"auto at first, {what}", slowest(call), send.nbytes)
+        by, calls, since = learned(comm, call, block)
+        yield {**figure(f"auto at last, {what}", slowest(call), send.nbytes), "by": by, "calls": calls, "after": since}
+        comm.Free()
+
+
+def learned(comm: MPI.Intracomm, call: Callable[[], object], block: int) -> tuple[str, int, float]:
+    """Call for a while: what "auto" has found in the end, and in how many calls and seconds."""
+    policy, wanted = get_session(comm).policy, Wanted(COLLECTIVES["alltoall"], block, False, memory="cuda")
+    begin, calls, last = perf_counter(), 0, ("native", 0, 0.0)
+    while comm.bcast(perf_counter() - begin) < PATIENCE:
+        for _ in range(20):
+            call()
+        calls += 20
+        learner = policy.known_learner(wanted.key)
+        found = learner.finding.variant if learner is not None and learner.finding is not None else NATIVE_VARIANT
+        if (now := f"{found.spelled('alltoall')} {found.transport}") != last[0]:
+            last = now, calls, perf_counter() - begin
+    return last
+
+
 def by_hand(comm: MPI.Intracomm, collective: str, send: cupy.ndarray, recv: cupy.ndarray) -> None:
     """What programs do without hiercoll, where the MPI library takes no device memory."""
     result = np.empty(recv.shape, recv.dtype)
@@ -304,6 +359,7 @@ def main() -> None:
     """Print a table; append JSON Lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--calls", action="store_true", help="calls as programs make them")
     options = parser.parse_args()
     cuda.bind(WORLD)
     properties = runtime.getDeviceProperties(runtime.getDevice())
@@ -321,11 +377,12 @@ def main() -> None:
     if WORLD.rank == 0:
         print(f"L2 cache of {about['l2'] // MIB} MiB; MPS: {about['mps']}; NCCL: {about['nccl']}", flush=True)
     series = {1: on_one_rank, 2: through_the_host}.get(WORLD.size, within_a_node)
-    for line in series():
+    for line in (as_programs_call if options.calls else series)():
         if WORLD.rank == 0:
             rate = line["bytes"] / line["seconds"] / 1e9
             shares = ", ".join(f"{bound / line['seconds']:4.0%} of {of}" for of, bound in line["bounds"].items())
-            print(f"{line['figure']:<90} {line['seconds'] * 1e6:10.1f} us {rate:8.1f} GB/s {shares}", flush=True)
+            found = f"by {line['by']}, found in {line['calls']} calls, {line['after']:.2f} s" if "by" in line else ""
+            print(f"{line['figure']:<90} {line['seconds'] * 1e6:10.1f} us {rate:8.1f} GB/s {shares}{found}", flush=True)
             with options.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({**line, **about}) + "\n")
 
