@@ -303,7 +303,7 @@ def learned(comm: MPI.Intracomm, call: Callable[[], object], block: int) -> tupl
         calls += 20
         learner = policy.known_learner(wanted.key)
         found = learner.finding.variant if learner is not None and learner.finding is not None else NATIVE_VARIANT
-        if (now := f"{found.spelled('alltoall')} {found.transport}") != last[0]:
+        if (now := found.spelled("alltoall")) != last[0]:
             last = now, calls, perf_counter() - begin
     return last
 

@@ -313,6 +313,14 @@ def test_calls_go_on_where_the_last_one_stopped(check: Callable[..., tuple[int, 
     assert check("false", "echo 3 passed", "--again")[0] == 1
 
 
+def test_a_test_that_the_budget_ended_has_not_failed(check: Callable[..., tuple[int, str]]) -> None:
+    """Within the row's own limit it has."""
+    ended = "echo 'Timeout (0:00:02.5)!'; false"
+    code, text = check("true", ended, "--budget", "100")
+    assert code == 0 and "1 passed, 0 failed, 1 **not run**" in text and "the budget ended it" in text
+    assert check("true", ended, "--budget", "1000")[0] == 1
+
+
 def test_tests_that_are_all_skipped_have_not_passed(check: Callable[..., tuple[int, str]]) -> None:
     code, text = check("true", "echo 40 skipped")
     assert code == 1 and "no test passed" in text
