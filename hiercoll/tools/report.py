@@ -234,6 +234,7 @@ class Recorder:
             "set_up_seconds": set_ups.seconds,
             "learning_seconds": sum(budget.cost - budget.set_up for budget in budgets),
             "calls_seconds": sum(budget.calls for budget in budgets),
+            "saved_seconds": sum(budget.saved for budget in budgets),
         }
         everyone = comm.gather(own)
         return None if everyone is None else {name: max(each[name] for each in everyone) for name in own}
@@ -494,4 +495,5 @@ def _cost_words(costs: dict[str, float]) -> str:
     calls, learning = costs["calls_seconds"], max(0.0, costs["learning_seconds"])
     share = f", {100 * learning / calls:.1f} % of the {format_time(calls)} that calls took" if calls else ""
     set_up = f"communicators set up: {costs['set_ups']:.0f}, in {format_time(costs['set_up_seconds'])}"
-    return f"{set_up}; learning cost {format_time(learning)} besides{share}"
+    saved = f"; what it found has saved {format_time(costs['saved_seconds'])}" if costs["saved_seconds"] > 0.0 else ""
+    return f"{set_up}; learning cost {format_time(learning)} besides{share}{saved}"

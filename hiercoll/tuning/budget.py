@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.tables import Variant
 
 SHARE = 0.05  # of the time of calls, that finding out may cost
+REINVESTED = 0.25  # of what has been found already saves, that finding out may cost besides
 CAUTION = 0.95  # of that, which is planned for: what is estimated may take longer
 FIRST, FEWEST = 16, 3  # calls of a kind, at least, whose time says something; so few of long ones
 NEARLY = 0.75  # of these, that are enough where ranks meet for other kinds
@@ -71,6 +72,7 @@ class Kind:
         self.typical = inf  # seconds of a call, of the rank that waited the least
         self.usual = inf  # the same on this rank
         self.seconds = 0.0  # that ranks have agreed on so far
+        self.gain = 0.0  # seconds that each second saves that its calls take now
         self.pledged = 0.0  # seconds that it is going to spend, and has not yet
         self.waits = False  # whether there is too little to spend so far; then it goes on in any call
         self.seeks = False  # whether something is looked for that serves them better
@@ -158,8 +160,8 @@ class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
     besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;
     ``meeting``: that it takes ranks to meet; ``plan``: that a plan takes to make, until that is known; ``call``: that a
-    call took before kinds were told apart; ``cores``: of each rank, less than 1 where ranks share them. Equal on all
-    ranks, but for what is said to be a rank's own."""
+    call took before kinds were told apart; ``cores``: of each rank, less than 1 where ranks share them; ``saved``: that
+    calls took less than native would have. Equal on all ranks, but for what is said to be a rank's own."""
 
     share: float = SHARE
     calls: float = 0.0
@@ -170,6 +172,7 @@ class Budget:
     call: float = 0.0
     cores: float = inf
     plans: dict[tuple[object, ...], float] = field(default_factory=dict)  # the same by what `_plan_of` says
+    saved: float = 0.0
     pledged: float = 0.0  # seconds that are going to be spent
     kinds: list[Kind] = field(default_factory=list)  # in the order in which their first calls came
     # This rank's seconds that are not in ``cost`` yet: what calls took longer in which it met others, or thought; for
@@ -225,8 +228,14 @@ class Budget:
         return max(0, kind.place - min(places, default=kind.place))
 
     def lacks(self, seconds: float) -> float:
-        """Seconds of calls that are missing before so much may be spent."""
-        return max(0.0, (self.cost + self.pledged + seconds) / (CAUTION * self.share) - self.calls)
+        """Seconds of calls that are missing before so much may be spent. What has been saved pays for some of it."""
+        spent = self.cost + self.pledged + seconds - REINVESTED * self.saved
+        return max(0.0, spent / (CAUTION * self.share) - self.calls)
+
+    def earn(self, kind: Kind, seconds: float) -> None:
+        """Calls of a kind that are no trials have taken so many more seconds than was thought."""
+        self.calls += seconds
+        self.saved += kind.gain * seconds
 
     def pledge(self, kind: Kind, seconds: float) -> None:
         """It is going to spend so many."""
@@ -259,7 +268,7 @@ class Budget:
         """The kinds that are due."""
         due = [kind for kind in self.kinds if kind is asker or kind.is_due]
         for kind in due:
-            self.calls += kind.close()
+            self.earn(kind, kind.close())
             kind.last = self.calls
         return due
 
@@ -299,7 +308,7 @@ class Budget:
         )
         for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
             if calls >= NEARLY * kind.first:
-                self.calls += kind.see(calls, -least)
+                self.earn(kind, kind.see(calls, -least))
                 kind.last = self.calls
             if not kind.is_tried or self.calls > 2 * kind.last:  # it has spent that, or has no calls any more
                 self.release(kind)

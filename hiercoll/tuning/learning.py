@@ -191,7 +191,8 @@ class Learner:
             untried = () if self.finding is None else self.finding.untried
             self.finding = Finding(NATIVE_VARIANT, inf, inf, self._kind.calls, untried=untried)
             self.current = NATIVE_VARIANT
-            self.budget.calls += self._kind.close()
+            self.budget.earn(self._kind, self._kind.close())
+            self._kind.gain = 0.0
             # Of a new array: nothing else serves calls in its place any more.
             self.tally = self._kind.plan(self.tally[0], wants=self._step.look)
             return
@@ -306,6 +307,7 @@ class Learner:
         while True:
             yield from self._until_changed()
             self.is_settled = False
+            self._kind.gain = 0.0  # nobody knows
             yield from self._choose()
 
     def _still_best(self) -> Answer:
@@ -327,7 +329,7 @@ class Learner:
         if _ratio(pairs) < 1.0 / SLOWER:
             self._kind.typical = native  # it serves from now on
             return False
-        self.finding = replace(found, seconds=_seconds(pairs), native=native)
+        self._take_over(replace(found, seconds=_seconds(pairs), native=native))
         return True
 
     def _choose(self, begun: Finding | None = None) -> Course:
@@ -382,6 +384,12 @@ class Learner:
                     return
                 before = 0.0
             before = before or seconds
+
+    def _take_over(self, finding: Finding) -> None:
+        """Calls have shown that this serves them better from now on, and by how much."""
+        self.finding = finding
+        gain = finding.native / finding.seconds - 1.0 if finding.native < inf else 0.0
+        self._kind.gain = max(0.0, gain) / (2 if self.takes_turns else 1)
 
     def _remember(self, best: Variant, native: float, untried: Sequence[Variant]) -> None:
         """What is found so far, for later jobs, if there are candidates left. Not while what served before conditions
@@ -501,7 +509,7 @@ class Learner:
                 break
         if is_faster and _seconds(pairs) < inf:
             other = float(median(seconds for _, seconds in pairs))
-            self.finding = Finding(new, _seconds(pairs), other if old.is_native else native, self._calls)
+            self._take_over(Finding(new, _seconds(pairs), other if old.is_native else native, self._calls))
         return is_faster and _seconds(pairs) < inf
 
     def _segments(self, best: Variant) -> Course:

@@ -180,7 +180,10 @@ def test_trials_are_counted_apart(
     assert kind["learned"]["algorithm"] == learner.finding.variant.spelled("alltoall")
     costs = WORLD.bcast(recorder.costs(WORLD))
     assert costs["set_ups"] > before and costs["set_up_seconds"] > 0.0
-    assert costs["calls_seconds"] == pytest.approx(get_session(comm).policy.budget.calls)
+    budget = get_session(comm).policy.budget
+    assert costs["calls_seconds"] == pytest.approx(budget.calls) and costs["saved_seconds"] == pytest.approx(
+        budget.saved
+    )
 
 
 @several

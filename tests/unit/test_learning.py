@@ -15,7 +15,7 @@ import pytest
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
-from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, MEETINGS, SHARE, THINKING, Budget, Kind
+from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, MEETINGS, REINVESTED, SHARE, THINKING, Budget, Kind
 from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, MOST_ALIKE, ROUNDS, Finding, Learner
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
@@ -359,6 +359,22 @@ def test_cost_is_bounded(native: float, better: bool) -> None:
         assert job.findings[0].calls <= 300
     if not better:
         assert job.learners[0].begin().is_native or job.learners[0].is_trying
+
+
+def test_what_has_been_found_pays_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it saves a part: later candidates are tried sooner, and all calls still take no longer than native's and
+    the share."""
+    cost = steady(native=1e-3, bruck=0.3e-3, ring=0.28e-3, pairwise=0.31e-3, grouped=0.2e-3)
+    candidates = [NATIVE_VARIANT, *map(Variant, ("bruck", "pairwise", "ring", "grouped"))]
+    after = []
+    for part in (0.0, REINVESTED):
+        monkeypatch.setattr("hiercoll.tuning.budget.REINVESTED", part)
+        job = Job(cost, candidates, meeting=3e-4, plan=5e-3)
+        while job.learners[0].current.algorithm != "grouped" or job.learners[0].is_trying:
+            job.run(10)
+            assert job.seconds <= (1 + SHARE) * job.native + job.plan + 2 * job.meeting
+        after.append(job.calls)
+    assert after[1] < 0.7 * after[0]
 
 
 def test_calls_of_other_kinds_pay_for_trials() -> None:
