@@ -286,7 +286,8 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         if is_by_block and given.limit == LIMIT:
             # "auto" goes by the sum of sizes where all ranks know them, which tells calls from each other there.
             goes_by_sum = collective.sizes is Sizes.KNOWN
-            if given.algorithm != AUTO or root_knows or goes_by_sum or learner is not None:
+            is_chosen = not session.policy.is_auto(collective, given.algorithm)  # by the program, or for all its calls
+            if is_chosen or root_knows or goes_by_sum or learner is not None:
                 _remember_call(session, program, collective, given, tally)
         elif request.is_native and (root_knows or given.algorithm == NATIVE):
             if _may_pass(session, request, given):
