@@ -1009,9 +1009,14 @@ def _result(given: Any) -> Any:
     return given if is_device_array(given) else host_buffer(given, "recvbuf", 0, writable=True).array
 
 
+def _ready(comm: Any) -> Session | None:
+    """The session of a communicator on which hiercoll is set up, and that any thread may use."""
+    return by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+
+
 def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
-    session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    session = _ready(comm)
     if session is None or session.broken is not None:
         if (first := _first(comm, given)) is not None:
             return _early_call(first, collective, given)
@@ -1091,7 +1096,7 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
 
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with blocks of any sizes."""
-    session = by_handle.get(comm.handle) if isinstance(comm, MPI.Comm) else None
+    session = _ready(comm)
     if session is None and (first := _first(comm, given)) is not None:
         if collective.typed or _sound(first, collective, given):
             serve_first(first, collective, given, partial(_checked_native, first, collective, given))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from hiercoll.memory import Layout, Reduction, WideLayout, common_pieces
+from hiercoll.memory import Layout, Reduction, WideLayout, common_pieces, evenly_spaced
 from hiercoll.schedule import Region
 from hiercoll.schedule.transports import ON_HOST
 
@@ -198,7 +198,7 @@ def copy_shape(
     if not pieces:
         return None
     with_host = source[1].buffer in ON_HOST or target[1].buffer in ON_HOST
-    rows = tuple(islice(_evenly_spaced(pieces, with_host), FEW + 1))
+    rows = tuple(islice(_rows(pieces, with_host), FEW + 1))
     if len(rows) == 1:
         return rows[0]
     if with_host and len(rows) <= FEW and all(each.is_for_engine for each in rows):
@@ -221,25 +221,16 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
-def _evenly_spaced(pieces: list[Piece], with_host: bool) -> Iterator[Rows]:
+def _are_rows(length: int, source_step: int, target_step: int) -> bool:
+    """Whether a 2-D copy can have such distances."""
+    return length <= min(source_step, target_step) and max(source_step, target_step) <= MOST_STEP
+
+
+def _rows(pieces: list[Piece], with_host: bool) -> Iterator[Rows]:
     """The same as rows, each of as many pieces as are alike and evenly spaced."""
-    begin = 0
-    while begin < len(pieces):
-        (first, to, length), end = pieces[begin], begin + 1
-        steps = (length, length)
-        if end < len(pieces):
-            steps = pieces[end][0] - first, pieces[end][1] - to
-        if all(length <= step <= MOST_STEP for step in steps):
-            while end < len(pieces) and pieces[end] == (
-                first + (end - begin) * steps[0],
-                to + (end - begin) * steps[1],
-                length,
-            ):
-                end += 1
-        if end - begin == 1:
-            steps = length, length
-        yield Rows(first, to, length, end - begin, *steps, with_host)
-        begin = end
+    for first, to, length, number, *steps in evenly_spaced(pieces, _are_rows):
+        source_step, target_step = steps if number > 1 else (length, length)
+        yield Rows(first, to, length, number, source_step, target_step, with_host)
 
 
 def reduction_shape(

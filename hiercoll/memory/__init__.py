@@ -3,7 +3,16 @@
 from hiercoll.memory.arrays import UserBuffer, host_buffer
 from hiercoll.memory.host import HostMemory, blocks_view, convert, elements
 from hiercoll.memory.interface import HANDLE_BYTES, OPERATIONS, Action, Array, Combine, Memory, Now, Reduction, Transfer
-from hiercoll.memory.layouts import SINGLE, BlockLayout, Layout, UnevenLayout, WideLayout, common_chunk, common_pieces
+from hiercoll.memory.layouts import (
+    SINGLE,
+    BlockLayout,
+    Layout,
+    UnevenLayout,
+    WideLayout,
+    common_chunk,
+    common_pieces,
+    evenly_spaced,
+)
 
 __all__ = [
     "Action",
@@ -25,6 +34,7 @@ __all__ = [
     "blocks_view",
     "common_chunk",
     "common_pieces",
+    "evenly_spaced",
     "convert",
     "elements",
     "host_buffer",

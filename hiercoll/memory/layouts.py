@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import Any, NamedTuple, TypeAlias
 
@@ -155,6 +155,29 @@ def _cut(layout: Layout, ends: Sequence[tuple[int, Region]], items: Sequence[int
         moved = [(at + length * item, n - length) for (at, n), item in zip(heads, items, strict=True)]
         heads = [head if head[1] else next(rest, (0, 0)) for head, rest in zip(moved, rests, strict=True)]
     return pieces
+
+
+def evenly_spaced(
+    pieces: Iterable[tuple[int, ...]], fits: Callable[[int, int, int], bool] = lambda *_: True
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(place, place, length) of copies, those put together that follow each other with equal lengths and distances:
+    the first one's, their number, and the distances (0 of one), if length and distances are ones that ``fits``."""
+    run: tuple[int, int, int, int, int, int] | None = None
+    for at, to, length in pieces:
+        if run is not None:
+            first, there, each, number, *distances = run
+            apart, beyond = (at - first, to - there) if number == 1 else distances
+            if (
+                length == each
+                and fits(length, apart, beyond)
+                and (at, to) == (first + number * apart, there + number * beyond)
+            ):
+                run = first, there, each, number + 1, apart, beyond
+                continue
+            yield run
+        run = at, to, length, 1, 0, 0
+    if run is not None:
+        yield run
 
 
 def common_chunk(one: Region, other: Region) -> int:

@@ -25,7 +25,7 @@ from mpi4py import MPI
 from hiercoll import settings
 from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.errors import EngineWarning
-from hiercoll.memory import BlockLayout, Layout, WideLayout, common_pieces
+from hiercoll.memory import BlockLayout, Layout, WideLayout, common_pieces, evenly_spaced
 from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.messages import Datatypes, typed
@@ -133,7 +133,7 @@ class LaidOut:
                 yield CONVERT, how, base, at, to, there, number
             return
         pieces = common_pieces(self._layout, (0, op.source), (0, op.target))
-        for at, there, *rest in _evenly(pieces):
+        for at, there, *rest in evenly_spaced(pieces):
             yield COPY, base, at, to, there, *rest
 
     def reductions(self, op: Reduce) -> Iterator[tuple[int, ...]]:
@@ -202,7 +202,7 @@ class Tabulated:
         if op.source.buffer in SIZE_BUFFERS and self._areas is not None:
             bases = [BASES.index("shared" if each.buffer == "shared_sizes" else each.buffer) for each in ends]
             row = BlockLayout(8 * self._areas.width)
-            for at, there, *rest in _evenly(common_pieces(row, *((0, each) for each in ends))):
+            for at, there, *rest in evenly_spaced(common_pieces(row, *((0, each) for each in ends))):
                 yield COPY, bases[0], at, bases[1], there, *rest
             return
         places = [word for each in ends for word in (BASES.index(each.buffer), self._table(each.buffer, each.part))]
@@ -289,25 +289,6 @@ def _add_flow(code: Code, steps: Steps, begins: Sequence[int]) -> None:
         begun = step.kind is Kind.START
         code.flow.extend((begins[index], begins[index + 1], flow.needs[index], first, len(dependents), begun))
     code.flow.extend([*(flow.completes[op] for op in code.messages), *dependents])
-
-
-def _evenly(pieces: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """(offset, offset, length) of copies, those of equal length and distances put together: offsets, length, number
-    and distances."""
-    run: list[int] = []
-    for at, to, length in pieces:
-        if run and length == run[2]:
-            number = run[3]
-            if number == 1:
-                run[4:] = at - run[0], to - run[1]
-            if (at, to) == (run[0] + number * run[4], run[1] + number * run[5]):
-                run[3] += 1
-                continue
-        if run:
-            yield tuple(run)  # type: ignore[misc]
-        run = [at, to, length, 1, 0, 0]
-    if run:
-        yield tuple(run)  # type: ignore[misc]
 
 
 class Compiled:
