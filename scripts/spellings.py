@@ -29,11 +29,10 @@ Call = Callable[[], object]
 
 
 class Spelling(NamedTuple):
-    """Arguments of a call, as they are spelled; ``options`` by name."""
+    """Buffers of a call, as they are spelled."""
 
     name: str
     given: tuple[Any, ...]
-    options: dict[str, Any] = {}  # noqa: RUF012  (nobody changes it)
 
 
 def blocks(number: int) -> Any:
@@ -76,13 +75,13 @@ def spellings(collective: Collective) -> Iterator[Spelling]:
 
 
 def forms(collective: Collective, spelling: Spelling, chosen: dict[str, Any]) -> Iterator[tuple[str, Call]]:
-    """The same call blocking, in the background, as a plan, and as a method of a drop-in communicator."""
-    name, given, options = collective.name, (WORLD, *spelling.given), spelling.options
-    yield "blocking", partial(getattr(hiercoll, name), *given, **options, **chosen)
+    """The same call blocking, in the background (by "auto" alone), and as a plan."""
+    name, given = collective.name, (WORLD, *spelling.given)
+    yield "blocking", partial(getattr(hiercoll, name), *given, **chosen)
     if chosen.get("algorithm") == "auto" and hasattr(hiercoll, f"i{name}"):
-        yield "background", lambda: getattr(hiercoll, f"i{name}")(*given, **options).wait()
+        yield "background", lambda: getattr(hiercoll, f"i{name}")(*given).wait()
     if hasattr(hiercoll, f"{name}_init"):
-        yield "plan", getattr(hiercoll, f"{name}_init")(*given, **options, **chosen)
+        yield "plan", getattr(hiercoll, f"{name}_init")(*given, **chosen)
 
 
 def natives(collective: Collective, spelling: Spelling) -> dict[str, Call]:
