@@ -94,6 +94,17 @@ class Shape(NamedTuple):
 ShapeOf: TypeAlias = "Callable[[Contract, int], Shape]"
 
 
+@dataclass(frozen=True, eq=False)
+class InBackground:
+    """A collective's calls in the background, as the compiled engine tells them from others; see there."""
+
+    buffers: int
+    of_root: int
+    is_even: bool
+    is_private: bool
+    typed: bool
+
+
 @dataclass(frozen=True, eq=False)  # one of each: compared by identity
 class Collective:
     """A collective.
@@ -186,6 +197,11 @@ class Collective:
     def nonblocking(self) -> str:
         """MPI's name of the form that returns a request: "Ialltoall"."""
         return f"I{self.native.lower()}"
+
+    @cached_property
+    def in_background(self) -> InBackground:
+        """Its calls that return a request."""
+        return InBackground(self.buffers, self.of_root, self.is_even, self.is_private, self.typed)
 
     @property
     def persistent(self) -> str:

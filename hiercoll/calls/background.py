@@ -16,6 +16,7 @@ from hiercoll.runtime.engines import Pending
 from hiercoll.runtime.plan import Plan, abandoned
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.watch import BEGAN, SECONDS
+from hiercoll.tables import NATIVE
 
 
 class BackgroundCall:
@@ -102,6 +103,27 @@ class BackgroundCall:
         """Until it is complete. Returns the receive array. Raises what went wrong, CollectiveTimeout too."""
         if self._session.watch is not None and not self.test():
             self._session.watch.complete(self)
+        while not self.test():
+            progress.wait_politely()
+        return self._result
+
+
+class NativeCall(BackgroundCall):
+    """A call that was left to the MPI library: it lets it go on."""
+
+    def __init__(self, request: MPI.Request, result: Any) -> None:
+        self.name, self.error, self.done = NATIVE, None, False
+        self._request, self._result = request, result
+
+    def test(self) -> bool:
+        """See `BackgroundCall`."""
+        if progress.active or progress.listening:
+            progress.advance_all()
+        self.done = self.done or self._request.Test()
+        return self.done
+
+    def wait(self) -> Any:
+        """See `BackgroundCall`."""
         while not self.test():
             progress.wait_politely()
         return self._result

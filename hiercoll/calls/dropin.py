@@ -22,7 +22,13 @@ from mpi4py.util import pkl5
 
 from hiercoll.calls import requests
 from hiercoll.calls.aliases import are_arrays, uses_device
-from hiercoll.calls.known import remember, run_known, run_known_on_device
+from hiercoll.calls.known import (
+    remember,
+    remember_all_begun,
+    remember_begun,
+    run_known,
+    run_known_on_device,
+)
 from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
 from hiercoll.calls.plain import by_bytes
 from hiercoll.calls.serving import (
@@ -45,7 +51,7 @@ from hiercoll.errors import ArgumentError, DeviceError
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.datatypes import element_of
 from hiercoll.runtime.factory import Lifetime
-from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, get_session, inherits, known_session
+from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, get_session, inherits, known_state
 from hiercoll.runtime.reading import make_request
 from hiercoll.runtime.request import NO_PARAMS, Arguments, Mode
 from hiercoll.runtime.session import Session
@@ -380,8 +386,16 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
     # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
     # which MPI may not be given, the first call waits.
     on_device = uses_device(given)
-    session = _session(comm, True) if on_device else None if comm == MPI.COMM_NULL else known_session(comm)
-    if session is None or (session.is_plain and not on_device) or session.threadless:
+    state = None if comm == MPI.COMM_NULL else get_session(comm) if on_device else known_state(comm)
+    if not isinstance(state, Session) or state.disabled or (state.is_plain and not on_device):
+        if state is not None and not on_device:
+            remember_all_begun(state, collective)
+        return None
+    session, asked = state, given
+    if session.threadless:
+        return None
+    if collective.is_private and session.unwatched and session.policy.is_auto(collective, AUTO) and not on_device:
+        remember_all_begun(session, collective)
         return None
     if sizes_are_unknown(session, collective, given):
         given = given._replace(algorithm=NATIVE)
@@ -390,6 +404,7 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
         return None
     private = session.factory.private(request)
     if private.is_native and not session.check and private.memory == "host":
+        remember_begun(session, private, asked)
         return None
     plan = session.factory.make(private, Lifetime.BACKGROUND)
     plan.producers = private.producers
@@ -540,8 +555,10 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, getattr(MPI.Comm, name).__doc__
-            if name == collective.native and _is_compiled(collective):
-                method = compiled.method(MPI.Intracomm, name, collective, collective.buffers, collective.more, method)
+            forms = {collective.native: collective, collective.nonblocking: collective.in_background}
+            if name in forms and _is_compiled(collective):
+                more = (collective.buffers, collective.more)
+                method = compiled.method(MPI.Intracomm, name, forms[name], *more, method)
             setattr(Collectives, name, method)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.aliases import operation_and_order, uneven_alias, uses_device
-from hiercoll.calls.background import BackgroundCall, waitall
+from hiercoll.calls.background import BackgroundCall, NativeCall, waitall
 from hiercoll.calls.devices import new_on_device
-from hiercoll.calls.known import call_known, known_by_name, run_known_on_device
+from hiercoll.calls.known import begin_known, call_known, known_by_name, run_known_on_device
 from hiercoll.calls.plain import is_plain, new_result
 from hiercoll.calls.serving import (
     begin,
@@ -29,7 +29,6 @@ from hiercoll.calls.serving import (
     serve_native,
     serve_plain,
     serve_unknown_sizes,
-    sizes_are_unknown,
 )
 from hiercoll.collectives import (
     ALLGATHER,
@@ -58,7 +57,7 @@ from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_t
 from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.reading import make_request
-from hiercoll.runtime.request import LIMIT, Arguments, Mode
+from hiercoll.runtime.request import LIMIT, Arguments
 from hiercoll.runtime.session import Session
 from hiercoll.schedule.transports import AUTO
 from hiercoll.tables import NATIVE, Table
@@ -126,7 +125,12 @@ __all__ = [
 
 def _quick(collective: Collective) -> Callable[[Function], Function]:
     """A blocking function, by the compiled engine where it knows the call."""
-    return partial(compiled.function, collective, collective.buffers)
+    return partial(compiled.function, collective, collective.buffers, None)
+
+
+def _quickly_begun(collective: Collective) -> Callable[[Function], Function]:
+    """A function in the background, by the compiled engine where it knows that the call is left to the MPI library."""
+    return partial(compiled.function, collective.in_background, collective.buffers, NativeCall)
 
 
 @_quick(ALLTOALL)
@@ -771,6 +775,7 @@ def reduce_scatterv_init(
     return _init(comm, REDUCE_SCATTERV, given)
 
 
+@_quickly_begun(ALLTOALL)
 def ialltoall(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -784,6 +789,7 @@ def ialltoall(
     return _begin(comm, ALLTOALL, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+@_quickly_begun(ALLGATHER)
 def iallgather(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any = None, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -791,6 +797,7 @@ def iallgather(
     return _begin(comm, ALLGATHER, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+@_quickly_begun(ALLTOALLV)
 def ialltoallv(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -798,6 +805,7 @@ def ialltoallv(
     return _begin(comm, ALLTOALLV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+@_quickly_begun(ALLTOALLW)
 def ialltoallw(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -805,6 +813,7 @@ def ialltoallw(
     return _begin(comm, ALLTOALLW, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+@_quickly_begun(ALLGATHERV)
 def iallgatherv(
     comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, *, algorithm: str = "auto", **params: Any
 ) -> BackgroundCall:
@@ -812,16 +821,19 @@ def iallgatherv(
     return _begin(comm, ALLGATHERV, Arguments(sendbuf, recvbuf, 0, algorithm, params))
 
 
+@_quickly_begun(BCAST)
 def ibcast(comm: MPI.Intracomm, buf: Any, *, root: int = 0, algorithm: str = "auto", **params: Any) -> BackgroundCall:
     """`bcast` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.2)."""
     return _begin(comm, BCAST, Arguments(None, buf, root, algorithm, params))
 
 
+@_quickly_begun(BARRIER)
 def ibarrier(comm: MPI.Intracomm, *, algorithm: str = "auto", **params: Any) -> BackgroundCall:
     """`barrier` that returns at once; see `ialltoall`. Collective (MPI 4.1, 6.12.1)."""
     return _begin(comm, BARRIER, Arguments(None, None, 0, algorithm, params))
 
 
+@_quickly_begun(ALLREDUCE)
 def iallreduce(
     comm: MPI.Intracomm,
     sendbuf: Any,
@@ -839,6 +851,7 @@ def iallreduce(
     )
 
 
+@_quickly_begun(REDUCE_SCATTER)
 def ireduce_scatter(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -858,6 +871,7 @@ def ireduce_scatter(
     )
 
 
+@_quickly_begun(REDUCE)
 def ireduce(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -876,6 +890,7 @@ def ireduce(
     )
 
 
+@_quickly_begun(GATHER)
 def igather(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -889,6 +904,7 @@ def igather(
     return _begin(comm, GATHER, Arguments(sendbuf, recvbuf, root, algorithm, params))
 
 
+@_quickly_begun(SCATTER)
 def iscatter(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -902,6 +918,7 @@ def iscatter(
     return _begin(comm, SCATTER, Arguments(sendbuf, recvbuf, root, algorithm, params))
 
 
+@_quickly_begun(GATHERV)
 def igatherv(
     comm: MPI.Intracomm,
     sendbuf: Buffer,
@@ -916,6 +933,7 @@ def igatherv(
     return _begin(comm, GATHERV, Arguments(sendbuf, recvbuf, root, algorithm, params, limit=limit))
 
 
+@_quickly_begun(SCATTERV)
 def iscatterv(
     comm: MPI.Intracomm,
     sendbuf: Any,
@@ -1130,10 +1148,12 @@ def _init(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Plan
 
 def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> BackgroundCall:
     """A call in the background."""
-    session = get_session(comm)
-    if sizes_are_unknown(session, collective, given):
-        given = given._replace(algorithm=NATIVE)
-    return begin(session, make_request(session, collective, given, Mode.BACKGROUND, strict=True), given)
+    if given.recv is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
+        given = given._replace(recv=new_result(collective, comm, given.send))
+    if (request := begin_known(comm, collective, given)) is not None:
+        has_result = collective.buffers and (collective.everywhere == "recv" or comm.rank == given.root)
+        return NativeCall(request, _result(given.recv) if has_result else None)
+    return begin(get_session(comm), collective, given)
 
 
 def _native(session: Session | Beginning, collective: Collective, given: Arguments) -> None:

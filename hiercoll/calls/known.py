@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hiercoll import settings
 from hiercoll.calls.aliases import (
     PLAIN_PARAMS,
     are_arrays,
@@ -27,7 +28,7 @@ from hiercoll.calls.aliases import (
     uneven_alias,
 )
 from hiercoll.calls.devices import ends_of
-from hiercoll.collectives import Collective, Sizes
+from hiercoll.collectives import Collective, InBackground, Sizes
 from hiercoll.cuda import is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS, Producers
 from hiercoll.errors import DeviceError
@@ -136,7 +137,15 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
     return call is not None and call()
 
 
-def call_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Callable[[], bool] | None:
+def begin_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> MPI.Request | None:
+    """Leave a call in the background to the MPI library, if it is known that "auto" does."""
+    call = call_by_name(comm, collective, given, collective.in_background)
+    return (call and call()) or None
+
+
+def call_by_name(
+    comm: MPI.Intracomm, collective: Collective, given: Arguments, form: InBackground | None = None
+) -> Callable[[], Any] | None:
     """What does that; None where it cannot be known."""
     if (
         _first is None
@@ -147,7 +156,7 @@ def call_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
     ):
         return None
     send = None if collective.one_buffer else given.send
-    call = (collective, comm, send, given.recv, given.root, given.algorithm, given.transport)
+    call = (form or collective, comm, send, given.recv, given.root, given.algorithm, given.transport)
     return partial(_first, *call, *operation_and_order(collective, given), **given.named)
 
 
@@ -329,12 +338,34 @@ def remember_native(
         _remember_call(session, method, collective, given, tally)
 
 
+def remember_begun(session: Session, request: Request, given: Arguments) -> None:
+    """Let mpi4py's own method serve such calls in the background, if it serves this one, until choices change; not
+    where a thread is to let them go on."""
+    collective = request.collective
+    is_counted = collective.operation and not collective.is_even
+    if is_counted or given.limit != LIMIT or settings.wants_thread() or not _may_pass(session, request, given):
+        return
+    if collective.typed:
+        remember_typed(session, collective, given, session.choices, is_begun=True)
+    elif not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
+        method = getattr(MPI.Intracomm, collective.nonblocking)
+        _remember_call(session, method, collective, given, session.choices, collective.in_background)
+
+
+def remember_all_begun(state: Session | Beginning, collective: Collective) -> None:
+    """The same of all calls of drop-in communicators on memory of the host."""
+    method = getattr(MPI.Intracomm, collective.nonblocking)
+    state.routes.remember_all(method, state.choices, collective.in_background)
+
+
 def remember_typed(
     session: Session | Beginning,
     collective: Collective,
     given: Arguments,
     counter: array[int] | None,
     known: Copied | None = None,
+    *,
+    is_begun: bool = False,
 ) -> None:
     """Let the compiled engine find what serves calls whose blocks have datatypes of their own, as long as the very
     objects that are passed are as they are: mpi4py's method, or a ``known`` call's program. Of a program that makes new
@@ -345,7 +376,8 @@ def remember_typed(
     if any(type(spec) not in (list, tuple) for spec in specs if spec is not None) or given.stream is not None:
         return
     parts = tuple(None if spec is None else tuple(map(_as_it_is, spec[1:])) for spec in specs)
-    target, program = getattr(type(session.user), collective.native), tuple[Any, ...]((None,) * 4)
+    form, name = (collective.in_background, collective.nonblocking) if is_begun else (collective, collective.native)
+    target, program = getattr(type(session.user), name), tuple[Any, ...]((None,) * 4)
     if known is not None:
         moves, request = known.moves(), known.request
         if moves is None or known.plan.program is None or request.sent is None or given.limit != LIMIT:
@@ -355,7 +387,7 @@ def remember_typed(
         program = known.holder, *moves, rows.tobytes()
     choice = (given.root, given.algorithm, given.transport, None, None)
     session.routes.remember(
-        target, counter, collective, given.send, given.recv, *choice, (parts, *program), None, **given.params
+        target, counter, form, given.send, given.recv, *choice, (parts, *program), None, **given.params
     )
 
 
@@ -372,6 +404,7 @@ def _remember_call(
     collective: Collective,
     given: Arguments,
     counter: array[int] | None = None,
+    form: InBackground | None = None,
 ) -> None:
     """Let the compiled engine find what serves such calls."""
     send = None if collective.one_buffer else given.send
@@ -382,7 +415,8 @@ def _remember_call(
         return
     is_native = target is getattr(MPI.Intracomm, collective.native)
     function = direct(session.user, collective, given) if is_native else None
-    session.routes.remember(target, counter, collective, send, given.recv, *choice, None, function, **given.named)
+    key = form or collective
+    session.routes.remember(target, counter, key, send, given.recv, *choice, None, function, **given.named)
 
 
 def _may_pass(session: Session, request: Request, given: Arguments) -> bool:

@@ -25,6 +25,7 @@ from hiercoll.calls.known import (
     known_by_name,
     known_call,
     remember,
+    remember_begun,
     remember_native,
     remember_typed,
     run_copied,
@@ -361,9 +362,15 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
     return request
 
 
-def begin(session: Session, request: Request, given: Arguments) -> BackgroundCall:
-    """Start a call in the background. Local."""
+def begin(session: Session, collective: Collective, given: Arguments) -> BackgroundCall:
+    """Start a call in the background. Local, but for what `make_request` says."""
+    asked = given
+    if sizes_are_unknown(session, collective, given):
+        given = given._replace(algorithm=NATIVE)
+    request = make_request(session, collective, given, Mode.BACKGROUND, strict=True)
     request = session.factory.private(request)
+    if request.is_native and not request.is_empty:
+        remember_begun(session, request, asked)
     plan = session.factory.make(request, Lifetime.BACKGROUND)
     plan.producers = request.producers
     described = partial(request.described, given, session.rank, session.size)

@@ -16,7 +16,7 @@ enum {
     PLACES = 512,     /* for them: so many that a free one is near */
     MOST_WORDS = 24,  /* of a key */
     MOST_KINDS = 64,  /* of communicators that begin by themselves: as many as Python keeps */
-    MOST_ENTRIES = 32 /* functions, and methods of drop-in communicators */
+    MOST_ENTRIES = 64 /* functions, and methods of drop-in communicators */
 };
 
 /* How NumPy's arrays begin (its PyArrayObject_fields); `setup_calls` looks whether they do. */
@@ -199,6 +199,7 @@ typedef struct {
     int rank;
     PyObject *tally; /* of the communicator, once it is served */
     PyObject **server; /* where to say what served it: the name of a plan, or "native"; NULL: nowhere */
+    PyObject *request; /* what mpi4py's method has returned, if that is not None; whoever began the call owns it */
     Key key;
 } Call;
 
@@ -446,6 +447,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
     call->rank = 0;
     call->server = NULL;
+    call->request = NULL;
     call->key.objects = 0;
     call->key.length = 0;
 }
@@ -793,7 +795,7 @@ static int run(Routes *routes, Program *program, const Call *call)
     return outcome;
 }
 
-static int run_native(PyObject *method, const Call *call, int buffers)
+static int run_native(PyObject *method, Call *call, int buffers)
 {
     PyObject *more[] = {NULL, NULL, NULL, NULL, NULL};
     int count = 0;
@@ -804,7 +806,10 @@ static int run_native(PyObject *method, const Call *call, int buffers)
     if (call->options[ROOT] != calls.zero) /* which is not given where there is none */
         more[count++] = call->options[ROOT];
     PyObject *done = PyObject_CallFunctionObjArgs(method, call->comm, more[0], more[1], more[2], more[3], NULL);
-    Py_XDECREF(done);
+    if (done && done != Py_None)
+        call->request = done;
+    else
+        Py_XDECREF(done);
     return done ? 1 : -1;
 }
 
@@ -938,7 +943,7 @@ static int run_typed(Routes *routes, Program *program, const Call *call, const T
     return outcome;
 }
 
-static int run_known(Routes *routes, const Known *known, const Call *call)
+static int run_known(Routes *routes, const Known *known, Call *call)
 {
     if (known->direct.function)
         return run_direct(&known->direct, call);
@@ -948,7 +953,7 @@ static int run_known(Routes *routes, const Known *known, const Call *call)
     return known->typed.given ? run_typed(routes, program, call, &known->typed) : run(routes, program, call);
 }
 
-static int serve(Routes *routes, const Call *call)
+static int serve(Routes *routes, Call *call)
 {
     const Known *known = *place_of(routes, &call->key);
     Program *program = known && Py_TYPE(known->target) == program_type ? (Program *)known->target : NULL;
@@ -1030,7 +1035,7 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     begin_named(&call, args[1], args + 2, count == 9, kind);
     int outcome = serve_known(&call, args[0], 0, 0, args + count, names);
-    return outcome < 0 ? NULL : PyBool_FromLong(outcome);
+    return outcome < 0 ? NULL : call.request ? call.request : PyBool_FromLong(outcome);
 }
 
 /* Of a drop-in communicator's method that is watched: collective, communicator, send, recv, root, operation. */
@@ -1091,7 +1096,7 @@ static struct entry {
     Kind kind;        /* of functions never even: their result is an array */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
-    PyObject *collective, *python;
+    PyObject *collective, *python, *begun; /* begun: what makes the result of a request, and of the receive array */
     PyMethodDef definition;
 } entries[MOST_ENTRIES];
 static int entries_used;
@@ -1116,6 +1121,13 @@ static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const
     return result;
 }
 
+static PyObject *wrapped(PyObject *begun, PyObject *request, PyObject *result)
+{
+    PyObject *call = PyObject_CallFunctionObjArgs(begun, request, result, NULL);
+    Py_DECREF(request);
+    return call;
+}
+
 /* ``self`` is NULL in functions: these take the communicator first, options by name, and return the receive array. */
 static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -1136,6 +1148,8 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
         int outcome = serve_known(&call, entry->collective, entry->any, entry->options, args + count, names);
         int has_result = !self && outcome > 0 && call.arrays[1];
         PyObject *result = has_result ? (PyObject *)call.arrays[1] : Py_None;
+        if (outcome > 0 && call.request)
+            return self ? call.request : wrapped(entry->begun, call.request, result);
         if (outcome)
             return outcome < 0 ? NULL : (Py_INCREF(result), result);
     }
@@ -1152,7 +1166,11 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
 #define ALL(x)                                                                                                         \
     EIGHT(x, 0, 1, 2, 3, 4, 5, 6, 7)                                                                                   \
     EIGHT(x, 8, 9, 10, 11, 12, 13, 14, 15)                                                                             \
-    EIGHT(x, 16, 17, 18, 19, 20, 21, 22, 23) EIGHT(x, 24, 25, 26, 27, 28, 29, 30, 31)
+    EIGHT(x, 16, 17, 18, 19, 20, 21, 22, 23)                                                                           \
+    EIGHT(x, 24, 25, 26, 27, 28, 29, 30, 31)                                                                           \
+    EIGHT(x, 32, 33, 34, 35, 36, 37, 38, 39)                                                                           \
+    EIGHT(x, 40, 41, 42, 43, 44, 45, 46, 47)                                                                           \
+    EIGHT(x, 48, 49, 50, 51, 52, 53, 54, 55) EIGHT(x, 56, 57, 58, 59, 60, 61, 62, 63)
 ALL(ENTRY)
 static const PyCFunction entry_functions[MOST_ENTRIES] = {ALL(NAME)};
 
@@ -1164,8 +1182,8 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
     (void)module;
     if (entries_used == MOST_ENTRIES)
         Py_RETURN_NONE;
-    if (!PyArg_ParseTuple(args, "OOssOiO!O", &type, &where, &name, &doc, &entry->collective, &entry->buffers,
-                          &PyTuple_Type, &options, &entry->python))
+    if (!PyArg_ParseTuple(args, "OOssOiO!OO", &type, &where, &name, &doc, &entry->collective, &entry->buffers,
+                          &PyTuple_Type, &options, &entry->python, &entry->begun))
         return NULL;
     for (Py_ssize_t each = 0; each < PyTuple_Size(options); each++)
         for (int option = 0; option < OPTIONS; option++)
@@ -1175,7 +1193,7 @@ static PyObject *engine_entry(PyObject *module, PyObject *args)
             }
     if (read_kind(entry->collective, &entry->kind) < 0)
         return NULL;
-    entry->any = !entry->kind.is_even && type != Py_None;
+    entry->any = type != Py_None;
     entry->kind.is_even &= type != Py_None;
     Py_INCREF(args); /* for good, and so what it holds, the texts too */
     PyMethodDef made = {name, entry_functions[entries_used++], METH_FASTCALL | METH_KEYWORDS, doc};
@@ -1382,13 +1400,15 @@ static PyMethodDef functions[] = {
      "attribute by the key, are registered with these routes and a copy of the tally in their first call."},
     {"close", engine_close, METH_NOARGS, "Nothing is registered any more, and nothing begins."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
-     "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served."},
+     "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served;\n"
+     "of one in the background, the request."},
     {"watched", engine_watched, METH_VARARGS,
      "watched(collective, comm, send, recv, root, op): serves a call as the method of a drop-in communicator does, if it "
      "is known. Returns the name of the plan, or \"native\"; \"\" if it is not known."},
     {"entry", engine_entry, METH_VARARGS,
-     "entry(type, module, name, doc, collective, buffers, options, python): a method of that type, whose options come "
-     "after the buffers, or (None) a function with such options; None if there are too many."},
+     "entry(type, module, name, doc, collective, buffers, options, python, begun): a method of that type, whose options "
+     "come after the buffers, or (None) a function with such options; None if there are too many. begun(request, receive "
+     "array): what a function returns in the background."},
     {NULL, NULL, 0, NULL}};
 
 int add_calls(PyObject *module)

@@ -61,6 +61,11 @@ def _length_of(nbytes: int) -> int:
     return (HALF << min((nbytes // LONG).bit_length(), HALVINGS)) - HALF
 
 
+def until_changed() -> array[int]:
+    """A counter of calls, and of nanoseconds, that lasts until it is set to 0."""
+    return array("q", (FOR_GOOD, 0))
+
+
 class Alike:
     """What communicators of one size have in common on which this process has the same rank."""
 
@@ -70,6 +75,7 @@ class Alike:
         self.topology = Topology((0,) * size)  # not known yet: as if there were one node
         self.policy = Policy(rank, self.topology, "", True, list, list)  # native for everything
         self.sound: set[object] = set()  # see Session
+        self.choices = until_changed()  # which they never are
 
 
 _alike = lru_cache(64)(Alike)
@@ -104,6 +110,7 @@ class Beginning:
         self.meeting = _meeting
         alike = _alike(self.rank, self.size)
         self.routes, self.topology, self.policy, self.sound = alike.routes, alike.topology, alike.policy, alike.sound
+        self.choices = alike.choices
 
     def goes_on(self, known: float) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it

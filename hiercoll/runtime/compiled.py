@@ -428,7 +428,7 @@ def method(
     given = ("buf",) if buffers == 1 else ("sendbuf", "recvbuf")[:buffers]
     text = ", ".join(("$self", *given, *map(_WITH_DEFAULTS.__getitem__, more)))
     doc = f"{name}({text})\n--\n\n{python.__doc__}"
-    return _entry(kind, None, name, doc, collective, buffers, more, python) or python
+    return _entry(kind, None, name, doc, collective, buffers, more, python, None) or python
 
 
 class _NoLiteral:
@@ -444,14 +444,18 @@ def _in_text(parameter: Parameter) -> Parameter:
     return parameter.replace(annotation=Parameter.empty, default=parameter.default if is_literal else _NoLiteral())
 
 
-def function(collective: object, buffers: int, python: Function) -> Function:
-    """The same for a public function, whose communicator comes first, and whose options have names."""
+def function(
+    collective: object, buffers: int, begun: Callable[[MPI.Request, Any], object] | None, python: Function
+) -> Function:
+    """The same for a public function, whose communicator comes first, and whose options have names; ``begun``: of one
+    in the background, what it returns for a request and the receive array."""
     found = signature(python)
     bare = list(map(_in_text, found.parameters.values()))
     text = str(found.replace(parameters=bare, return_annotation=Signature.empty))
     doc = f"{python.__name__}{text}\n--\n\n{python.__doc__}"
     options = tuple(found.parameters)
-    return _entry(None, python.__module__, python.__name__, doc, collective, buffers, options, python) or python
+    more = (buffers, options, python, begun)
+    return _entry(None, python.__module__, python.__name__, doc, collective, *more) or python
 
 
 def _entry(*given: Any) -> Any:

@@ -256,7 +256,14 @@ def get_session(comm: MPI.Intracomm) -> Session:
 
 def known_session(comm: MPI.Intracomm) -> Session | None:
     """The session of ``comm`` if a call has made one. Local. Raises as `get_session`."""
-    return None if isinstance(_states.get(comm.handle), Beginning | None) else get_session(comm)
+    state = known_state(comm)
+    return None if isinstance(state, Beginning) else state
+
+
+def known_state(comm: MPI.Intracomm) -> Session | Beginning | None:
+    """The same, or what counts the calls on ``comm``; None if there have been none."""
+    state = _states.get(comm.handle)
+    return state if isinstance(state, Beginning | None) else get_session(comm)
 
 
 def _check_thread() -> None:

@@ -30,7 +30,7 @@ from hiercoll.errors import ArgumentError, HiercollError, TableError, TableWarni
 from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
-from hiercoll.runtime.beginning import SET_UP
+from hiercoll.runtime.beginning import SET_UP, until_changed
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
@@ -210,11 +210,12 @@ class Session:
         self.copied = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)  # calls, by their arguments, whose data are copied
         self.by_sizes: dict[object, Learner] = {}  # of calls with blocks of any sizes, by how they are spelled
         self.sound: set[object] = set()  # arguments of calls that may be left to the MPI library without another look
+        self.choices = until_changed()  # see `choices_have_changed`
         self.refused = ""  # what was wrong with arguments that were left to the MPI library, for reports
         self._seen: dict[RequestKey, bool] = {}
         self.factory = PlanFactory(self)
         # Where comparisons are, and native calls that they precede, which start not in the order of all calls.
-        self.background_comm = duplicate(self.comm) if self.check else self.comm
+        self.background_comm = duplicate(self.comm) if self.check else self.user
         self._own_comms = [self.background_comm] if self.check else []
         self._tagged = self.comm  # where plans of users have their tags, once there are any
         sums = self.agreement.sums
@@ -227,7 +228,7 @@ class Session:
         self.policy.reaches = self.memories.devices_in_reach
         self.policy.links, self.policy.probe = replace(DEFAULT_LINKS, cores=cores), self._probe
         self.policy.slowest_of_some = self.agreement.slowest_of_some
-        self.policy.compares = self._compares
+        self.policy.compares, self.policy.changed = self._compares, self.choices_have_changed
         self.policy.learn(self.learns)
         self._use_timeout(common.timeout)
 
@@ -474,6 +475,12 @@ class Session:
         self.copied.drop_all()
         self.by_sizes.clear()
         self.routes.clear()
+
+    def choices_have_changed(self) -> None:
+        """What "auto" means is asked anew by calls in the background that are known: these are, as long as this counter
+        lasts. Blocking calls have their learner's."""
+        self.choices[0] = 0
+        self.choices = until_changed()
 
     def forget_plans(self) -> None:
         """Free the plans that are kept, with their windows. Collective."""

@@ -108,6 +108,7 @@ class Learner:
     or the compiled engine's count. ``found`` is called with what is found, so far and in the end; ``known`` is what an
     earlier job has found. ``rarely``: ranks that need not wait for each other in such calls do so ever more rarely.
     ``asking``: seconds that asking for candidates takes, about; ``alike``: what differs from a variant in a parameter.
+    ``changed`` is called when something else has been found.
 
     With ``compares``, native serves every other call but for trials, whatever has been found, for those who want to see
     what that gains: one of each two calls, in an order that looks random, and is the same on all ranks. ``given`` is
@@ -122,10 +123,10 @@ class Learner:
     rarely: bool = False
     asking: Callable[[], float] = lambda: 0.0
     alike: Callable[[Variant], Sequence[Variant]] = lambda variant: ()
+    changed: Callable[[], None] = lambda: None
     compares: bool = False
     given: Variant | None = None
     current: Variant = NATIVE_VARIANT
-    finding: Finding | None = None
     has_met: bool = False  # whether this rank has met the others before a call that is tried, and not made it yet
     has_begun: bool = False  # whether the first call has been asked about; equal on all ranks
     is_settled: bool = False  # whether all candidates have been tried; until then something is found so far
@@ -134,6 +135,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self._own: Own = None
+        self._finding = self.known
         self._kind = Kind(self._go_on)
         self._since = 0.0  # when the last call that was asked about began; 0: it is over
         self._step: Serve | Try = Serve(0, look=False)
@@ -141,12 +143,20 @@ class Learner:
         self._meetings: list[float] = []
         self._offered: Sequence[Variant] | None = None  # the candidates that were last asked for
         self._course = self._learn() if self.given is None else _follow()
-        if self.known is not None:
-            self.finding = self.known
         self.is_settled = self.given is not None
         self.current = self._serves = self._chosen
 
     # ---- what calls ask
+
+    @property
+    def finding(self) -> Finding | None:
+        """What has been found so far, by an earlier job at first."""
+        return self._finding
+
+    @finding.setter
+    def finding(self, finding: Finding | None) -> None:
+        self._finding = finding
+        self.changed()
 
     @property
     def is_fixed(self) -> bool:

@@ -94,6 +94,7 @@ class Policy:
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
         self._before, self._set_up = Before(), 0.0
+        self.changed: Callable[[], None] = lambda: None  # called when "auto" may mean something else from now on
         self.compares = False  # whether native serves every other blocking call by "auto"
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
         self.forget()
@@ -115,6 +116,7 @@ class Policy:
         self._looked_at: set[tuple[str, bool, Combining, int]] = set()
         # What learns from calls on arrays, by `plain.by_bytes`.
         self.by_bytes: dict[Any, Learner] = {}
+        self.changed()
 
     def learn(self, share: float = SHARE) -> None:
         """Learn from now on, at the cost of a share of the time of calls: infinite for all that it takes, 0 for not at
@@ -269,9 +271,8 @@ class Policy:
         found, agree, known = partial(self.found, wanted), self._slowest, self._known(wanted)
         asking = partial(self._asking, wanted, wanted.key)
         alike = partial(self._alike, wanted)
-        return Learner(
-            offered, agree, self.budget, found, known, wanted.collective.root, asking, alike, compares=self.compares
-        )
+        more = (asking, alike, self.changed, self.compares)
+        return Learner(offered, agree, self.budget, found, known, wanted.collective.root, *more)
 
     def _alike(self, wanted: Wanted, variant: Variant) -> list[Variant]:
         """What differs from a variant in one parameter; of blocks of any sizes nothing."""

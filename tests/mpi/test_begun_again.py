@@ -1,0 +1,243 @@
+"""Calls in the background that the MPI library serves, and that come again: without another look, as long as "auto" is
+that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from conftest import WORLD, layouts
+from mpi4py import MPI
+
+import hiercoll
+from hiercoll.calls import dropin, serving
+from hiercoll.calls.background import NativeCall
+from hiercoll.collectives import ALLTOALL
+from hiercoll.runtime import compiled
+from hiercoll.runtime.lifetime import get_session
+from hiercoll.runtime.native import mpi_library
+from hiercoll.tables import Choice, Entry, Table, Variant
+from hiercoll.tuning.learning import Finding
+from hiercoll.tuning.policy import Wanted
+
+RANK, SIZE = WORLD.rank, WORLD.size
+ITEMS, TURNS = 3, 5
+Arrays: TypeAlias = "list[np.ndarray[Any, Any]]"
+needs_engine = pytest.mark.skipif(compiled.call() is None, reason="there is no compiled engine")
+needs_threads = pytest.mark.skipif(
+    MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="the MPI library gives no MPI_THREAD_MULTIPLE"
+)
+pytestmark = [needs_engine, pytest.mark.mpi(min_size=2)]  # one rank leaves all to the MPI library
+
+
+@pytest.fixture
+def comm(on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch) -> MPI.Intracomm:
+    """On which hiercoll is set up, and "auto" is the MPI library's own."""
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    made = on_layout(layouts()[-1])
+    get_session(made)
+    return made
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls in the background that Python has looked at."""
+    seen: Counter[str] = Counter()
+    begin, known_state = serving.begin, dropin.known_state
+
+    def of_function(session: Any, collective: Any, given: Any) -> Any:
+        seen["functions"] += 1
+        return begin(session, collective, given)
+
+    def of_method(comm: Any) -> Any:
+        seen["methods"] += 1
+        return known_state(comm)
+
+    monkeypatch.setattr(hiercoll.calls.functions, "begin", of_function)
+    monkeypatch.setattr(dropin, "known_state", of_method)
+    return seen
+
+
+def arrays(turn: int) -> Arrays:
+    """A block of this rank, blocks for all ranks, and where these, and one, are received; new ones in each turn."""
+    one = np.arange(ITEMS) + 100.0 * RANK + turn
+    many = np.concatenate([one + 10 * peer for peer in range(SIZE)])
+    return [one, many, np.full(SIZE * ITEMS, -1.0), np.full(ITEMS, -1.0)]
+
+
+COUNTS, PLACES = [ITEMS] * SIZE, [ITEMS * rank for rank in range(SIZE)]
+BYTES = [8 * place for place in PLACES]
+BLOCKS = [np.arange(ITEMS) + 100.0 * peer for peer in range(SIZE)]  # of turn 0
+GATHERED = np.concatenate(BLOCKS)
+EXCHANGED = np.concatenate([block + 10 * RANK for block in BLOCKS])
+# By MPI's name: arguments, the buffer that receives, on which rank, what is there in turn 0, what each turn adds.
+Case: TypeAlias = "tuple[Callable[[Arrays], tuple[Any, ...]], int, int | None, Any, int]"
+LAST, W = SIZE - 1, [MPI.DOUBLE] * SIZE
+CASES: dict[str, Case] = {
+    "Ialltoall": (lambda a: (a[1], a[2]), 2, None, EXCHANGED, 1),
+    "Iallgather": (lambda a: (a[0], a[2]), 2, None, GATHERED, 1),
+    "Iallreduce": (lambda a: (a[0], a[3]), 3, None, sum(BLOCKS), SIZE),
+    "Ireduce_scatter_block": (lambda a: (a[1], a[3]), 3, None, sum(BLOCKS) + 10 * SIZE * RANK, SIZE),
+    "Ibcast": (lambda a: (a[0], LAST), 0, None, BLOCKS[-1], 1),
+    "Ireduce": (lambda a: (a[0], a[3], MPI.SUM, LAST), 3, LAST, sum(BLOCKS), SIZE),
+    "Igather": (lambda a: (a[0], a[2], LAST), 2, LAST, GATHERED, 1),
+    "Iscatter": (lambda a: (a[1], a[3], LAST), 3, None, BLOCKS[-1] + 10 * RANK, 1),
+    "Ialltoallv": (lambda a: ([a[1], COUNTS, PLACES, MPI.DOUBLE], [a[2], COUNTS]), 2, None, EXCHANGED, 1),
+    "Iallgatherv": (lambda a: (a[0], [a[2], (COUNTS, PLACES)]), 2, None, GATHERED, 1),
+    "Igatherv": (lambda a: (a[0], [a[2], COUNTS], LAST), 2, LAST, GATHERED, 1),
+    "Iscatterv": (lambda a: ([a[1], COUNTS], a[3], LAST), 3, None, BLOCKS[-1] + 10 * RANK, 1),
+    "Ialltoallw": (lambda a: ([a[1], (COUNTS, BYTES), W], [a[2], (COUNTS, BYTES), W]), 2, None, EXCHANGED, 1),
+    "Ibarrier": (lambda a: (), 0, None, BLOCKS[RANK], 1),
+}
+
+
+def call_of(comm: Any, name: str, turn: int, wait: bool = True) -> Any:
+    """A call of a communicator, or (of mpi4py's) the function of hiercoll; its result is looked at."""
+    make, place, root, due, step = CASES[name]
+    buffers = arrays(turn)
+    given = make(buffers)
+    if isinstance(comm, hiercoll.Intracomm):
+        call = getattr(comm, name)(*given)
+        call.Wait()
+    else:
+        function = {"Ireduce_scatter_block": "ireduce_scatter"}.get(name, name.lower())
+        number = 1 if name == "Ibcast" else min(len(given), 2)
+        call = getattr(hiercoll, function)(comm, *given[:number], **({"root": LAST} if len(given) > number else {}))
+        found = call.wait()
+        if root in (None, RANK) and name != "Ibarrier":
+            assert found is buffers[place]
+    if root in (None, RANK):
+        np.testing.assert_array_equal(buffers[place], due + turn * step)
+    return call
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Each is looked at once, whatever arrays it is given; of datatypes for each block, once for each array."""
+    calls = [call_of(comm, name, turn) for turn in range(TURNS)]
+    if name != "Ialltoallw":
+        assert looked_at.total() == 1
+        assert all(type(call) is NativeCall and call.test() and call.done for call in calls[1:])
+
+
+@needs_threads
+@pytest.mark.parametrize("name", CASES)
+def test_methods(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Likewise; they return mpi4py's own requests."""
+    ours = hiercoll.Intracomm(comm)
+    calls = [call_of(ours, name, turn) for turn in range(TURNS)]
+    assert looked_at.total() == 1
+    assert {type(call) for call in calls} == {MPI.Request}
+
+
+@needs_threads
+@pytest.mark.parametrize("name", CASES)
+def test_methods_before_hiercoll_is_set_up(name: str, monkeypatch: pytest.MonkeyPatch, looked_at: Counter[str]) -> None:
+    """Once a blocking call has been counted, and they do not count."""
+    monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
+    ours = hiercoll.Intracomm(MPI.Intracomm(WORLD).Dup())
+    ours.Barrier()
+    left = (compiled.tally(ours.handle) or [0])[0]
+    for turn in range(TURNS):
+        call_of(ours, name, turn)
+    assert looked_at.total() <= 1
+    assert (compiled.tally(ours.handle) or [0])[0] == left
+    ours.Free()
+
+
+def table_of(comm: MPI.Intracomm, name: str, variant: Variant) -> Table:
+    """One that chooses a variant for all sizes."""
+    topology = hiercoll.get_topology(comm)
+    setting = (name, mpi_library(), "host", topology.node_sizes, topology.placement)
+    return Table((Entry(*setting, (Choice(1, variant),), ()),))
+
+
+@pytest.mark.parametrize("drop_in", [False, pytest.param(True, marks=needs_threads)])
+@pytest.mark.parametrize("name", ["Ialltoall", "Iallgatherv"])
+def test_another_choice(name: str, drop_in: bool, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """With a table calls are served by what it says, and without one they are left to the MPI library again."""
+    ours: Any = hiercoll.Intracomm(comm) if drop_in else comm
+    chosen = Variant("pairwise") if name == "Ialltoall" else Variant("ring")
+    for _ in range(2):
+        before = looked_at.total()
+        for turn in range(TURNS):
+            assert type(call_of(ours, name, turn)) in (NativeCall, hiercoll.Request, MPI.Request)
+        assert looked_at.total() == before + 1
+        table = table_of(comm, "alltoall" if name == "Ialltoall" else "allgather", chosen)
+        hiercoll.configure(comm, table=table)
+        for turn in range(2):
+            call = call_of(ours, name, turn)
+            assert chosen.algorithm in (call.stand_in.name if drop_in else call.name)
+        hiercoll.configure(comm, table=Table())
+
+
+def test_what_is_learned(comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Calls in the background take what blocking calls have found since they came last."""
+    session, wanted = get_session(comm), Wanted(ALLTOALL, 8 * ITEMS, False)
+    session.policy.learn(1.0)
+    learner = session.policy.learner(wanted)
+    assert learner is not None
+    for turn in range(TURNS):
+        call_of(comm, "Ialltoall", turn)
+    assert looked_at.total() == 1
+    learner.finding = Finding(Variant("pairwise"), 1.0, 2.0, 9)
+    assert call_of(comm, "Ialltoall", 0).name.startswith("alltoall pairwise")
+    learner.finding = None
+    assert [type(call_of(comm, "Ialltoall", turn)) for turn in range(3)][1:] == [NativeCall] * 2
+
+
+def test_deadlines(comm: MPI.Intracomm) -> None:
+    """Calls that are known are under a deadline as soon as there is one."""
+    for turn in range(2):
+        call_of(comm, "Ialltoall", turn)
+    hiercoll.configure(comm, timeout=60.0)
+    assert type(call_of(comm, "Ialltoall", 0)) is hiercoll.Request
+    hiercoll.configure(comm, timeout=0.0)
+    assert [type(call_of(comm, "Ialltoall", turn)) for turn in range(2)] == [hiercoll.Request, NativeCall]
+
+
+@needs_threads
+def test_progress_in_a_thread(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread lets all calls of functions go on, also those that come again."""
+    monkeypatch.setenv("HIERCOLL_PROGRESS", "thread")
+    assert {type(call_of(comm, "Ialltoall", turn)) for turn in range(3)} == {hiercoll.Request}
+
+
+def test_several_at_once(comm: MPI.Intracomm) -> None:
+    """Calls that are known beside others, by an algorithm of hiercoll's, completed in another order on each rank."""
+    ends = [(np.arange(SIZE) + 10 * RANK + turn, np.full(SIZE, -1)) for turn in range(8)]
+    for _ in range(3):
+        calls = [
+            hiercoll.ialltoall(comm, send, recv, algorithm="bruck" if turn % 3 else "auto")
+            for turn, (send, recv) in enumerate(ends)
+        ]
+        for turn in np.random.default_rng(RANK).permutation(len(calls)):
+            assert calls[turn].wait() is ends[turn][1]
+        for turn, (_, recv) in enumerate(ends):
+            np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + turn)
+            recv[:] = -1
+
+
+WRONG: dict[str, Callable[[Arrays], tuple[Any, Any]]] = {
+    "too short": lambda a: (a[1], a[2][:-1]),
+    "both the same": lambda a: (a[1], a[1]),
+    "overlapping": lambda a: (a[2], np.concatenate([a[2], a[3]])[: a[2].size].view(type=np.ndarray)[::-1]),
+    "another type": lambda a: (a[1], a[2].view("i8").astype("f4")),
+    "no array": lambda a: (a[1], "text"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_arguments(what: str, comm: MPI.Intracomm) -> None:
+    """They are refused, on all ranks, whatever is known; and the call stays known."""
+    call_of(comm, "Ialltoall", 0)
+    with pytest.raises(hiercoll.ArgumentError):
+        hiercoll.ialltoall(comm, *WRONG[what](arrays(0)))
+    readonly = arrays(0)[2]
+    readonly.flags.writeable = False
+    with pytest.raises(hiercoll.ArgumentError):
+        hiercoll.ialltoall(comm, arrays(0)[1], readonly)
+    assert type(call_of(comm, "Ialltoall", 1)) is NativeCall
