@@ -103,6 +103,7 @@ class InBackground:
     is_even: bool
     is_private: bool
     typed: bool
+    begins = True
 
 
 @dataclass(frozen=True, eq=False)  # one of each: compared by identity
@@ -133,6 +134,7 @@ class Collective:
     size_of: str = "bytes per block"
     section: str = ""
     number: int = field(init=False)  # of the record, for tags
+    begins = False  # its blocking calls return when they are done
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", len(COLLECTIVES))

@@ -75,8 +75,7 @@ class BackgroundCall:
             if self.entry is not None:
                 self.entry[SECONDS] = time() - self.entry[BEGAN]
             self._leave()
-            if self._plan.on_free is None:  # else it is somebody's, for more starts
-                self._plan.free()
+            self._session.end_plan(self._plan)
         if self.error is not None and not isinstance(self.error, Exception):
             raise self.error  # Ctrl-C is not only for who asks for this call
 
@@ -127,6 +126,37 @@ class NativeCall(BackgroundCall):
         while not self.test():
             progress.wait_politely()
         return self._result
+
+
+class Again:
+    """Plans of calls in the background that are over, for such calls that come again: see `compiled.Routes`."""
+
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.session, self._key, self._is_by_block = session, plan.key, plan.is_by_block
+        self._plans = session.idle.alike(plan.key)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def plan(self, send: Any, recv: Any) -> Plan | None:
+        """One of them, for a call on these arrays that the compiled engine has found; None if another thread has taken
+        the last one."""
+        plan = self.session.idle_plan(self._key, send, recv)
+        if plan is None or plan.program is None:
+            return None
+        plan.program.move(*(0 if each is None else MPI.Get_address(each) for each in (send, recv)))
+        if self._is_by_block:
+            self.session.routes.fill(plan.program)
+        return plan
+
+
+def begun(what: MPI.Request | Again, send: Any, recv: Any) -> BackgroundCall:
+    """A call on these arrays that the compiled engine knows, and has left to the MPI library or found plans for;
+    NotImplemented where these have gone meanwhile."""
+    if isinstance(what, Again):
+        plan = what.plan(send, recv)
+        return NotImplemented if plan is None else BackgroundCall(what.session, plan, recv)
+    return NativeCall(what, recv)
 
 
 Request = BackgroundCall  # its public name

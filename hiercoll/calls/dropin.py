@@ -26,6 +26,7 @@ from hiercoll.calls.known import (
     remember,
     remember_all_begun,
     remember_begun,
+    remember_plan,
     run_known,
     run_known_on_device,
 )
@@ -406,9 +407,9 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
     if private.is_native and not session.check and private.memory == "host":
         remember_begun(session, private, asked)
         return None
-    plan = session.factory.make(private, Lifetime.BACKGROUND)
-    plan.producers = private.producers
-    return requests.nonblocking(session, plan, partial(request.described, given, session.rank, session.size))
+    plan, described = session.begun_plan(private), partial(request.described, given, session.rank, session.size)
+    remember_plan(session, private, asked, plan)
+    return requests.nonblocking(session, plan, described)
 
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
@@ -557,8 +558,8 @@ def _add_methods() -> None:
             method.__name__, method.__doc__ = name, getattr(MPI.Comm, name).__doc__
             forms = {collective.native: collective, collective.nonblocking: collective.in_background}
             if name in forms and _is_compiled(collective):
-                more = (collective.buffers, collective.more)
-                method = compiled.method(MPI.Intracomm, name, forms[name], *more, method)
+                more, begun = (collective.buffers, collective.more), requests.begun
+                method = compiled.method(MPI.Intracomm, name, forms[name], *more, method, begun)
             setattr(Collectives, name, method)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.aliases import operation_and_order, uneven_alias, uses_device
-from hiercoll.calls.background import BackgroundCall, NativeCall, waitall
+from hiercoll.calls.background import BackgroundCall, begun, waitall
 from hiercoll.calls.devices import new_on_device
 from hiercoll.calls.known import begin_known, call_known, known_by_name, run_known_on_device
 from hiercoll.calls.plain import is_plain, new_result
@@ -129,8 +129,8 @@ def _quick(collective: Collective) -> Callable[[Function], Function]:
 
 
 def _quickly_begun(collective: Collective) -> Callable[[Function], Function]:
-    """A function in the background, by the compiled engine where it knows that the call is left to the MPI library."""
-    return partial(compiled.function, collective.in_background, collective.buffers, NativeCall)
+    """A function in the background, by the compiled engine where it knows the call."""
+    return partial(compiled.function, collective.in_background, collective.buffers, begun)
 
 
 @_quick(ALLTOALL)
@@ -1150,9 +1150,12 @@ def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Bac
     """A call in the background."""
     if given.recv is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
         given = given._replace(recv=new_result(collective, comm, given.send))
-    if (request := begin_known(comm, collective, given)) is not None:
+    if (known := begin_known(comm, collective, given)) is not None:
+        what, send, recv = known
         has_result = collective.buffers and (collective.everywhere == "recv" or comm.rank == given.root)
-        return NativeCall(request, _result(given.recv) if has_result else None)
+        call = begun(what, send, _result(given.recv) if recv is None and has_result else recv)
+        if call is not NotImplemented:
+            return call
     return begin(get_session(comm), collective, given)
 
 

@@ -27,6 +27,7 @@ from hiercoll.calls.aliases import (
     suits_mpi4py,
     uneven_alias,
 )
+from hiercoll.calls.background import Again
 from hiercoll.calls.devices import ends_of
 from hiercoll.collectives import Collective, InBackground, Sizes
 from hiercoll.cuda import is_device_array
@@ -137,8 +138,9 @@ def known_by_name(comm: MPI.Intracomm, collective: Collective, given: Arguments)
     return call is not None and call()
 
 
-def begin_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> MPI.Request | None:
-    """Leave a call in the background to the MPI library, if it is known that "auto" does."""
+def begin_known(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> tuple[Any, Any, Any] | None:
+    """Start a call in the background that is known to be the MPI library's, or find plans that may serve it. Returns
+    the request, or these, and the arrays that are sent and received; None if it is not known."""
     call = call_by_name(comm, collective, given, collective.in_background)
     return (call and call()) or None
 
@@ -350,6 +352,16 @@ def remember_begun(session: Session, request: Request, given: Arguments) -> None
     elif not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
         method = getattr(MPI.Intracomm, collective.nonblocking)
         _remember_call(session, method, collective, given, session.choices, collective.in_background)
+
+
+def remember_plan(session: Session, request: Request, given: Arguments, plan: Plan) -> None:
+    """Let such calls in the background find plans as this one, if they serve several, until choices change."""
+    collective = request.collective
+    if plan.key is None or given.limit != LIMIT or not session.unwatched:
+        return
+    if not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
+        again = Again(session, plan)
+        _remember_call(session, again, collective, given, session.choices, collective.in_background)
 
 
 def remember_all_begun(state: Session | Beginning, collective: Collective) -> None:

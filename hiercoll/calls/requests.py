@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from mpi4py import MPI
 
-from hiercoll.calls.background import BackgroundCall
+from hiercoll.calls.background import Again, BackgroundCall
 from hiercoll.runtime import progress
 from hiercoll.runtime.checking import Describe
 from hiercoll.runtime.plan import Plan
@@ -211,6 +211,13 @@ def nonblocking(session: Session, plan: Plan, described: Describe | None = None)
         request = Nonblocking(stand_in.comm.Issend(NOTHING, 0, stand_in.tag))
     request.stand_in = stand_in
     return request
+
+
+def begun(idle: Again, send: Any, recv: Any) -> Nonblocking:
+    """Start one of the plans that the compiled engine has found for a call on these arrays; NotImplemented where these
+    have gone meanwhile."""
+    plan = idle.plan(send, recv)
+    return NotImplemented if plan is None else nonblocking(idle.session, plan)
 
 
 def persistent(session: Session, plan: Plan) -> Persistent:

@@ -27,6 +27,7 @@ from hiercoll.calls.known import (
     remember,
     remember_begun,
     remember_native,
+    remember_plan,
     remember_typed,
     run_copied,
     run_kept,
@@ -371,7 +372,7 @@ def begin(session: Session, collective: Collective, given: Arguments) -> Backgro
     request = session.factory.private(request)
     if request.is_native and not request.is_empty:
         remember_begun(session, request, asked)
-    plan = session.factory.make(request, Lifetime.BACKGROUND)
-    plan.producers = request.producers
-    described = partial(request.described, given, session.rank, session.size)
-    return BackgroundCall(session, plan, request.result, described=described)
+    plan, described = session.begun_plan(request), partial(request.described, given, session.rank, session.size)
+    call = BackgroundCall(session, plan, request.result, described=described)
+    remember_plan(session, request, asked, plan)
+    return call

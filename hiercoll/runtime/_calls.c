@@ -54,7 +54,8 @@ typedef struct {
     long long counts[2], types[2], operation;
 } Direct;
 
-/* A call, and what serves it: a program, or mpi4py's method of communicators, which a function may stand for. */
+/* A call, and what serves it: a program; mpi4py's method of communicators, which a function may stand for; or idle plans,
+ * with a length, one of which Python starts. */
 typedef struct {
     Key key;
     Typed typed;
@@ -171,7 +172,7 @@ static Routes *find_routes(PyObject *comm)
         look_up(handle);
     if (!calls.last)
         begin_counting(handle);
-    return calls.last && calls.last->is_open && !Py_SIZE(calls.background) ? calls.last : NULL;
+    return calls.last && calls.last->is_open ? calls.last : NULL;
 }
 
 /* ---- Keys. Functions return 0, or -1 for what Python is to look at (perhaps with an exception, of no interest). */
@@ -183,6 +184,7 @@ typedef struct {
     int is_typed;   /* whether each block has a datatype of its own */
     int of_root;    /* which buffer only the root has, 0 or 1; -1: none */
     int root_knows; /* whether blocks have any sizes, all of which only the root knows */
+    int begins;     /* whether calls return before they are done */
 } Kind;
 
 /* The arguments of a call, and what tells it from others. */
@@ -199,7 +201,9 @@ typedef struct {
     int rank;
     PyObject *tally; /* of the communicator, once it is served */
     PyObject **server; /* where to say what served it: the name of a plan, or "native"; NULL: nowhere */
-    PyObject *request; /* what mpi4py's method has returned, if that is not None; whoever began the call owns it */
+    /* Whoever began the call owns these: */
+    PyObject *request; /* what mpi4py's method has returned, if that is not None */
+    PyObject *idle;    /* plans, one of which is to be started */
     Key key;
 } Call;
 
@@ -447,7 +451,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
     call->rank = 0;
     call->server = NULL;
-    call->request = NULL;
+    call->request = call->idle = NULL;
     call->key.objects = 0;
     call->key.length = 0;
 }
@@ -614,6 +618,7 @@ static int read_kind(PyObject *collective, Kind *kind)
     kind->by_total = !is_even && !is_private && !kind->is_typed;
     kind->of_root = (int)number_of(collective, "of_root");
     kind->root_knows = !is_even && kind->of_root >= 0;
+    kind->begins = is_so(collective, "begins");
     return is_private < 0 || is_even < 0 || kind->is_typed < 0 || PyErr_Occurred() ? -1 : 0;
 }
 
@@ -943,10 +948,14 @@ static int run_typed(Routes *routes, Program *program, const Call *call, const T
     return outcome;
 }
 
+static int is_idle(PyObject *target) { return Py_TYPE(target) != program_type && !PyCallable_Check(target); }
+
 static int run_known(Routes *routes, const Known *known, Call *call)
 {
     if (known->direct.function)
         return run_direct(&known->direct, call);
+    if (is_idle(known->target))
+        return Py_INCREF(call->idle = known->target), 1;
     if (Py_TYPE(known->target) != program_type)
         return run_native(known->target, call, known->buffers);
     Program *program = (Program *)known->target;
@@ -962,6 +971,8 @@ static int serve(Routes *routes, Call *call)
     int64_t *left = known && known->left ? known->left : numbers_in(counter);
     if (!known || (left && *left <= 0) ||
         (program && (program->is_freed || program->active || by_block != (program->blocks[0] + program->blocks[1] > 0))))
+        return 0;
+    if (is_idle(known->target) && (call->views[0].obj || call->views[1].obj || PyObject_Size(known->target) <= 0))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
     const char *from = call->data[0], *to = call->data[1];
@@ -995,7 +1006,8 @@ static int serve(Routes *routes, Call *call)
 static int serve_known(Call *call, PyObject *collective, int any, unsigned options, PyObject *const *values,
                        PyObject *names)
 {
-    Routes *routes = find_routes(call->comm);
+    /* What waits is to let others go on. */
+    Routes *routes = call->kind.begins || !Py_SIZE(calls.background) ? find_routes(call->comm) : NULL;
     call->rank = routes ? routes->rank : 0;
     call->tally = routes ? calls.tally : Py_None;
     int known = routes ? describe(call, collective, options, values, names) : -1;
@@ -1019,6 +1031,19 @@ static void begin_named(Call *call, PyObject *comm, PyObject *const *args, int i
     call->options[ORDER] = is_reduction ? args[6] : Py_None;
 }
 
+/* What Python's function ``with`` makes of a call in the background: of a request, or of idle plans, and of the arrays that
+ * are sent and received, None where there are none; NULL: those in a tuple. */
+static PyObject *begun(PyObject *with, const Call *call)
+{
+    PyObject *what = call->request ? call->request : call->idle, *ends[2];
+    for (int end = 0; end < 2; end++)
+        ends[end] = call->arrays[end] ? (PyObject *)call->arrays[end] : Py_None;
+    PyObject *result = with ? PyObject_CallFunctionObjArgs(with, what, ends[0], ends[1], NULL)
+                            : PyTuple_Pack(3, what, ends[0], ends[1]);
+    Py_DECREF(what);
+    return result;
+}
+
 static PyObject *has_arguments(Py_ssize_t count, Py_ssize_t wanted)
 {
     return count == wanted ? Py_None : PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, not %zd", wanted, count);
@@ -1035,7 +1060,9 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     begin_named(&call, args[1], args + 2, count == 9, kind);
     int outcome = serve_known(&call, args[0], 0, 0, args + count, names);
-    return outcome < 0 ? NULL : call.request ? call.request : PyBool_FromLong(outcome);
+    if (outcome > 0 && (call.idle || call.request))
+        return begun(NULL, &call);
+    return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
 /* Of a drop-in communicator's method that is watched: collective, communicator, send, recv, root, operation. */
@@ -1096,7 +1123,7 @@ static struct entry {
     Kind kind;        /* of functions never even: their result is an array */
     unsigned options; /* that it has, a bit each */
     int more, place[OPTIONS]; /* of a method: those after the buffers, in their order */
-    PyObject *collective, *python, *begun; /* begun: what makes the result of a request, and of the receive array */
+    PyObject *collective, *python, *begun; /* see `begun` */
     PyMethodDef definition;
 } entries[MOST_ENTRIES];
 static int entries_used;
@@ -1121,11 +1148,15 @@ static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const
     return result;
 }
 
-static PyObject *wrapped(PyObject *begun, PyObject *request, PyObject *result)
+/* Of a call that was served; NotImplemented if Python is to serve it after all. */
+static PyObject *result_of(const struct entry *entry, int is_function, const Call *call)
 {
-    PyObject *call = PyObject_CallFunctionObjArgs(begun, request, result, NULL);
-    Py_DECREF(request);
-    return call;
+    if (call->idle || (call->request && is_function))
+        return begun(entry->begun, call);
+    if (call->request)
+        return call->request;
+    PyObject *result = is_function && call->arrays[1] ? (PyObject *)call->arrays[1] : Py_None;
+    return Py_INCREF(result), result;
 }
 
 /* ``self`` is NULL in functions: these take the communicator first, options by name, and return the receive array. */
@@ -1146,12 +1177,10 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
         for (Py_ssize_t each = 0; each < more; each++)
             call.options[entry->place[each]] = args[first + buffers + each];
         int outcome = serve_known(&call, entry->collective, entry->any, entry->options, args + count, names);
-        int has_result = !self && outcome > 0 && call.arrays[1];
-        PyObject *result = has_result ? (PyObject *)call.arrays[1] : Py_None;
-        if (outcome > 0 && call.request)
-            return self ? call.request : wrapped(entry->begun, call.request, result);
-        if (outcome)
-            return outcome < 0 ? NULL : (Py_INCREF(result), result);
+        PyObject *result = outcome > 0 ? result_of(entry, !self, &call) : NULL;
+        if (outcome && result != Py_NotImplemented)
+            return result;
+        Py_XDECREF(result);
     }
     return call_python(entry->python, self, args, count, names);
 }
@@ -1276,6 +1305,21 @@ static PyObject *Routes_limit(Routes *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Sizes and places of blocks of the call that was looked at last, for a program that serves it. */
+static PyObject *Routes_fill(Routes *self, PyObject *given)
+{
+    Program *program = (Program *)given;
+    if (Py_TYPE(given) != program_type || program->blocks[0] > self->size || program->blocks[1] > self->size)
+        return PyErr_Format(PyExc_TypeError, "not a program of this communicator: %R", given);
+    for (int end = 0; end < 2; end++) {
+        const int64_t *numbers = self->numbers + 2 * end * self->size;
+        size_t bytes = (size_t)program->blocks[end] * sizeof *numbers;
+        memcpy(program->tables[end].sizes, numbers, bytes);
+        memcpy(program->tables[end].places, numbers + self->size, bytes);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *Routes_tick(Routes *self, PyObject *none)
 {
     (void)none;
@@ -1299,6 +1343,8 @@ static PyMethodDef routes_methods[] = {
     {"limit", (PyCFunction)Routes_limit, METH_VARARGS,
      "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
      "called with the entry of each."},
+    {"fill", (PyCFunction)Routes_fill, METH_O,
+     "fill(program): with sizes and places of the blocks of the call for which idle plans were found just now."},
     {"tick", (PyCFunction)Routes_tick, METH_NOARGS, "Count a call; the number of calls."},
     {NULL, NULL, 0, NULL}};
 
@@ -1401,14 +1447,14 @@ static PyMethodDef functions[] = {
     {"close", engine_close, METH_NOARGS, "Nothing is registered any more, and nothing begins."},
     {"call", FAST(engine_call), METH_FASTCALL | METH_KEYWORDS,
      "call(collective, comm, send, recv, root, algorithm, transport, op, order, **params): whether it was known, and is served;\n"
-     "of one in the background, the request."},
+     "of one in the background, the request or idle plans, and the arrays that are sent and received."},
     {"watched", engine_watched, METH_VARARGS,
      "watched(collective, comm, send, recv, root, op): serves a call as the method of a drop-in communicator does, if it "
      "is known. Returns the name of the plan, or \"native\"; \"\" if it is not known."},
     {"entry", engine_entry, METH_VARARGS,
      "entry(type, module, name, doc, collective, buffers, options, python, begun): a method of that type, whose options "
-     "come after the buffers, or (None) a function with such options; None if there are too many. begun(request, receive "
-     "array): what a function returns in the background."},
+     "come after the buffers, or (None) a function with such options; None if there are too many. begun(request or idle "
+     "plans, send, recv): what it returns in the background, of arrays; a method, a request as it is."},
     {NULL, NULL, 0, NULL}};
 
 int add_calls(PyObject *module)

@@ -781,6 +781,7 @@ static PyMethodDef program_methods[] = {
 static PyMemberDef program_members[] = {
     {"used", T_LONGLONG, offsetof(Program, used), 0, "When it was used last, in calls of its session."},
     {"name", T_OBJECT_EX, offsetof(Program, name), 0, "Of its plan."},
+    {"tag", T_INT, offsetof(Program, tag), 0, "The first tag of its messages."},
     {"active", T_INT, offsetof(Program, active), READONLY, "Whether a start is under way."},
     {NULL, 0, 0, 0, NULL}};
 

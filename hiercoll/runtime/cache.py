@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from itertools import count
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Freed(Protocol):
+    """What is to be freed."""
+
+    nbytes: int
+
+    def free(self) -> None:
+        """It is not used any more."""
+
+
+Kept = TypeVar("Kept", bound=Freed)
 
 
 class Cache(dict[Hashable, Any]):
@@ -41,3 +53,53 @@ class Cache(dict[Hashable, Any]):
         """Remove and free all entries, in the order in which they came."""
         while self:
             self.drop(next(iter(self)))
+
+
+class Idle(Generic[Kept]):
+    """Things that nobody uses now, several alike by key, limited in number and in bytes; those of the key that was used
+    least lately go."""
+
+    def __init__(self, entries: int, nbytes: int) -> None:
+        self._most, self._limit = entries, nbytes
+        self._alike: dict[Hashable, list[Kept]] = {}  # the last key was used last
+        self.count = self.nbytes = 0
+
+    def alike(self, key: Hashable) -> list[Kept]:
+        """Those of a key; to be looked at only."""
+        found = self._alike[key] = self._alike.pop(key, [])
+        return found
+
+    def take(self, key: Hashable) -> Kept | None:
+        """One of them, which is in use from now on; None if there is none."""
+        if key not in self._alike:
+            return None
+        alike = self.alike(key)
+        if not alike:
+            return None
+        entry = alike.pop()
+        self._count(entry, -1)
+        return entry
+
+    def put(self, key: Hashable, entry: Kept) -> None:
+        """It is not in use any more. It stays, however large."""
+        while self.count and (self.count >= self._most or self.nbytes + entry.nbytes > self._limit):
+            self._drop_oldest()
+        self.alike(key).append(entry)
+        self._count(entry, 1)
+
+    def drop_all(self) -> None:
+        """Free all."""
+        while self._alike:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Whoever has them finds none any more."""
+        alike = self._alike.pop(next(iter(self._alike)))
+        while alike:
+            entry = alike.pop()
+            self._count(entry, -1)
+            entry.free()
+
+    def _count(self, entry: Kept, one: int) -> None:
+        self.count += one
+        self.nbytes += one * entry.nbytes

@@ -17,7 +17,7 @@ from functools import cache
 from inspect import Parameter, Signature, signature
 from itertools import count
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -420,15 +420,20 @@ def watched() -> Callable[..., str] | None:
 _WITH_DEFAULTS = {"root": "root=0", "op": "op=..."}  # arguments of methods, for `inspect`, which reads literals alone
 
 
+Begun: TypeAlias = "Callable[[Any, Any, Any], object] | None"
+
+
 def method(
-    kind: type, name: str, collective: object, buffers: int, more: tuple[str, ...], python: Function
+    kind: type, name: str, collective: object, buffers: int, more: tuple[str, ...], python: Function, begun: Begun
 ) -> Function:
     """A method of communicators that serves calls that are known, and leaves all others to ``python``; ``buffers``: how
-    many it takes, ``more``: the arguments after them, "op" and "root"."""
+    many it takes, ``more``: the arguments after them, "op" and "root"; ``begun``: of one in the background, what it
+    returns where there are plans for it, of these, and of the arrays that are sent and received (None: there is none).
+    """
     given = ("buf",) if buffers == 1 else ("sendbuf", "recvbuf")[:buffers]
     text = ", ".join(("$self", *given, *map(_WITH_DEFAULTS.__getitem__, more)))
     doc = f"{name}({text})\n--\n\n{python.__doc__}"
-    return _entry(kind, None, name, doc, collective, buffers, more, python, None) or python
+    return _entry(kind, None, name, doc, collective, buffers, more, python, begun) or python
 
 
 class _NoLiteral:
@@ -444,11 +449,9 @@ def _in_text(parameter: Parameter) -> Parameter:
     return parameter.replace(annotation=Parameter.empty, default=parameter.default if is_literal else _NoLiteral())
 
 
-def function(
-    collective: object, buffers: int, begun: Callable[[MPI.Request, Any], object] | None, python: Function
-) -> Function:
-    """The same for a public function, whose communicator comes first, and whose options have names; ``begun``: of one
-    in the background, what it returns for a request and the receive array."""
+def function(collective: object, buffers: int, begun: Begun, python: Function) -> Function:
+    """The same for a public function, whose communicator comes first, and whose options have names; ``begun`` makes
+    what it returns of the MPI library's requests, too."""
     found = signature(python)
     bare = list(map(_in_text, found.parameters.values()))
     text = str(found.replace(parameters=bare, return_annotation=Signature.empty))

@@ -135,9 +135,12 @@ class PlanFactory:
                     self._roomless.add(request.common)
                 return self.make(request.sending, lifetime, traced=traced)
             request.place(plan.move)
+            plan.tags = self._tags(schedule)
         plan.frame(request.before, request.after)
-        if lifetime is not Lifetime.KEPT:
-            plan.keep_alive(request.received.owner, request.sent.owner if request.sent else None)
+        if lifetime is Lifetime.BACKGROUND:
+            plan.guests = request.owners
+        elif lifetime is not Lifetime.KEPT:
+            plan.keep_alive(*request.owners)
         if lifetime is Lifetime.HELD:
             plan.recvbuf, plan.producers = request.result, request.producers
             self._session.hold(plan, window)
@@ -396,7 +399,10 @@ class PlanFactory:
         session = self._session
         if lifetime in SHARING:
             return session.comm, session.tags.of_blocking(session.numbers[request.collective])
-        return session.comm, session.tags.in_background(most_tags(session.size, schedule.segments))
+        return session.comm, session.tags.in_background(self._tags(schedule))
+
+    def _tags(self, schedule: Schedule) -> int:
+        return most_tags(self._session.size, schedule.segments)
 
     def _window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
         """A new shared window on every node; with transport peer, its buffer lies in the memory

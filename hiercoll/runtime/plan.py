@@ -66,6 +66,9 @@ class Plan:
         self._going: Going | None = None  # a start that others let go on, too
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
+        # Of calls in the background: what is to live as long as the current start, and how many tags it needs.
+        self.guests: tuple[object, ...] = ()
+        self.tags = 0
         # Host memory needs no synchronisation: leave the call out of the hot path.
         self._memory = memory if memory is not None and memory.kind != "host" else None
         self._direct = direct  # whether messages are of, or about, that memory itself
@@ -88,6 +91,11 @@ class Plan:
         places of ``blocks``, in bytes, where they differ."""
         if isinstance(self._engine, Compiled):
             self._engine.move(send, recv, *blocks)
+
+    def tag_from(self, tag: int) -> None:
+        """The first tag of its messages from now on, of a plan of the compiled engine."""
+        assert self.program is not None
+        self.program.tag = tag
 
     def keep_alive(self, *owners: object, nbytes: int = 0) -> None:
         """Hold on to ``owners``, with ``nbytes`` of scratch, until the plan is freed."""
@@ -259,10 +267,10 @@ class Plan:
             if self.active:
                 raise PlanError(f"plan {self.name} is active: wait for it before freeing it")
             if self.broken:  # messages may be under way: MPI keeps the requests, we keep what they use
-                abandoned.append((self._engine, self._owners))
+                abandoned.append((self._engine, self._owners, self.guests))
             else:
                 self._engine.free()
-            self._engine, self._run, self._owners, self.is_freed = None, None, (), True
+            self._engine, self._run, self._owners, self.guests, self.is_freed = None, None, (), (), True
             if self.on_free:
                 self.on_free(self)
 

@@ -196,6 +196,11 @@ class Request:
         return self.variant.algorithm == NATIVE
 
     @property
+    def owners(self) -> tuple[object, object]:
+        """Of the memory of both buffers."""
+        return self.received.owner, None if self.sent is None else self.sent.owner
+
+    @property
     def accumulates(self) -> bool:
         """Whether wider elements than the program's are combined."""
         return self.operation is not None and self.operation.narrow is not None

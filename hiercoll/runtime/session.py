@@ -32,7 +32,7 @@ from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.beginning import SET_UP, until_changed
 from hiercoll.runtime.binding import Once
-from hiercoll.runtime.cache import Cache
+from hiercoll.runtime.cache import Cache, Idle
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories, takes_device_memory
@@ -206,6 +206,7 @@ class Session:
         self.plans = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)
         # By arguments as they were given; with the calls that the plan still serves (see `Learner.tally`), None: all.
         self.impossible: set[Hashable] = set()  # requests by "auto" that cannot be served as chosen, on all ranks
+        self.idle = Idle[Plan](MAX_PLANS, MAX_SCRATCH)  # of calls in the background
         self.recent: dict[Alias | None, tuple[Plan, array[int] | None]] = {}
         self.copied = Cache(MAX_PLANS, MAX_SCRATCH, routes.tick)  # calls, by their arguments, whose data are copied
         self.by_sizes: dict[object, Learner] = {}  # of calls with blocks of any sizes, by how they are spelled
@@ -420,6 +421,37 @@ class Session:
             plan.key = key
         return plan
 
+    def begun_plan(self, request: Request) -> Plan:
+        """The plan for a call in the background, until `end_plan`: that of an earlier one like it, if there is one that
+        is over. Local."""
+        key = request.moving_key if self.factory.moves(request) else None
+        plan = None if key is None else self.idle_plan(key, *request.owners)
+        if plan is None:
+            plan = self.factory.make(request, Lifetime.BACKGROUND)
+            plan.key, plan.producers = key, request.producers
+        else:
+            request.place(plan.move)
+        return plan
+
+    def idle_plan(self, key: Hashable, *owners: object) -> Plan | None:
+        """A plan of a call in the background that is over, for another one like it, on the memory of these owners: with
+        tags of its own, as each has. None if there is none. Local."""
+        with progress.lock:  # calls may end in another thread
+            plan = self.idle.take(key)
+        if plan is not None:
+            plan.tag_from(self.tags.in_background(plan.tags))
+            plan.guests = owners
+        return plan
+
+    def end_plan(self, plan: Plan) -> None:
+        """A call in the background is over."""
+        if plan.key is not None and not plan.broken:
+            plan.guests = ()
+            with progress.lock:
+                self.idle.put(plan.key, plan)
+        elif plan.on_free is None:  # else it is somebody's, for more starts
+            plan.free()
+
     def _is_new(self, key: RequestKey) -> bool:
         """Whether a request has not come before, as far as that is remembered."""
         if self._seen.pop(key, False):
@@ -468,6 +500,8 @@ class Session:
         """Free the plans that are kept. Local."""
         self.forget_calls()
         self.plans.drop_all()
+        with progress.lock:
+            self.idle.drop_all()
 
     def forget_calls(self) -> None:
         """Look at the arguments of all calls anew."""

@@ -1,8 +1,9 @@
-"""Calls in the background that the MPI library serves, and that come again: without another look, as long as "auto" is
-that."""
+"""Calls in the background that come again: without another look, as long as "auto" means the same."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from conftest import WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
+from hiercoll import settings
 from hiercoll.calls import dropin, serving
 from hiercoll.calls.background import NativeCall
 from hiercoll.collectives import ALLTOALL
@@ -94,7 +96,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def call_of(comm: Any, name: str, turn: int, wait: bool = True) -> Any:
+def call_of(comm: Any, name: str, turn: int, **how: Any) -> Any:
     """A call of a communicator, or (of mpi4py's) the function of hiercoll; its result is looked at."""
     make, place, root, due, step = CASES[name]
     buffers = arrays(turn)
@@ -105,7 +107,8 @@ def call_of(comm: Any, name: str, turn: int, wait: bool = True) -> Any:
     else:
         function = {"Ireduce_scatter_block": "ireduce_scatter"}.get(name, name.lower())
         number = 1 if name == "Ibcast" else min(len(given), 2)
-        call = getattr(hiercoll, function)(comm, *given[:number], **({"root": LAST} if len(given) > number else {}))
+        how |= {"root": LAST} if len(given) > number else {}
+        call = getattr(hiercoll, function)(comm, *given[:number], **how)
         found = call.wait()
         if root in (None, RANK) and name != "Ibarrier":
             assert found is buffers[place]
@@ -146,6 +149,71 @@ def test_methods_before_hiercoll_is_set_up(name: str, monkeypatch: pytest.Monkey
     assert looked_at.total() <= 1
     assert (compiled.tally(ours.handle) or [0])[0] == left
     ours.Free()
+
+
+NAMED = dict.fromkeys(("Igather", "Iscatter", "Igatherv", "Iscatterv"), "linear") | {
+    "Ialltoall": "pairwise", "Iallgather": "ring", "Iallreduce": "recursive_doubling", "Ialltoallv": "pairwise",
+    "Iallgatherv": "ring", "Ireduce_scatter_block": "ring", "Ibarrier": "dissemination", "Ibcast": "binomial",
+    "Ireduce": "binomial",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_functions_by_algorithms(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """The plan of the first one, which is over, serves those after it, each with tags of its own."""
+    tags = get_session(comm).tags
+    used = [tags.background_next]
+    for turn in range(TURNS):
+        call = call_of(comm, name, turn, algorithm=NAMED[name])
+        assert type(call) is hiercoll.Request and NAMED[name] in call.name
+        used.append(tags.background_next)
+    assert looked_at.total() == 1 and get_session(comm).idle.count == 1
+    assert len(set(used)) == TURNS + 1
+
+
+@needs_threads
+@pytest.mark.parametrize("name", NAMED)
+def test_methods_by_algorithms(
+    name: str, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch, looked_at: Counter[str]
+) -> None:
+    """Likewise, as somebody has chosen for the program."""
+    collective = {"Ireduce_scatter_block": "reduce_scatter"}.get(name, name[1:].lower())
+    monkeypatch.setitem(settings.forced, collective, (NAMED[name], {}))
+    made = on_layout(layouts()[-1])
+    get_session(made)
+    ours = hiercoll.Intracomm(made)
+    for turn in range(TURNS):
+        assert NAMED[name] in call_of(ours, name, turn).stand_in.name
+    assert looked_at.total() == 1
+
+
+def test_more_at_once_than_before(comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """As many plans as there are calls under way; all of them serve later calls, and none keeps an array."""
+    idle = get_session(comm).idle
+    for number in (1, 3, 5, 5):
+        ends = [(np.arange(SIZE) + 10 * RANK + turn, np.full(SIZE, -1)) for turn in range(number)]
+        calls = [hiercoll.ialltoall(comm, *each, algorithm="bruck") for each in ends]
+        for turn in np.random.default_rng(RANK).permutation(number):
+            calls[turn].wait()
+            np.testing.assert_array_equal(ends[turn][1], 10 * np.arange(SIZE) + RANK + turn)
+        assert idle.count == looked_at.total() == number
+    kept = weakref.ref(ends[0][0])
+    del ends, calls
+    gc.collect()
+    assert kept() is None
+
+
+def test_other_buffers(comm: MPI.Intracomm) -> None:
+    """In place, and in memory that is no array of NumPy's."""
+    for turn in range(4):
+        both = np.arange(SIZE) + 10 * RANK + turn
+        hiercoll.ialltoall(comm, MPI.IN_PLACE, both, algorithm="bruck").wait()
+        np.testing.assert_array_equal(both, 10 * np.arange(SIZE) + RANK + turn)
+        out, into = bytearray([10 * RANK + turn] * SIZE), bytearray(SIZE)
+        for algorithm in ("pairwise", "auto"):
+            found = hiercoll.ialltoall(comm, out, into, algorithm=algorithm).wait()
+            assert found.tolist() == list(into) == [10 * rank + turn for rank in range(SIZE)]
+            into[:] = bytes(SIZE)
 
 
 def table_of(comm: MPI.Intracomm, name: str, variant: Variant) -> Table:

@@ -25,7 +25,7 @@ from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmErr
 from hiercoll.runtime import compiled, window
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.binding import Binding
-from hiercoll.runtime.cache import Cache
+from hiercoll.runtime.cache import Cache, Idle
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.operations import Operation
@@ -245,6 +245,7 @@ class Alone(Session):
         self.windows = Windows(MAX_WINDOWS, MAX_SHARED, self._forget_plans_without_window, lambda value: [value])
         self.plans, self.recent, self._seen, self.impossible = Cache(MAX_PLANS, 2**28), {}, {}, set()
         self.copied, self.by_sizes = Cache(MAX_PLANS, 2**28), {}
+        self.idle = Idle(MAX_PLANS, 2**28)
         self.routes = compiled.Routes(print)
         self._own_comms = []
         self._tagged = self.comm
@@ -476,8 +477,8 @@ def test_who_keeps_the_buffers(session: Alone, lifetime: Lifetime) -> None:
     """Plans that outlast the call, or may, keep the program's buffers, but for those of blocking calls."""
     request = session.request()
     plan = session.factory.make(request, lifetime)
-    kept = any(owner is request.received.owner for owner in plan._owners)
-    assert kept == (lifetime is not Lifetime.KEPT)
+    kept, lent = (any(owner is request.received.owner for owner in owners) for owners in (plan._owners, plan.guests))
+    assert kept == (lifetime in (Lifetime.ONCE, Lifetime.HELD)) and lent == (lifetime is Lifetime.BACKGROUND)
     assert (plan.recvbuf is not None) == (lifetime is Lifetime.HELD) == (plan.on_free is not None)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hiercoll.errors import ArgumentError, BufferSizeError, CollectiveTimeout, ConstraintError, ParameterError
 from hiercoll.runtime import progress
 from hiercoll.runtime.agreement import Agreement
-from hiercoll.runtime.cache import Cache
+from hiercoll.runtime.cache import Cache, Idle
 from hiercoll.runtime.tags import Tags
 from hiercoll.runtime.windows import Windows
 
@@ -155,6 +155,30 @@ def test_bounds_of_what_is_kept(steps: list[tuple[int, int, bool]]) -> None:
         assert len(cache) <= 4 and cache.nbytes == sum(entry.nbytes for entry in cache.values())
         assert cache.nbytes <= 100 or len(cache) == 1
     assert len(log) == made - len(cache)
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=60))
+def test_what_nobody_uses(steps: list[tuple[int, int, bool]]) -> None:
+    """Each is in use by one, or idle, or freed; bounds hold, and who knows a key sees no freed one."""
+    log: list[object] = []
+    idle, used, made = Idle[Entry](4, 100), list[tuple[int, Entry]](), 0
+    known = {key: idle.alike(key) for key in range(4)}
+    for key, nbytes, ends in steps:
+        if ends and used:
+            key, entry = used.pop(0)
+            idle.put(key, entry)
+        elif (found := idle.take(key)) is not None:
+            used.append((key, found))
+        else:
+            made += 1
+            used.append((key, Entry(made, nbytes, log)))
+        left = [entry for alike in known.values() for entry in alike]
+        assert idle.count <= 4 and idle.count >= len(left) and not {entry.name for _, entry in used} & set(log)
+        assert idle.nbytes <= 100 or idle.count == 1
+        assert made == len(used) + idle.count + len(log)
+    idle.drop_all()
+    assert len(log) == made - len(used) and not any(known.values()) and idle.count == idle.nbytes == 0
 
 
 # Windows
