@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -75,11 +76,11 @@ def spellings(collective: Collective) -> Iterator[Spelling]:
 
 
 def forms(collective: Collective, spelling: Spelling, chosen: dict[str, Any]) -> Iterator[tuple[str, Call]]:
-    """The same call blocking, in the background (by "auto" alone), and as a plan."""
+    """The same call blocking, in the background, and as a plan."""
     name, given = collective.name, (WORLD, *spelling.given)
     yield "blocking", partial(getattr(hiercoll, name), *given, **chosen)
-    if chosen.get("algorithm") == "auto" and hasattr(hiercoll, f"i{name}"):
-        yield "background", lambda: getattr(hiercoll, f"i{name}")(*given).wait()
+    if hasattr(hiercoll, f"i{name}"):
+        yield "background", lambda: getattr(hiercoll, f"i{name}")(*given, **chosen).wait()
     if hasattr(hiercoll, f"{name}_init"):
         yield "plan", getattr(hiercoll, f"{name}_init")(*given, **chosen)
 
@@ -124,11 +125,11 @@ def main() -> None:
         for spelling in spellings(collective):
             own = {form: microseconds(call, options.rows) for form, call in natives(collective, spelling).items()}
             for algorithm in ("auto", "native", *REGISTRY[collective.family]):
-                try:
-                    ways = dict(forms(collective, spelling, {"algorithm": algorithm}))
-                    times = {form: microseconds(call, options.rows) for form, call in ways.items()}
-                except hiercoll.ArgumentError:  # not in place, say
-                    continue
+                times = {}
+                with suppress(hiercoll.ArgumentError):  # as an algorithm that does not work in place, or has no plan
+                    for form, call in forms(collective, spelling, {"algorithm": algorithm}):
+                        with suppress(hiercoll.ArgumentError):  # as one with shared memory, in the background
+                            times[form] = microseconds(call, options.rows)
                 for form, took in times.items():
                     beside = own.get(form, own.get("blocking", 0.0))
                     if WORLD.rank == 0 and took > beside + options.above:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from hiercoll.calls.aliases import operation_and_order, uneven_alias, uses_device
 from hiercoll.calls.background import BackgroundCall, begun, waitall
 from hiercoll.calls.devices import new_on_device
-from hiercoll.calls.known import begin_known, call_known, known_by_name, run_known_on_device
+from hiercoll.calls.known import begin_known, call_known, known_by_name, remember_typed, run_known_on_device
 from hiercoll.calls.plain import is_plain, new_result
 from hiercoll.calls.serving import (
     begin,
@@ -29,6 +29,7 @@ from hiercoll.calls.serving import (
     serve_native,
     serve_plain,
     serve_unknown_sizes,
+    sizes_are_unknown,
 )
 from hiercoll.collectives import (
     ALLGATHER,
@@ -388,10 +389,10 @@ def reduce_scatter(
     given = Arguments(
         sendbuf, recvbuf, 0, algorithm, params, transport, stream, op=op, order=order, accumulate=accumulate
     )
-    how = (algorithm, transport, op, order)
-    is_plain = stream is None and recvbuf is not None
-    if is_plain and call_known(REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, *how, **given.named):
-        return _result(recvbuf)
+    if stream is None:
+        into = new_result(REDUCE_SCATTER, comm, sendbuf) if recvbuf is None else recvbuf
+        if call_known(REDUCE_SCATTER, comm, sendbuf, into, 0, algorithm, transport, op, order, **given.named):
+            return _result(into)
     return _call(comm, REDUCE_SCATTER, given)
 
 
@@ -1125,9 +1126,12 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
         session = get_session(comm)
     learner = learner_of_unknown(session, collective, given)
     is_native = learner is not None and learner.is_fixed and learner.current.is_native and session.unwatched
-    if collective.typed and given.algorithm == NATIVE and session.unwatched and not uses_device(given):
+    is_left = learner is None and sizes_are_unknown(session, collective, given)  # where nothing is learned
+    on_host = session.unwatched and not uses_device(given)
+    if collective.typed and (is_left or given.algorithm == NATIVE) and on_host:
         progress.before_blocking()
         _checked_native(session, collective, given)
+        remember_typed(session, collective, given, None)
     elif learner is not None and is_native and _sound(session, collective, given):
         serve_native(session, collective, given, partial(_native, session, collective, given), learner.tally)
     elif repeat(session, comm, collective, given) is not None:
@@ -1148,7 +1152,7 @@ def _init(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Plan
 
 def _begin(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> BackgroundCall:
     """A call in the background."""
-    if given.recv is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
+    if given.recv is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE, REDUCE_SCATTER):
         given = given._replace(recv=new_result(collective, comm, given.send))
     if (known := begin_known(comm, collective, given)) is not None:
         what, send, recv = known

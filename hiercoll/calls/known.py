@@ -300,8 +300,8 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
             is_chosen = not session.policy.is_auto(collective, given.algorithm)  # by the program, or for all its calls
             if is_chosen or root_knows or goes_by_sum or learner is not None:
                 _remember_call(session, program, collective, given, tally)
-        elif request.is_native and (root_knows or given.algorithm == NATIVE):
-            if _may_pass(session, request, given):
+        elif request.is_native and (root_knows or given.algorithm == NATIVE or request.learner is None):
+            if given.limit == LIMIT and _may_pass(session, request, given):
                 _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
         elif plan is not None and not is_by_block and learner is None:
             session.remember(uneven_alias(collective, given), plan)
@@ -357,7 +357,8 @@ def remember_begun(session: Session, request: Request, given: Arguments) -> None
 def remember_plan(session: Session, request: Request, given: Arguments, plan: Plan) -> None:
     """Let such calls in the background find plans as this one, if they serve several, until choices change."""
     collective = request.collective
-    if plan.key is None or given.limit != LIMIT or not session.unwatched:
+    is_known = collective.is_even or not (collective.operation or collective.typed)
+    if not is_known or plan.key is None or given.limit != LIMIT or not session.unwatched:
         return
     if not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
         again = Again(session, plan)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.collectives import Collective
+from hiercoll.collectives import Collective, Holds
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.request import Arguments
@@ -74,6 +74,10 @@ def new_result(collective: Collective, comm: Any, send: Any) -> Any:
     if collective.send is collective.recv:
         return np.empty_like(send)
     try:
-        return np.empty((comm.size, *send.shape), send.dtype)
+        size = comm.size
     except (AttributeError, MPI.Exception):  # no communicator: the slow path says so
         return None
+    if collective.send is Holds.EACH:  # one of its rows, if it has them
+        shape = send.shape[1:] if send.shape[:1] == (size,) else (send.size // size,)
+        return np.empty(shape, send.dtype)
+    return np.empty((size, *send.shape), send.dtype)

@@ -187,6 +187,22 @@ def test_methods_by_algorithms(
     assert looked_at.total() == 1
 
 
+def test_datatypes_for_each_block(comm: MPI.Intracomm) -> None:
+    """The same objects with other counts, or other calls between, are another call."""
+    counts = np.ones(SIZE, int)
+    send, recv = np.empty(ITEMS * SIZE), np.empty(ITEMS * SIZE)
+    ends = [send, (counts, BYTES), W], [recv, (counts, BYTES), W]
+    for turn in range(6):
+        recv[:], counts[:] = -1, 1 + turn % 2
+        send[:] = np.arange(send.size) + 100 * RANK + turn
+        hiercoll.ialltoallv(comm, [send, COUNTS], [recv.copy(), COUNTS], algorithm="pairwise").wait()
+        hiercoll.ialltoallw(comm, *ends, algorithm="pairwise").wait()
+        for peer in range(SIZE):
+            got = recv[ITEMS * peer :][: counts[peer]]
+            np.testing.assert_array_equal(got, np.arange(len(got)) + ITEMS * RANK + 100 * peer + turn)
+            assert (recv[ITEMS * peer + counts[peer] : ITEMS * (peer + 1)] == -1).all()
+
+
 def test_more_at_once_than_before(comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
     """As many plans as there are calls under way; all of them serve later calls, and none keeps an array."""
     idle = get_session(comm).idle

@@ -726,6 +726,40 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("algorithm", ["native", "ring"])
+def test_new_results_of_reductions(algorithm: str, rows: bool, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Are found again, each in an array of its own, of the shape that the first one had."""
+    get_session(comm)
+    send = np.arange(6.0 * SIZE).reshape((SIZE, 2, 3) if rows else (2, SIZE, 3)) + 100 * RANK
+    found = [hiercoll.reduce_scatter(comm, send + turn, algorithm=algorithm) for turn in range(5)]
+    own = np.arange(6.0) + 6 * RANK
+    for turn, result in enumerate(found):
+        assert result.shape == ((2, 3) if rows else (6,)) or SIZE == 1
+        np.testing.assert_array_equal(result.ravel(), SIZE * (own + turn) + 100 * sum(range(SIZE)))
+    assert looked_at["reduce_scatter"] <= 2  # once it is known that it comes again
+
+
+@pytest.mark.parametrize("name", ["alltoallv", "alltoallw"])
+def test_nothing_is_learned_of_any_blocks(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Calls by "auto" are the MPI library's then, and looked at once; by other counts they are other calls."""
+    hiercoll.configure(comm, tune="off")
+    types, counts = [MPI.DOUBLE] * SIZE, np.ones(SIZE, int)
+    send, recv = np.arange(float(SIZE)) + 10 * RANK, np.empty(SIZE)
+    how = (counts, 8 * np.arange(SIZE)), types
+    ends = ([send, *how], [recv, *how]) if name == "alltoallw" else ([send, counts], [recv, counts])
+    for turn in range(5):
+        recv[:] = -1
+        send += 1
+        getattr(hiercoll, name)(comm, *ends)
+        np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + turn + 1)
+    assert looked_at[name] == 1
+    counts[:] = 0
+    recv[:] = -1
+    getattr(hiercoll, name)(comm, *ends)
+    assert recv.tolist() == [-1] * SIZE
+
+
 def a_root_and_its_blocks(comm: MPI.Intracomm, turn: int, others: str, spelling: str, **how: Any) -> None:
     """Gatherv and scatterv with counts drawn anew, which the root alone has; ``others``: what other ranks give."""
     random = np.random.default_rng(turn)
