@@ -102,6 +102,7 @@ class InBackground:
     of_root: int
     is_even: bool
     is_private: bool
+    is_counted: bool
     typed: bool
     begins = True
 
@@ -160,6 +161,11 @@ class Collective:
         return self.sizes in (Sizes.OWN, Sizes.ROOT)
 
     @property
+    def is_counted(self) -> bool:
+        """Whether the sizes of blocks, which are parts of a vector, are an argument of their own."""
+        return self.operation and not self.is_even
+
+    @property
     def is_cut(self) -> bool:
         """Whether blocks may be parts of a vector, whose sizes differ and are known to all ranks."""
         return self.operation or Holds.VECTOR in (self.send, self.recv)
@@ -192,7 +198,7 @@ class Collective:
     @property
     def more(self) -> tuple[str, ...]:
         """The arguments of MPI's functions after the buffers."""
-        counts = ("recvcounts",) if self.operation and not self.is_even else ()
+        counts = ("recvcounts",) if self.is_counted else ()
         return counts + (("op",) if self.operation else ()) + (("root",) if self.root else ())
 
     @property
@@ -203,7 +209,8 @@ class Collective:
     @cached_property
     def in_background(self) -> InBackground:
         """Its calls that return a request."""
-        return InBackground(self.buffers, self.of_root, self.is_even, self.is_private, self.typed)
+        of_blocks = (self.is_even, self.is_private, self.is_counted, self.typed)
+        return InBackground(self.buffers, self.of_root, *of_blocks)
 
     @property
     def persistent(self) -> str:

@@ -107,10 +107,12 @@ def uneven_alias(collective: Collective, given: Arguments) -> Alias | None:
     """What a call is, if its buffers are arrays with counts of the common kinds; else None. Calls with
     equal aliases have equal sizes in equal places of the same memory."""
     send, recv = given.send, given.recv
-    if given.stream is not None or type(given.transport) is not str or collective.more:
+    if given.stream is not None or type(given.transport) is not str or collective.is_rooted:
         return None
     if collective.typed:
         return _typed_alias(collective, given)
+    if collective.is_counted:
+        return _parts_alias(collective, given)
     send, recv = _without_datatype(send), _without_datatype(recv)
     in_place, kinds = send is MPI.IN_PLACE, (np.ndarray,) if collective.send is Holds.ONE else (list, tuple)
     if type(recv) not in (list, tuple) or not (in_place or type(send) in kinds):
@@ -151,6 +153,20 @@ def _without_datatype(spec: Any) -> Any:
         return spec
     array, *which, _ = spec
     return array if not which else [array, which[0] if len(which) == 1 else tuple(which)]
+
+
+def _parts_alias(collective: Collective, given: Arguments) -> Alias | None:
+    """The same of a vector in an array whose parts, of so many elements each, are combined on one rank each."""
+    if not may_come_again(collective, given) or not are_arrays(collective, given.send, given.recv):
+        return None
+    try:
+        if not given.recv.flags.writeable:
+            return None
+        how = (given.algorithm, given.transport, given.op, given.order, given.limit)
+        key = equal_key(collective, *how, given.send, given.recv, given.named)
+        return (*key, *_numbers(given.recvcounts))
+    except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
+        return None
 
 
 def _typed_alias(collective: Collective, given: Arguments) -> Alias | None:

@@ -500,14 +500,13 @@ def _blocking(collective: Collective) -> Method:
     native = getattr(MPI.Comm, collective.native)
     serve_call = (_equal_blocks if collective.is_even else _uneven_blocks)(collective, native)
     number = _most_arguments(collective)
-    is_compiled = _is_compiled(collective)
 
     def serve(self: Any, arguments: Arguments, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         if options or len(given) > number:
             native(self, *given, **options)  # raises what is wrong
         begun = [observer.begin(self, collective, Mode.BLOCKING, given) for observer in observers]
         ran = ""
-        if begun and is_compiled and _watched is not None:  # as the compiled engine serves it where nobody looks on
+        if begun and _watched is not None:  # as the compiled engine serves it where nobody looks on
             operation = arguments.op if collective.operation else None
             ran = _watched(collective, self, arguments.send, arguments.recv, arguments.root, operation)
         ran = ran or serve_call(self, arguments, given)
@@ -518,11 +517,6 @@ def _blocking(collective: Collective) -> Method:
 
 
 _watched = compiled.watched()
-
-
-def _is_compiled(collective: Collective) -> bool:
-    """Whether the compiled engine may know its calls."""
-    return collective.is_even or collective.is_private or not collective.more
 
 
 def _returning(collective: Collective, name: str, mode: Mode) -> Method:
@@ -557,7 +551,7 @@ def _add_methods() -> None:
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, getattr(MPI.Comm, name).__doc__
             forms = {collective.native: collective, collective.nonblocking: collective.in_background}
-            if name in forms and _is_compiled(collective):
+            if name in forms:
                 more, begun = (collective.buffers, collective.more), requests.begun
                 method = compiled.method(MPI.Intracomm, name, forms[name], *more, method, begun)
             setattr(Collectives, name, method)

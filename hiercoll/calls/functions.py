@@ -529,6 +529,9 @@ def reduce_scatterv(
     """
     how: dict[str, Any] = {"op": op, "order": order, "accumulate": accumulate, "recvcounts": recvcounts}
     given = Arguments(sendbuf, recvbuf, 0, algorithm, params, transport, stream, **how)
+    session = _ready(comm)
+    if session is not None and repeat(session, comm, REDUCE_SCATTERV, given) is not None:
+        return _result(recvbuf)
     return _call(comm, REDUCE_SCATTERV, given)
 
 

@@ -289,22 +289,22 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
     """Let such calls find the plan or method; those that a ``learner`` counts, as long as it does not ask again."""
     collective, program = request.collective, None if plan is None else plan.program
     tally = None if learner is None else learner.tally
-    if not collective.is_even and (collective.operation or collective.typed):
+    if collective.typed:
         return
     if not collective.is_even:
         root_knows = collective.sizes is Sizes.ROOT  # then "auto" is one choice, and nothing is learned
         is_by_block = plan is not None and plan.is_by_block
+        is_for_good = root_knows or given.algorithm == NATIVE or request.learner is None  # where it is native
         if is_by_block and given.limit == LIMIT:
             # "auto" goes by the sum of sizes where all ranks know them, which tells calls from each other there.
             goes_by_sum = collective.sizes is Sizes.KNOWN
             is_chosen = not session.policy.is_auto(collective, given.algorithm)  # by the program, or for all its calls
             if is_chosen or root_knows or goes_by_sum or learner is not None:
                 _remember_call(session, program, collective, given, tally)
-        elif request.is_native and (root_knows or given.algorithm == NATIVE or request.learner is None):
-            if given.limit == LIMIT and _may_pass(session, request, given):
-                _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
-        elif plan is not None and not is_by_block and learner is None:
-            session.remember(uneven_alias(collective, given), plan)
+        elif is_for_good and given.limit == LIMIT and _may_pass(session, request, given):
+            _remember_call(session, getattr(type(session.user), collective.native), collective, given, tally)
+        if plan is not None and not is_by_block and (learner is None or collective.sizes is Sizes.KNOWN):
+            session.remember(uneven_alias(collective, given), plan, tally)
         return
     is_seen = may_come_again(collective, given) and _is_readable(request, given)
     if program is not None:
@@ -323,20 +323,19 @@ def remember_native(
 ) -> None:
     """Let mpi4py's own method serve such calls by "auto", as many as are left, as long as nobody looks on."""
     method = getattr(type(session.user), collective.native)
-    is_for_any = session.is_plain and not collective.is_even and not collective.more  # whatever the sizes
+    is_for_any = session.is_plain and not collective.is_even  # whatever the sizes
     if (collective.is_private or is_for_any) and session.unwatched:
         session.routes.remember_all(method, tally, collective)
     if collective.typed:
         if session.unwatched:
             remember_typed(session, collective, given, tally)
         return
-    if collective.is_even or collective.is_rooted:
+    if collective.is_even or collective.is_rooted or collective.is_counted:
         arrays = arrays_of(collective, given)
     else:
         specs = [each for each in (given.send, given.recv) if type(each) in (list, tuple) and len(each) == 2]
         arrays = [each[0] for each in specs] if len(specs) == 2 else [None]
-    is_known = collective.is_even or not collective.operation
-    if session.unwatched and is_known and all(map(suits_mpi4py, arrays)):
+    if session.unwatched and all(map(suits_mpi4py, arrays)):
         _remember_call(session, method, collective, given, tally)
 
 
@@ -344,8 +343,7 @@ def remember_begun(session: Session, request: Request, given: Arguments) -> None
     """Let mpi4py's own method serve such calls in the background, if it serves this one, until choices change; not
     where a thread is to let them go on."""
     collective = request.collective
-    is_counted = collective.operation and not collective.is_even
-    if is_counted or given.limit != LIMIT or settings.wants_thread() or not _may_pass(session, request, given):
+    if given.limit != LIMIT or settings.wants_thread() or not _may_pass(session, request, given):
         return
     if collective.typed:
         remember_typed(session, collective, given, session.choices, is_begun=True)
@@ -357,8 +355,7 @@ def remember_begun(session: Session, request: Request, given: Arguments) -> None
 def remember_plan(session: Session, request: Request, given: Arguments, plan: Plan) -> None:
     """Let such calls in the background find plans as this one, if they serve several, until choices change."""
     collective = request.collective
-    is_known = collective.is_even or not (collective.operation or collective.typed)
-    if not is_known or plan.key is None or given.limit != LIMIT or not session.unwatched:
+    if collective.is_counted or collective.typed or plan.key is None or given.limit != LIMIT or not session.unwatched:
         return
     if not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
         again = Again(session, plan)

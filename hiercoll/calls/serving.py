@@ -317,10 +317,10 @@ def repeat(session: Session, comm: MPI.Intracomm, collective: Collective, given:
         return known.plan.name
     if learner is None and known_by_name(comm, collective, named):
         return spelled(collective, named.algorithm, named.params)
-    plan, _ = session.recent.get(uneven_alias(collective, named), (None, None))
-    if plan is None or plan.is_freed:
+    plan, counter = session.recent.get(uneven_alias(collective, named), (None, None))
+    if plan is None or plan.is_freed or (counter is not None and counter[0] <= 0):
         return None
-    run_kept(session, plan, tally, named)
+    run_kept(session, plan, counter if tally is None else tally, named)
     return plan.name
 
 

@@ -80,8 +80,8 @@ typedef struct {
     PyObject *record; /* called with the entry of each */
 } Routes;
 
-enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OP, ORDER, OPTIONS };
-static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream", "op", "order"};
+enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OP, ORDER, COUNTS, OPTIONS };
+static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream", "op", "order", "recvcounts"};
 
 static struct {
     PyTypeObject *comm, *array, *datatype;
@@ -184,6 +184,7 @@ typedef struct {
     int is_typed;   /* whether each block has a datatype of its own */
     int of_root;    /* which buffer only the root has, 0 or 1; -1: none */
     int root_knows; /* whether blocks have any sizes, all of which only the root knows */
+    int is_counted; /* whether sizes are arguments of their own, of the parts of one vector */
     int begins;     /* whether calls return before they are done */
 } Kind;
 
@@ -448,7 +449,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->data[0] = call->data[1] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
     call->options[ROOT] = calls.zero;
-    call->options[STREAM] = call->options[OP] = call->options[ORDER] = Py_None;
+    call->options[STREAM] = call->options[OP] = call->options[ORDER] = call->options[COUNTS] = Py_None;
     call->rank = 0;
     call->server = NULL;
     call->request = call->idle = NULL;
@@ -618,6 +619,7 @@ static int read_kind(PyObject *collective, Kind *kind)
     kind->by_total = !is_even && !is_private && !kind->is_typed;
     kind->of_root = (int)number_of(collective, "of_root");
     kind->root_knows = !is_even && kind->of_root >= 0;
+    kind->is_counted = is_so(collective, "is_counted");
     kind->begins = is_so(collective, "begins");
     return is_private < 0 || is_even < 0 || kind->is_typed < 0 || PyErr_Occurred() ? -1 : 0;
 }
@@ -806,6 +808,8 @@ static int run_native(PyObject *method, Call *call, int buffers)
     int count = 0;
     for (int end = 2 - buffers; end < 2; end++)
         more[count++] = call->given[end];
+    if (call->kind.is_counted)
+        more[count++] = call->options[COUNTS];
     if (call->options[OP] != Py_None)
         more[count++] = call->options[OP];
     if (call->options[ROOT] != calls.zero) /* which is not given where there is none */
@@ -892,6 +896,21 @@ static int have_blocks(const Routes *routes, const Known *known, const Program *
     return own[0] < 0 || own[1] < 0 || own[0] == own[1];
 }
 
+/* Whether the parts of a vector make it up, of which this rank gets one. */
+static int have_parts(const Routes *routes, const Call *call)
+{
+    const Array *whole = call->arrays[0], *part = call->arrays[1];
+    int64_t total = 0, *sizes = routes->numbers;
+    if (!whole || !part || whole->type != part->type || read_numbers(call->options[COUNTS], sizes, routes->size) < 0)
+        return 0;
+    for (int each = 0; each < routes->size; each++) {
+        if (sizes[each] < 0 || sizes[each] > INT32_MAX)
+            return 0;
+        total += sizes[each];
+    }
+    return total == elements(whole) && sizes[routes->rank] == elements(part);
+}
+
 /* Whether what came with an array is as it was: the same objects in lists, the same bytes in an array of numbers; no
  * datatype among them has been freed. */
 static int is_as_it_was(PyObject *part, PyObject *was)
@@ -971,6 +990,8 @@ static int serve(Routes *routes, Call *call)
     int64_t *left = known && known->left ? known->left : numbers_in(counter);
     if (!known || (left && *left <= 0) ||
         (program && (program->is_freed || program->active || by_block != (program->blocks[0] + program->blocks[1] > 0))))
+        return 0;
+    if (call->kind.is_counted && (call->options[COUNTS] == Py_None || (call->key.length > 1 && !have_parts(routes, call))))
         return 0;
     if (is_idle(known->target) && (call->views[0].obj || call->views[1].obj || PyObject_Size(known->target) <= 0))
         return 0;

@@ -417,7 +417,8 @@ def watched() -> Callable[..., str] | None:
     return None if module is None else module.watched
 
 
-_WITH_DEFAULTS = {"root": "root=0", "op": "op=..."}  # arguments of methods, for `inspect`, which reads literals alone
+# Arguments of methods, for `inspect`, which reads literals alone.
+_WITH_DEFAULTS = {"root": "root=0", "op": "op=...", "recvcounts": "recvcounts=None"}
 
 
 Begun: TypeAlias = "Callable[[Any, Any, Any], object] | None"

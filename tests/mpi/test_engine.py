@@ -23,7 +23,7 @@ from hiercoll.calls import dropin
 from hiercoll.collectives import ALLTOALL, ALLTOALLV
 from hiercoll.runtime import binding, compiled
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.tables import Variant
+from hiercoll.tables import Table, Variant
 from hiercoll.tuning.policy import Wanted, forced_variants
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -738,6 +738,67 @@ def test_new_results_of_reductions(algorithm: str, rows: bool, comm: MPI.Intraco
         assert result.shape == ((2, 3) if rows else (6,)) or SIZE == 1
         np.testing.assert_array_equal(result.ravel(), SIZE * (own + turn) + 100 * sum(range(SIZE)))
     assert looked_at["reduce_scatter"] <= 2  # once it is known that it comes again
+
+
+def parts_of(comm: Any, counts: Any, turn: int, **how: Any) -> None:
+    """A vector whose parts are summed up on one rank each, by the function, or by the drop-in communicator's method."""
+    sizes, item = np.array(counts), how.pop("item", 1.0)
+    whole = (np.arange(sizes.sum()) + 100 * RANK + turn) * item
+    mine, first = np.full(sizes[RANK], -item), int(sizes[:RANK].sum())
+    if isinstance(comm, hiercoll.Intracomm):
+        comm.Reduce_scatter(whole, mine, counts, **how)
+    else:
+        assert hiercoll.reduce_scatterv(comm, whole, mine, counts, **how) is mine
+    own = (np.arange(first, first + sizes[RANK]) + turn) * SIZE + 100 * sum(range(SIZE))
+    np.testing.assert_array_equal(mine, own * item)
+
+
+COUNTS_OF_PARTS: dict[str, Callable[[int], Any]] = {
+    "a list": lambda turn: [2] * SIZE,
+    "an array": lambda turn: np.full(SIZE, 2),
+    "other counts of one sum": lambda turn: np.roll([3] + [2] * (SIZE - 1), turn),
+    "other sums": lambda turn: np.full(SIZE, 1 + turn % 3),
+    "another type": lambda turn: [2] * SIZE,
+}
+
+
+@pytest.mark.parametrize("what", COUNTS_OF_PARTS)
+@pytest.mark.parametrize("algorithm", ["native", "ring", "auto", "a method"])
+def test_parts_of_a_vector(what: str, algorithm: str, comm: MPI.Intracomm) -> None:
+    """Whatever was known before: with other counts, or elements, calls are others."""
+    hiercoll.configure(comm, tune="off")
+    ours: Any = hiercoll.Intracomm(comm) if algorithm == "a method" else comm
+    how = {} if algorithm == "a method" else {"algorithm": algorithm}
+    for turn in range(8):
+        item = 1j if what == "another type" and turn % 2 else 1.0
+        parts_of(ours, COUNTS_OF_PARTS[what](turn), turn, item=item, **how)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_methods_of_parts_are_known(comm: MPI.Intracomm, python_calls: Counter[str]) -> None:
+    """Where "auto" is the MPI library's own: whatever counts, if they have one sum, and this rank's is the same."""
+    hiercoll.configure(comm, tune="off", table=Table())
+    ours = hiercoll.Intracomm(comm)
+    for turn in range(5):
+        parts_of(ours, [2] * SIZE, turn)
+    assert python_calls == {"reduce_scatterv": 1}
+    mine = np.empty(2)
+    with pytest.raises((MPI.Exception, ValueError)):
+        ours.Reduce_scatter(np.zeros(2 * SIZE), mine, [2] * (SIZE - 1))
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring"])
+def test_functions_of_parts_are_known(algorithm: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """By arrays at the same place; wrong counts are refused."""
+    get_session(comm)
+    whole, mine = np.ones(2 * SIZE), np.empty(2)
+    for _ in range(6):
+        hiercoll.reduce_scatterv(comm, whole, mine, [2] * SIZE, algorithm=algorithm)
+        assert mine.tolist() == [SIZE] * 2
+    assert looked_at["reduce_scatterv"] == 2 or SIZE == 1
+    for counts in ([2] * (SIZE + 1), [1] * SIZE, [2.0] * SIZE, None):
+        with pytest.raises(hiercoll.ArgumentError):
+            hiercoll.reduce_scatterv(comm, whole, mine, counts, algorithm=algorithm)
 
 
 @pytest.mark.parametrize("name", ["alltoallv", "alltoallw"])
