@@ -164,9 +164,11 @@ def _parts_alias(collective: Collective, given: Arguments) -> Alias | None:
             return None
         how = (given.algorithm, given.transport, given.op, given.order, given.limit)
         key = equal_key(collective, *how, given.send, given.recv, given.named)
-        return (*key, *_numbers(given.recvcounts))
+        key = (*key, *_numbers(given.recvcounts))
+        hash(key)
     except (TypeError, ValueError, AttributeError, BufferError, MPI.Exception):
         return None
+    return key
 
 
 def _typed_alias(collective: Collective, given: Arguments) -> Alias | None:
