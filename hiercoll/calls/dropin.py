@@ -23,6 +23,7 @@ from mpi4py.util import pkl5
 from hiercoll.calls import requests
 from hiercoll.calls.aliases import are_arrays, uses_device
 from hiercoll.calls.known import (
+    begin_known,
     remember,
     remember_all_begun,
     remember_begun,
@@ -412,6 +413,15 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> request
     return requests.nonblocking(session, plan, described)
 
 
+def _known_begun(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
+    """Start a call that is watched as the compiled engine does where nobody looks on, if it is known."""
+    known = begin_known(comm, collective, given)
+    if known is None or isinstance(known[0], MPI.Request):
+        return known and known[0]
+    request = requests.begun(*known)
+    return None if request is NotImplemented else request
+
+
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> requests.Persistent | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
     session = _session(comm, uses_device(given))
@@ -529,10 +539,11 @@ def _returning(collective: Collective, name: str, mode: Mode) -> Method:
         if len(given) > most or not options.keys() <= set(last):
             native(self, *given, **options)  # raises what is wrong
         begun = [observer.begin(self, collective, mode, given) for observer in observers]
-        request: Any = make(self, collective, arguments)
-        ran = NATIVE if request is None else request.stand_in.name
+        known = _known_begun(self, collective, arguments) if begun and mode is Mode.BACKGROUND else None
+        request: Any = make(self, collective, arguments) if known is None else known
         if request is None:
             request = native(self, *given, **options)
+        ran = request.stand_in.name if isinstance(request, requests.Driven) else NATIVE
         for observer, each in zip(observers, begun, strict=True):
             observer.end(each, ran)
         return request  # type: ignore[no-any-return]

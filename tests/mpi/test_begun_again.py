@@ -17,7 +17,7 @@ import hiercoll
 from hiercoll import settings
 from hiercoll.calls import dropin, serving
 from hiercoll.calls.background import NativeCall
-from hiercoll.collectives import ALLTOALL
+from hiercoll.collectives import ALLTOALL, called
 from hiercoll.runtime import compiled
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
@@ -231,6 +231,23 @@ def test_other_buffers(comm: MPI.Intracomm) -> None:
             found = hiercoll.ialltoall(comm, out, into, algorithm=algorithm).wait()
             assert found.tolist() == list(into) == [10 * rank + turn for rank in range(SIZE)]
             into[:] = bytes(SIZE)
+
+
+@needs_threads
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_are_watched(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Whoever watches does not change how calls are served, and is told by what they are."""
+    ours, seen = hiercoll.Intracomm(comm), dropin.Calls()
+    dropin.observe(seen)
+    try:
+        for turn in range(TURNS):
+            call_of(ours, name, turn)
+    finally:
+        dropin.ignore(seen)
+    collective = next(each for each in called() if each.nonblocking == name)
+    assert seen == {f"i{collective.name}, native": TURNS}
+    if not (collective.is_private or collective.is_counted):  # of which the first looks are enough
+        assert looked_at.total() == 1
 
 
 def table_of(comm: MPI.Intracomm, name: str, variant: Variant) -> Table:
