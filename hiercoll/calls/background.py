@@ -114,6 +114,10 @@ class NativeCall(BackgroundCall):
         self.name, self.error, self.done = NATIVE, None, False
         self._request, self._result = request, result
 
+    def __del__(self) -> None:
+        if not self.done:  # nobody has waited: MPI may still use the buffers, which the request keeps
+            abandoned.append(self._request)
+
     def test(self) -> bool:
         """See `BackgroundCall`."""
         if progress.active or progress.listening:
@@ -131,9 +135,8 @@ class NativeCall(BackgroundCall):
 class Again:
     """Plans of calls in the background that are over, for such calls that come again: see `compiled.Routes`."""
 
-    def __init__(self, session: Session, plan: Plan) -> None:
-        self.session, self._key, self._is_by_block = session, plan.key, plan.is_by_block
-        self._plans = session.idle.alike(plan.key)
+    def __init__(self, session: Session, plans: list[Plan], is_by_block: bool) -> None:
+        self.session, self._plans, self._is_by_block = session, plans, is_by_block
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -141,7 +144,7 @@ class Again:
     def plan(self, send: Any, recv: Any) -> Plan | None:
         """One of them, for a call on these arrays that the compiled engine has found; None if another thread has taken
         the last one."""
-        plan = self.session.idle_plan(self._key, send, recv)
+        plan = self.session.idle_plan(self._plans, send, recv)
         if plan is None or plan.program is None:
             return None
         plan.program.move(*(0 if each is None else MPI.Get_address(each) for each in (send, recv)))

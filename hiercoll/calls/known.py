@@ -355,10 +355,12 @@ def remember_begun(session: Session, request: Request, given: Arguments) -> None
 def remember_plan(session: Session, request: Request, given: Arguments, plan: Plan) -> None:
     """Let such calls in the background find plans as this one, if they serve several, until choices change."""
     collective = request.collective
-    if collective.is_counted or collective.typed or plan.key is None or given.limit != LIMIT or not session.unwatched:
+    if plan.alike is None or collective.is_counted or collective.typed:
+        return
+    if given.limit != LIMIT or not session.unwatched:
         return
     if not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
-        again = Again(session, plan)
+        again = Again(session, plan.alike, plan.is_by_block)
         _remember_call(session, again, collective, given, session.choices, collective.in_background)
 
 

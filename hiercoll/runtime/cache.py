@@ -56,45 +56,51 @@ class Cache(dict[Hashable, Any]):
 
 
 class Idle(Generic[Kept]):
-    """Things that nobody uses now, several alike by key, limited in number and in bytes; those of the key that was used
-    least lately go."""
+    """Things that nobody uses now, in lists of those that are alike, limited in number and in bytes; those of the list
+    that was used least lately go."""
 
     def __init__(self, entries: int, nbytes: int) -> None:
         self._most, self._limit = entries, nbytes
-        self._alike: dict[Hashable, list[Kept]] = {}  # the last key was used last
+        self._alike: dict[Hashable, list[Kept]] = {}
+        self._filled: dict[int, list[Kept]] = {}  # by the list's own number; the last one was used last
         self.count = self.nbytes = 0
 
     def alike(self, key: Hashable) -> list[Kept]:
-        """Those of a key; to be looked at only."""
-        found = self._alike[key] = self._alike.pop(key, [])
-        return found
+        """The list of those of a key, for `take` and `put`, which change it; the same one each time, but for a key that
+        has not come for long."""
+        if key not in self._alike and len(self._alike) >= self._most:
+            self._alike.clear()
+        return self._alike.setdefault(key, [])
 
-    def take(self, key: Hashable) -> Kept | None:
+    def take(self, alike: list[Kept]) -> Kept | None:
         """One of them, which is in use from now on; None if there is none."""
-        if key not in self._alike:
-            return None
-        alike = self.alike(key)
         if not alike:
             return None
         entry = alike.pop()
+        self._use(alike)
         self._count(entry, -1)
         return entry
 
-    def put(self, key: Hashable, entry: Kept) -> None:
+    def put(self, alike: list[Kept], entry: Kept) -> None:
         """It is not in use any more. It stays, however large."""
-        while self.count and (self.count >= self._most or self.nbytes + entry.nbytes > self._limit):
+        while self._filled and (self.count >= self._most or self.nbytes + entry.nbytes > self._limit):
             self._drop_oldest()
-        self.alike(key).append(entry)
+        alike.append(entry)
+        self._use(alike)
         self._count(entry, 1)
 
     def drop_all(self) -> None:
         """Free all."""
-        while self._alike:
+        while self._filled:
             self._drop_oldest()
 
+    def _use(self, alike: list[Kept]) -> None:
+        self._filled.pop(id(alike), None)
+        if alike:
+            self._filled[id(alike)] = alike
+
     def _drop_oldest(self) -> None:
-        """Whoever has them finds none any more."""
-        alike = self._alike.pop(next(iter(self._alike)))
+        alike = self._filled.pop(next(iter(self._filled)))
         while alike:
             entry = alike.pop()
             self._count(entry, -1)

@@ -66,9 +66,11 @@ class Plan:
         self._going: Going | None = None  # a start that others let go on, too
         self._engine: Engine | None = engine
         self._owners: tuple[object, ...] = ()
-        # Of calls in the background: what is to live as long as the current start, and how many tags it needs.
+        # Of calls in the background: what is to live as long as the current start, how many tags it needs, and where it
+        # is idle, if it is to serve others.
         self.guests: tuple[object, ...] = ()
         self.tags = 0
+        self.alike: list[Plan] | None = None
         # Host memory needs no synchronisation: leave the call out of the hot path.
         self._memory = memory if memory is not None and memory.kind != "host" else None
         self._direct = direct  # whether messages are of, or about, that memory itself

@@ -424,20 +424,23 @@ class Session:
     def begun_plan(self, request: Request) -> Plan:
         """The plan for a call in the background, until `end_plan`: that of an earlier one like it, if there is one that
         is over. Local."""
-        key = request.moving_key if self.factory.moves(request) else None
-        plan = None if key is None else self.idle_plan(key, *request.owners)
+        alike = None
+        if self.factory.moves(request):
+            with progress.lock:  # calls may end in another thread
+                alike = self.idle.alike(request.moving_key)
+        plan = None if alike is None else self.idle_plan(alike, *request.owners)
         if plan is None:
             plan = self.factory.make(request, Lifetime.BACKGROUND)
-            plan.key, plan.producers = key, request.producers
+            plan.alike, plan.producers = alike, request.producers
         else:
             request.place(plan.move)
         return plan
 
-    def idle_plan(self, key: Hashable, *owners: object) -> Plan | None:
+    def idle_plan(self, alike: list[Plan], *owners: object) -> Plan | None:
         """A plan of a call in the background that is over, for another one like it, on the memory of these owners: with
         tags of its own, as each has. None if there is none. Local."""
-        with progress.lock:  # calls may end in another thread
-            plan = self.idle.take(key)
+        with progress.lock:
+            plan = self.idle.take(alike)
         if plan is not None:
             plan.tag_from(self.tags.in_background(plan.tags))
             plan.guests = owners
@@ -445,10 +448,10 @@ class Session:
 
     def end_plan(self, plan: Plan) -> None:
         """A call in the background is over."""
-        if plan.key is not None and not plan.broken:
+        if plan.alike is not None and not plan.broken:
             plan.guests = ()
             with progress.lock:
-                self.idle.put(plan.key, plan)
+                self.idle.put(plan.alike, plan)
         elif plan.on_free is None:  # else it is somebody's, for more starts
             plan.free()
 

@@ -21,6 +21,7 @@ from hiercoll.collectives import ALLTOALL, called
 from hiercoll.runtime import compiled
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.native import mpi_library
+from hiercoll.runtime.plan import abandoned
 from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.tuning.learning import Finding
 from hiercoll.tuning.policy import Wanted
@@ -321,6 +322,23 @@ def test_several_at_once(comm: MPI.Intracomm) -> None:
         for turn, (_, recv) in enumerate(ends):
             np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + turn)
             recv[:] = -1
+
+
+def test_nobody_waits(comm: MPI.Intracomm) -> None:
+    """What is received lives as long as MPI may write there."""
+    for turn in range(3):
+        call_of(comm, "Ialltoall", turn)
+    arrays_of_call = arrays(0)
+    kept = weakref.ref(arrays_of_call[2])
+    hiercoll.ialltoall(comm, *arrays_of_call[1:3])
+    del arrays_of_call
+    gc.collect()
+    assert kept() is not None
+    request = abandoned.pop()
+    assert isinstance(request, MPI.Request)
+    request.Wait()
+    del request
+    assert kept() is None
 
 
 WRONG: dict[str, Callable[[Arrays], tuple[Any, Any]]] = {

@@ -167,14 +167,14 @@ def test_what_nobody_uses(steps: list[tuple[int, int, bool]]) -> None:
     for key, nbytes, ends in steps:
         if ends and used:
             key, entry = used.pop(0)
-            idle.put(key, entry)
-        elif (found := idle.take(key)) is not None:
+            idle.put(known[key], entry)
+        elif (found := idle.take(known[key])) is not None:
             used.append((key, found))
         else:
             made += 1
             used.append((key, Entry(made, nbytes, log)))
         left = [entry for alike in known.values() for entry in alike]
-        assert idle.count <= 4 and idle.count >= len(left) and not {entry.name for _, entry in used} & set(log)
+        assert idle.count <= 4 and idle.count == len(left) and not {entry.name for _, entry in used} & set(log)
         assert idle.nbytes <= 100 or idle.count == 1
         assert made == len(used) + idle.count + len(log)
     idle.drop_all()
