@@ -142,20 +142,20 @@ class Again:
         return len(self._plans)
 
     def plan(self, send: Any, recv: Any) -> Plan | None:
-        """One of them, for a call on these arrays that the compiled engine has found; None if another thread has taken
-        the last one."""
-        plan = self.session.idle_plan(self._plans, send, recv)
-        if plan is None or plan.program is None:
-            return None
-        plan.program.move(*(0 if each is None else MPI.Get_address(each) for each in (send, recv)))
-        if self._is_by_block:
-            self.session.routes.fill(plan.program)
+        """One of them, for a call on these arrays that the compiled engine has found; None, with nothing done, if the
+        last one has gone meanwhile, or the call does not say where all blocks lie."""
+        with progress.lock:
+            if self._is_by_block and not (self._plans and self.session.routes.fill(self._plans[-1].program)):
+                return None
+            plan = self.session.idle_plan(self._plans, send, recv)
+        if plan is not None and plan.program is not None:
+            plan.program.move(*(0 if each is None else MPI.Get_address(each) for each in (send, recv)))
         return plan
 
 
 def begun(what: MPI.Request | Again, send: Any, recv: Any) -> BackgroundCall:
     """A call on these arrays that the compiled engine knows, and has left to the MPI library or found plans for;
-    NotImplemented where these have gone meanwhile."""
+    NotImplemented where these cannot serve it."""
     if isinstance(what, Again):
         plan = what.plan(send, recv)
         return NotImplemented if plan is None else BackgroundCall(what.session, plan, recv)

@@ -215,7 +215,7 @@ def nonblocking(session: Session, plan: Plan, described: Describe | None = None)
 
 def begun(idle: Again, send: Any, recv: Any) -> Nonblocking:
     """Start one of the plans that the compiled engine has found for a call on these arrays; NotImplemented where these
-    have gone meanwhile."""
+    cannot serve it."""
     plan = idle.plan(send, recv)
     return NotImplemented if plan is None else nonblocking(idle.session, plan)
 

@@ -74,6 +74,7 @@ typedef struct {
     int is_open;      /* whether calls may be served here */
     int rank, size, count;
     int64_t *numbers; /* room for the sizes and places of blocks that the MPI library is to move */
+    Py_ssize_t read[2]; /* blocks whose sizes and places are in there, of the call that was looked at last */
     long long calls;
     double limit;     /* seconds that a call may wait, 0: for ever; if not, calls are numbered and recorded */
     int64_t *number;
@@ -481,6 +482,8 @@ static int describe(Call *call, PyObject *collective, unsigned options, PyObject
 {
     PyObject *const *given = call->options;
     Key *key = &call->key;
+    key->length = 0;
+    key->objects = 0;
     if (read_options(call, options, values, names) < 0 || !PyLong_CheckExact(given[ROOT]) || add_buffer(call, 1) < 0 ||
         add_buffer(call, 0) < 0 || add_total(call) < 0)
         return -1;
@@ -875,7 +878,7 @@ static int is_by_block(const Call *call) { return call->blocks[1] || call->kind.
 
 /* The sizes and places of this call's blocks, for the program, if there is one. Whether they are sound: a rank's block
  * for itself is as long at both ends, where it has both. */
-static int have_blocks(const Routes *routes, const Known *known, const Program *program, const Call *call)
+static int have_blocks(Routes *routes, const Known *known, const Program *program, const Call *call)
 {
     int64_t own[2] = {-1, -1};
     for (int end = 0; end < 2; end++) {
@@ -892,6 +895,7 @@ static int have_blocks(const Routes *routes, const Known *known, const Program *
         if (read_blocks(call, end, known->items[end], count, sizes, places) < 0)
             return 0;
         own[end] = sizes[count == 1 ? 0 : routes->rank];
+        routes->read[end] = count;
     }
     return own[0] < 0 || own[1] < 0 || own[0] == own[1];
 }
@@ -993,6 +997,7 @@ static int serve(Routes *routes, Call *call)
         return 0;
     if (call->kind.is_counted && (call->options[COUNTS] == Py_None || (call->key.length > 1 && !have_parts(routes, call))))
         return 0;
+    routes->read[0] = routes->read[1] = 0;
     if (is_idle(known->target) && (call->views[0].obj || call->views[1].obj || PyObject_Size(known->target) <= 0))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
@@ -1031,9 +1036,13 @@ static int serve_known(Call *call, PyObject *collective, int any, unsigned optio
     Routes *routes = call->kind.begins || !Py_SIZE(calls.background) ? find_routes(call->comm) : NULL;
     call->rank = routes ? routes->rank : 0;
     call->tally = routes ? calls.tally : Py_None;
-    int known = routes ? describe(call, collective, options, values, names) : -1;
-    int outcome = known == 0 ? serve(routes, call) : 0;
-    if (!outcome && routes && any && !names && describe_any(call, collective) == 0)
+    int outcome = 0, is_alike = routes && any && !names;
+    /* Of blocks of any sizes less is looked at where what serves all calls serves this one. */
+    if (is_alike && !call->kind.is_even && describe_any(call, collective) == 0)
+        outcome = serve(routes, call);
+    if (!outcome && routes && describe(call, collective, options, values, names) == 0)
+        outcome = serve(routes, call);
+    if (!outcome && is_alike && call->kind.is_even && describe_any(call, collective) == 0)
         outcome = serve(routes, call);
     end_call(call);
     if (!outcome)
@@ -1326,19 +1335,22 @@ static PyObject *Routes_limit(Routes *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Sizes and places of blocks of the call that was looked at last, for a program that serves it. */
+/* Sizes and places of blocks of the call that was looked at last, for a program that is to serve it; whether the call has
+ * told those of as many as the program has: an array without counts does not, nor what is in place. */
 static PyObject *Routes_fill(Routes *self, PyObject *given)
 {
     Program *program = (Program *)given;
     if (Py_TYPE(given) != program_type || program->blocks[0] > self->size || program->blocks[1] > self->size)
         return PyErr_Format(PyExc_TypeError, "not a program of this communicator: %R", given);
+    if (program->blocks[0] != self->read[0] || program->blocks[1] != self->read[1])
+        Py_RETURN_FALSE;
     for (int end = 0; end < 2; end++) {
         const int64_t *numbers = self->numbers + 2 * end * self->size;
         size_t bytes = (size_t)program->blocks[end] * sizeof *numbers;
         memcpy(program->tables[end].sizes, numbers, bytes);
         memcpy(program->tables[end].places, numbers + self->size, bytes);
     }
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *Routes_tick(Routes *self, PyObject *none)
@@ -1365,7 +1377,8 @@ static PyMethodDef routes_methods[] = {
      "limit(seconds, number, record): how long calls may wait, 0: for ever; the address of their number, and what is "
      "called with the entry of each."},
     {"fill", (PyCFunction)Routes_fill, METH_O,
-     "fill(program): with sizes and places of the blocks of the call for which idle plans were found just now."},
+     "fill(program): with sizes and places of the blocks of the call for which idle plans were found just now; whether it "
+     "has told them all."},
     {"tick", (PyCFunction)Routes_tick, METH_NOARGS, "Count a call; the number of calls."},
     {NULL, NULL, 0, NULL}};
 

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -322,6 +323,37 @@ def test_several_at_once(comm: MPI.Intracomm) -> None:
         for turn, (_, recv) in enumerate(ends):
             np.testing.assert_array_equal(recv, 10 * np.arange(SIZE) + RANK + turn)
             recv[:] = -1
+
+
+@pytest.mark.parametrize("drop_in", [False, pytest.param(True, marks=needs_threads)])
+def test_blocks_that_calls_do_not_count(
+    drop_in: bool, on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays without counts, of nothing, too, and what is in place, after calls with other blocks."""
+    for name in ("allgatherv", "gatherv", "scatterv"):
+        monkeypatch.setitem(settings.forced, name, ("ring" if name == "allgatherv" else "linear", {}))
+    comm: Any = on_layout(layouts()[-1])
+    get_session(comm)
+    ours: Any = hiercoll.Intracomm(comm) if drop_in else None
+    make: Any = lambda name: getattr(ours, name) if drop_in else partial(getattr(hiercoll, name.lower()), comm)  # noqa: E731
+    wait: Any = lambda call: call.Wait() if drop_in else call.wait()  # noqa: E731
+    for turn, items in enumerate([2, 0, 3, 0, 1, 2, 0]):
+        send, counted, whole = np.full(items, RANK + turn), np.full(SIZE, -1), np.full(items * SIZE, -1)
+        wait(make("Iallgatherv")(np.full(1, RANK), [counted, [1] * SIZE]))
+        if drop_in or items:  # functions want counts
+            wait(make("Iallgatherv")(send, whole if drop_in else [whole, [items] * SIZE]))
+            np.testing.assert_array_equal(whole, np.repeat(np.arange(SIZE) + turn, items))
+        np.testing.assert_array_equal(counted, np.arange(SIZE))
+        for root in (0, LAST):
+            rows = np.full((SIZE, 2), RANK + turn)
+            own = MPI.IN_PLACE if root == RANK else rows[0]
+            wait(make("Igatherv")(own, [rows, [2] * SIZE] if root == RANK else None, root=root))
+            if root == RANK:
+                np.testing.assert_array_equal(rows[:, 0], np.arange(SIZE) + turn)
+            into = np.full(2, -1)
+            many = [rows, [2] * SIZE] if root == RANK else None
+            wait(make("Iscatterv")(many, MPI.IN_PLACE if root == RANK else into, root=root))
+            assert root == RANK or into.tolist() == [RANK + turn] * 2
 
 
 def test_nobody_waits(comm: MPI.Intracomm) -> None:
