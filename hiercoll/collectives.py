@@ -96,7 +96,8 @@ ShapeOf: TypeAlias = "Callable[[Contract, int], Shape]"
 
 @dataclass(frozen=True, eq=False)
 class InBackground:
-    """A collective's calls in the background, as the compiled engine tells them from others; see there."""
+    """A collective's calls in the background: the compiled engine tells them from blocking ones by this. The fields are
+    those of `Collective`."""
 
     buffers: int
     of_root: int

@@ -118,6 +118,10 @@ class NativeCall(BackgroundCall):
         if not self.done:  # nobody has waited: MPI may still use the buffers, which the request keeps
             abandoned.append(self._request)
 
+    def pending(self) -> list[Pending]:
+        """Nothing: what it waits for is known to the MPI library alone."""
+        return []
+
     def test(self) -> bool:
         """See `BackgroundCall`."""
         if progress.active or progress.listening:

@@ -34,8 +34,8 @@ __all__ = [
     "blocks_view",
     "common_chunk",
     "common_pieces",
-    "evenly_spaced",
     "convert",
     "elements",
+    "evenly_spaced",
     "host_buffer",
 ]

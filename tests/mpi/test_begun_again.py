@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -332,27 +331,30 @@ def test_blocks_that_calls_do_not_count(
     """Arrays without counts, of nothing, too, and what is in place, after calls with other blocks."""
     for name in ("allgatherv", "gatherv", "scatterv"):
         monkeypatch.setitem(settings.forced, name, ("ring" if name == "allgatherv" else "linear", {}))
-    comm: Any = on_layout(layouts()[-1])
+    comm = on_layout(layouts()[-1])
     get_session(comm)
-    ours: Any = hiercoll.Intracomm(comm) if drop_in else None
-    make: Any = lambda name: getattr(ours, name) if drop_in else partial(getattr(hiercoll, name.lower()), comm)  # noqa: E731
-    wait: Any = lambda call: call.Wait() if drop_in else call.wait()  # noqa: E731
+
+    def call(name: str, *given: Any, **how: Any) -> None:
+        if drop_in:
+            getattr(hiercoll.Intracomm(comm), name)(*given, **how).Wait()
+        else:
+            getattr(hiercoll, name.lower())(comm, *given, **how).wait()
+
     for turn, items in enumerate([2, 0, 3, 0, 1, 2, 0]):
         send, counted, whole = np.full(items, RANK + turn), np.full(SIZE, -1), np.full(items * SIZE, -1)
-        wait(make("Iallgatherv")(np.full(1, RANK), [counted, [1] * SIZE]))
-        if drop_in or items:  # functions want counts
-            wait(make("Iallgatherv")(send, whole if drop_in else [whole, [items] * SIZE]))
-            np.testing.assert_array_equal(whole, np.repeat(np.arange(SIZE) + turn, items))
+        call("Iallgatherv", np.full(1, RANK), [counted, [1] * SIZE])
+        call("Iallgatherv", send, whole if drop_in else [whole, [items] * SIZE])  # functions want counts
+        np.testing.assert_array_equal(whole, np.repeat(np.arange(SIZE) + turn, items))
         np.testing.assert_array_equal(counted, np.arange(SIZE))
         for root in (0, LAST):
             rows = np.full((SIZE, 2), RANK + turn)
             own = MPI.IN_PLACE if root == RANK else rows[0]
-            wait(make("Igatherv")(own, [rows, [2] * SIZE] if root == RANK else None, root=root))
+            call("Igatherv", own, [rows, [2] * SIZE] if root == RANK else None, root=root)
             if root == RANK:
                 np.testing.assert_array_equal(rows[:, 0], np.arange(SIZE) + turn)
             into = np.full(2, -1)
             many = [rows, [2] * SIZE] if root == RANK else None
-            wait(make("Iscatterv")(many, MPI.IN_PLACE if root == RANK else into, root=root))
+            call("Iscatterv", many, MPI.IN_PLACE if root == RANK else into, root=root)
             assert root == RANK or into.tolist() == [RANK + turn] * 2
 
 
@@ -373,10 +375,17 @@ def test_nobody_waits(comm: MPI.Intracomm) -> None:
     assert kept() is None
 
 
+def overlapping(buffers: Arrays) -> tuple[Any, Any]:
+    """Two of the right size that differ by an element in place."""
+    both = np.concatenate([buffers[1], buffers[3]])
+    return both[: SIZE * ITEMS], both[1 : SIZE * ITEMS + 1]
+
+
 WRONG: dict[str, Callable[[Arrays], tuple[Any, Any]]] = {
     "too short": lambda a: (a[1], a[2][:-1]),
     "both the same": lambda a: (a[1], a[1]),
-    "overlapping": lambda a: (a[2], np.concatenate([a[2], a[3]])[: a[2].size].view(type=np.ndarray)[::-1]),
+    "overlapping": overlapping,
+    "backwards": lambda a: (a[1], a[2][::-1]),
     "another type": lambda a: (a[1], a[2].view("i8").astype("f4")),
     "no array": lambda a: (a[1], "text"),
 }
