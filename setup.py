@@ -9,7 +9,7 @@ from setuptools import Extension, setup
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 engine = Extension(
     "hiercoll.runtime._engine",
-    [f"hiercoll/runtime/{name}.c" for name in ("_engine", "_calls", "_regions", "_attributes")],
+    [f"hiercoll/runtime/{name}.c" for name in ("_engine", "_calls", "_regions", "_attributes", "_communicators")],
     depends=["hiercoll/runtime/_engine.h"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
     extra_compile_args=["-std=c11", "-fvisibility=hidden"],

@@ -125,11 +125,6 @@ class Collectives(ObjectMessages):
         if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
             super().free()  # type: ignore[misc]
 
-    def Free(self: Any) -> None:  # noqa: N802  (MPI's name)
-        """As mpi4py's."""
-        forget(self)
-        MPI.Comm.Free(self)
-
     def Disconnect(self: Any) -> None:  # noqa: N802
         """As mpi4py's."""
         forget(self)
@@ -208,14 +203,25 @@ def _keep(owner: type, *names: str, together: bool = True) -> None:
             return made
 
         method.__name__, method.__doc__ = name, native.__doc__
-        setattr(owner, name, method)
+        setattr(owner, name, compiled.makes(kind, name, native, method) if together else method)
 
 
+compiled.set_up_kinds(_KINDS, drop_in)
 _keep(Collectives, "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph")
 _keep(Collectives, "Split", "Split_type", "Dup", "Clone")
 _keep(Collectives, "Create_group", "Create_intercomm", together=False)
 _keep(Cartcomm, "Sub")
 _keep(Intercomm, "Merge", together=False)
+
+
+def _free(self: Any, *wrong: Any, **options: Any) -> None:
+    """As mpi4py's, which takes no arguments."""
+    if not wrong and not options:
+        forget(self)
+    MPI.Comm.Free(self, *wrong, **options)
+
+
+Collectives.Free = compiled.frees(MPI.Comm, "Free", MPI.Comm.Free, _free)  # type: ignore[attr-defined]
 
 
 def _predefined(comm: MPI.Comm) -> str | None:

@@ -5,9 +5,11 @@
 
 static int may_copy;
 int64_t no_communicator;
+int wishes_key;
+PyObject *states;
 
-typedef int (*get_attribute)(intptr_t, int, void *, int *);
-typedef int (*set_attribute)(intptr_t, int, void *);
+typedef int (*get_attribute_any)(intptr_t, int, void *, int *);
+typedef int (*set_attribute_any)(intptr_t, int, void *);
 
 typedef int (*get_group)(intptr_t, void *);
 typedef int (*translate_ranks)(intptr_t, int, const int *, intptr_t, int *);
@@ -42,12 +44,20 @@ static int is_of_world(intptr_t comm)
 int find_attribute(int64_t comm, int key, int takes_over, intptr_t *number)
 {
     int is_there = 0;
-    if (comm == no_communicator || ((get_attribute)mpi_get_attribute)((intptr_t)comm, key, number, &is_there))
+    if (comm == no_communicator || ((get_attribute_any)mpi_get_attribute)((intptr_t)comm, key, number, &is_there))
         return 0;
     if (is_there || !takes_over || !everywhere.is_there || key != everywhere.key || !is_of_world((intptr_t)comm))
         return is_there;
     *number = (intptr_t)everywhere.number;
-    return ((set_attribute)mpi_set_attribute)((intptr_t)comm, key, (void *)*number) == 0;
+    return ((set_attribute_any)mpi_set_attribute)((intptr_t)comm, key, (void *)*number) == 0;
+}
+
+int set_attribute(int64_t comm, int key, intptr_t number)
+{
+    int error = comm == no_communicator
+                    ? 0
+                    : ((set_attribute_any)mpi_set_attribute)((intptr_t)comm, key, (void *)number);
+    return error ? PyErr_Format(PyExc_RuntimeError, "MPI_Comm_set_attr: error %d", error), -1 : 0;
 }
 
 /* A communicator has 4 or 8 bytes. */
@@ -97,6 +107,8 @@ static PyObject *engine_attribute_key(PyObject *module, PyObject *args)
     int error = ((create_keyval)mpi_create_keyval)(copy_even, call_deleted, &key, args);
     if (error)
         return PyErr_Format(PyExc_RuntimeError, "MPI_Comm_create_keyval: error %d", error);
+    if (among != Py_None)
+        wishes_key = key, states = among;
     return PyLong_FromLong(key);
 }
 
@@ -118,13 +130,8 @@ static PyObject *engine_set_attribute(PyObject *module, PyObject *const *args, P
     (void)module;
     if (count != 3 || find_handle(args[1], &comm) < 0)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "three arguments are wanted");
-    intptr_t number = PyLong_AsSsize_t(args[2]);
-    int error = comm == no_communicator ? 0
-                                        : ((set_attribute)mpi_set_attribute)((intptr_t)comm, (int)PyLong_AsLong(args[0]),
-                                                                             (void *)number);
-    if (error)
-        return PyErr_Format(PyExc_RuntimeError, "MPI_Comm_set_attr: error %d", error);
-    Py_RETURN_NONE;
+    int outcome = set_attribute(comm, (int)PyLong_AsLong(args[0]), PyLong_AsSsize_t(args[2]));
+    return outcome < 0 ? NULL : Py_BuildValue("");
 }
 
 static PyObject *engine_set_everywhere(PyObject *module, PyObject *args)
@@ -142,7 +149,8 @@ static PyMethodDef functions[] = {
     {"attribute_key", engine_attribute_key, METH_VARARGS,
      "attribute_key(deleted, among, copies): a key for attributes of communicators that are numbers, of which duplicates\n"
      "take over even ones, if any. When one is deleted, nothing serves calls of its communicator any more, and\n"
-     "deleted(handle) is called if the handle is in the dictionary among, or that is None; not after Python has ended."},
+     "deleted(handle) is called if the handle is in the dictionary among, or that is None; not after Python has ended.\n"
+     "With a dictionary it is the key of what ranks have agreed on."},
     {"attribute", FAST(engine_attribute), METH_FASTCALL,
      "attribute(key, comm, takes_over): the number that a communicator has by this key, or (True) takes over from\n"
      "everywhere; None if there is none."},

@@ -1158,17 +1158,17 @@ static struct entry {
 } entries[MOST_ENTRIES];
 static int entries_used;
 
-static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     Py_ssize_t named = names ? PyTuple_Size(names) : 0;
     Py_ssize_t first = self != NULL;
-    PyObject *tuple = PyTuple_New(first + count), *options = PyDict_New(), *result = NULL;
+    PyObject *tuple = PyTuple_New(first + count), *options = named ? PyDict_New() : NULL, *result = NULL;
     for (Py_ssize_t each = 0; tuple && each < first + count; each++) {
         PyObject *argument = each < first ? self : args[each - first];
         Py_INCREF(argument);
         PyTuple_SetItem(tuple, each, argument);
     }
-    int good = tuple && options;
+    int good = tuple && (options || !named);
     for (Py_ssize_t each = 0; each < named && good; each++)
         good = PyDict_SetItem(options, PyTuple_GetItem(names, each), args[count + each]) == 0;
     if (good)
@@ -1221,7 +1221,6 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
         return enter(n, self, args, count, names);                                                                     \
     }
 #define NAME(n) FAST(enter_##n),
-#define EIGHT(x, a, b, c, d, e, f, g, h) x(a) x(b) x(c) x(d) x(e) x(f) x(g) x(h)
 #define ALL(x)                                                                                                         \
     EIGHT(x, 0, 1, 2, 3, 4, 5, 6, 7)                                                                                   \
     EIGHT(x, 8, 9, 10, 11, 12, 13, 14, 15)                                                                             \

@@ -864,7 +864,7 @@ PyMODINIT_FUNC PyInit__engine(void)
     PyObject *module = PyModule_Create(&definition), *program = PyType_FromSpec(&program_spec);
     program_type = (PyTypeObject *)program;
     if (!module || !program || PyModule_AddObject(module, "Program", program) < 0 || add_calls(module) < 0 ||
-        add_regions(module) < 0 || add_attributes(module) < 0)
+        add_regions(module) < 0 || add_attributes(module) < 0 || add_communicators(module) < 0)
         return NULL;
     return module;
 }

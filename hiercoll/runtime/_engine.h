@@ -1,5 +1,5 @@
 /* What the parts of the compiled engine have in common: programs (_engine.c), calls that find them (_calls.c), packing
- * (_regions.c), and the ends of communicators (_attributes.c). */
+ * (_regions.c), and the ends of communicators (_attributes.c), and their beginnings (_communicators.c). */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -64,6 +64,8 @@ typedef struct {
 } Move;
 
 #define FAST(function) (PyCFunction)(void (*)(void))function
+/* Functions that are alike but for a number. */
+#define EIGHT(x, a, b, c, d, e, f, g, h) x(a) x(b) x(c) x(d) x(e) x(f) x(g) x(h)
 
 int64_t get_handle(const char *at);
 int64_t handle_of(intptr_t argument);          /* that the MPI library calls a function with */
@@ -76,7 +78,15 @@ void move_blocks(const Move *move, int outward);
 int find_handle(PyObject *comm, int64_t *handle); /* of a communicator; -1, with an exception, if it is none */
 /* Whether it has one, or takes over that of MPI.COMM_WORLD's processes; a null handle has none. */
 int find_attribute(int64_t comm, int key, int takes_over, intptr_t *number);
+int set_attribute(int64_t comm, int key, intptr_t number); /* 0, or -1 with an exception; nothing on a null handle */
+/* The key by which communicators have the wishes that their ranks agreed on; ``states``: by handle, of those that Python
+ * knows, NULL as long as there is no key. */
+extern int wishes_key;
+extern PyObject *states;
+/* Of a function, or (with ``self``) a method: ``args`` are ``count`` ones by place, then those with ``names``, or NULL. */
+PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
 void unregister(PyObject *handle);             /* nothing serves calls of that communicator any more */
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
 int add_regions(PyObject *module);             /* 0, or -1 with an exception */
 int add_attributes(PyObject *module);          /* 0, or -1 with an exception */
+int add_communicators(PyObject *module);       /* 0, or -1 with an exception */

@@ -1,5 +1,5 @@
 """The compiled engine: whether there is one, steps as programs for it (`_engine.c`), the calls that it serves
-(`_calls.c`), and blocks that it packs (`_regions.c`).
+(`_calls.c`), blocks that it packs (`_regions.c`), and methods that make communicators (`_communicators.c`).
 
 It runs messages, copies and flags on buffers of the host, and begins messages anew at each start. A program is not
 bound to the buffers of a call: one serves all buffers of a size. Python's engines run the same steps where there is no
@@ -466,6 +466,31 @@ def _entry(*given: Any) -> Any:
     """None if there is no compiled engine, or too many of them."""
     module: Any = load()[0]
     return None if module is None else module.entry(*given)
+
+
+def makes(kind: type, name: str, native: Function, python: Function) -> Function:
+    """A method of communicators that makes others as ``python`` does, by ``native``, mpi4py's: the compiled engine does
+    where nothing special is to be done; see `set_up_kinds`."""
+    module: Any = load()[0]
+    return python if module is None else module.makes(kind, name, _any_arguments(name, native), native, python)
+
+
+def frees(kind: type, name: str, native: Function, python: Function) -> Function:
+    """The method that frees a communicator, by ``native`` alone, mpi4py's, where Python knows nothing of it."""
+    module: Any = load()[0]
+    return python if module is None else module.frees(kind, name, _any_arguments(name, native), native, python)
+
+
+def _any_arguments(name: str, native: Function) -> str:
+    """What `inspect` and `help` say of it."""
+    return f"{name}($self, *args, **options)\n--\n\n{native.__doc__}"
+
+
+def set_up_kinds(kinds: dict[type, type], drop_in: Callable[[Any], Any]) -> None:
+    """What communicators of mpi4py's types become in methods that make them, and what is called with all others."""
+    module: Any = load()[0]
+    if module is not None:
+        module.setup_communicators(kinds, drop_in)
 
 
 def register(handle: int, routes: Any, tally: array[int] | None = None) -> None:

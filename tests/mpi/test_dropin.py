@@ -144,8 +144,11 @@ def completed(made: MPI.Intracomm, request: MPI.Request) -> MPI.Intracomm:
         lambda c: completed(*c.Idup_with_info(MPI.INFO_NULL)),
     ],
 )
-def test_what_is_made_of_it(comm: MPI.Intracomm, make: Callable[[Any], Any]) -> None:
-    """Communicators made from a drop-in one are drop-in ones, of mpi4py's kind."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_made_of_it(comm: MPI.Intracomm, make: Callable[[Any], Any], is_first: bool) -> None:
+    """Communicators made from a drop-in one are drop-in ones, of mpi4py's kind, before and after its first call."""
+    if not is_first:
+        hiercoll.Intracomm(comm).Barrier()
     made = make(hiercoll.Intracomm(comm))
     plain = make(comm)
     assert isinstance(made, dropin.Collectives) and isinstance(made, type(plain))
@@ -155,6 +158,56 @@ def test_what_is_made_of_it(comm: MPI.Intracomm, make: Callable[[Any], Any]) -> 
     np.testing.assert_array_equal(recv, np.arange(made.size))
     for each in (made, plain):
         each.Free()
+
+
+class Derived(hiercoll.Intracomm):
+    """A program's own kind."""
+
+
+def test_of_a_kind_of_the_programs_own(comm: MPI.Intracomm) -> None:
+    """Duplicates are of it, as mpi4py's are; others of the drop-in's."""
+    derived = Derived(comm)
+    derived.Barrier()
+    kinds = {
+        Derived: [derived.Dup(), derived.Clone()],
+        hiercoll.Intracomm: [derived.Split(), derived.Create(comm.group)],
+    }
+    for kind, made in kinds.items():
+        for each in made:
+            assert type(each) is kind
+            each.Free()
+
+
+def test_making_and_freeing_as_mpi4py(comm: MPI.Intracomm) -> None:
+    """Arguments by name, no communicator for some ranks, and mpi4py's errors, with mpi4py's words."""
+    ours = hiercoll.Intracomm(comm)
+    ours.Barrier()
+    backwards = ours.Split(color=0, key=-RANK)
+    assert backwards.rank == SIZE - 1 - RANK
+    nobody = ours.Split(MPI.UNDEFINED if RANK else 0)
+    assert (nobody == MPI.COMM_NULL) == (RANK > 0)
+    wrong: list[Callable[[Any], Any]] = [
+        lambda c: c.Split("red"),
+        lambda c: c.Split(0, 0, 0),
+        lambda c: c.Split(colour=0),
+        lambda c: c.Create_cart("grid"),
+        lambda c: c.Free(0),
+        lambda c: c.Free(now=True),
+    ]
+    for call in wrong:
+        with pytest.raises(Exception) as theirs:  # noqa: PT011
+            call(comm)
+        with pytest.raises(Exception) as found:  # noqa: PT011
+            call(ours)
+        assert type(found.value) is type(theirs.value) and str(found.value) == str(theirs.value)
+    backwards.Free()
+    assert backwards == MPI.COMM_NULL and not backwards
+    with pytest.raises(MPI.Exception):
+        backwards.Free()
+    if not RANK:
+        nobody.Free()
+    with pytest.raises((TypeError, AttributeError)):
+        hiercoll.Intracomm.Split(3)
 
 
 def test_identity(comm: MPI.Intracomm) -> None:
