@@ -731,7 +731,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_new_results_of_reductions(algorithm: str, rows: bool, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
     """Are found again, each in an array of its own, of the shape that the first one had."""
     get_session(comm)
-    send = np.arange(6.0 * SIZE).reshape((SIZE, 2, 3) if rows else (2, SIZE, 3)) + 100 * RANK
+    send = np.arange(6.0 * SIZE).reshape((SIZE, 2, 3) if rows else (2 * SIZE, 3)) + 100 * RANK
     found = [hiercoll.reduce_scatter(comm, send + turn, algorithm=algorithm) for turn in range(5)]
     own = np.arange(6.0) + 6 * RANK
     for turn, result in enumerate(found):
