@@ -97,13 +97,12 @@ def _ranks(values: Sequence[float]) -> list[int]:
 def _by_signs(weights: Sequence[int], favourable: Sequence[bool]) -> float:
     """How probable it is that the favourable weights reach their sum if each is favourable or not by a coin."""
     observed = sum(weight for weight, counts in zip(weights, favourable, strict=True) if counts)
-    ways = [1] + [0] * sum(weights)  # to reach each sum of weights
-    reached = 0
+    # How many ways there are to reach each sum: digits of one number, each of so many bits that they do not overflow.
+    bits, ways = len(weights) + 2, 1
     for weight in weights:
-        reached += weight
-        for total in range(reached, -1, -1):
-            ways[total] += ways[total - weight] if total >= weight else 0
-    return float(sum(ways[observed:]) / 2 ** len(weights))
+        ways += ways << weight * bits
+    reached = (ways >> observed * bits) % ((1 << bits) - 1)  # the sum of the digits from there on
+    return reached / float(2 ** len(weights))
 
 
 def is_faster(ratios: Sequence[float], level: float = LEVEL) -> bool:

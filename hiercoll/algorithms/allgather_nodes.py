@@ -319,6 +319,7 @@ def _board_messages(grouping: Grouping, rank: int) -> tuple[dict[int, list[int]]
     """Blocks that ``rank`` sends to, and receives from, each rank of another node, by node distance."""
     t, nodes = grouping.topology, grouping.topology.nodes
     node, n = t.node_of[rank], len(t.nodes)
+    leaders = [[group[0] for group in t.groups(each, grouping.leaders)] for each in range(n)]
 
     def ends(block: int, to: int) -> tuple[int, int]:
         """The ranks that send and receive ``block`` on its way to node ``to``."""
@@ -327,9 +328,8 @@ def _board_messages(grouping: Grouping, rank: int) -> tuple[dict[int, list[int]]
             return block, nodes[to][lane % len(nodes[to])]
         if grouping.form == "share":
             return grouping.out(block, nodes[to][0]), grouping.into(block, nodes[to][0])
-        theirs = t.groups(to, grouping.leaders)
-        number = [group[0] for group in t.groups(t.node_of[here[0]], grouping.leaders)].index(grouping.leader(block))
-        return grouping.leader(block), theirs[number % len(theirs)][0]
+        leader, theirs = grouping.leader(block), leaders[to]
+        return leader, theirs[leaders[t.node_of[here[0]]].index(leader) % len(theirs)]
 
     outgoing: dict[int, list[int]] = {}
     incoming: dict[int, list[int]] = {}

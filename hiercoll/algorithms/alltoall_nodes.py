@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -171,13 +171,13 @@ class _Places:
         self._buffer = Buffer(name)
         self.at: dict[Pair, int] = {}
 
-    def add(self, start: int, pairs: Iterable[Pair]) -> None:
+    def add(self, start: int, pairs: Sequence[Pair]) -> None:
         """``pairs`` lie one after the other from block ``start`` on."""
-        self.at.update((pair, start + i) for i, pair in enumerate(pairs))
+        self.at.update(zip(pairs, range(start, start + len(pairs)), strict=True))
 
     def region(self, pairs: list[Pair]) -> Region:
         """Where ``pairs`` lie."""
-        return self._buffer[[self.at[pair] for pair in pairs]]
+        return self._buffer[list(map(self.at.__getitem__, pairs))]
 
     def source(self, pairs: list[Pair]) -> Region:
         """Where an outgoing message lies: here, or in send if its carrier sends only its own blocks."""

@@ -11,6 +11,7 @@ from hiercoll.calls.devices import Ends, ends_of
 from hiercoll.collectives import Collective, Holds
 from hiercoll.cuda import is_device_array
 from hiercoll.runtime.datatypes import element_of
+from hiercoll.runtime.messages import INT_MAX
 from hiercoll.runtime.request import Arguments
 from hiercoll.runtime.specifications import buffer_of
 
@@ -215,8 +216,11 @@ def arrays_of(collective: Collective, given: Arguments) -> list[Any]:
 
 
 def suits_mpi4py(buffer: Any) -> bool:
-    """Whether it is, if it is an array of NumPy's, in the order of C, with elements that mpi4py knows."""
+    """Whether it is, if it is an array of NumPy's, in the order of C, with elements that mpi4py knows, and no more than
+    the MPI library counts (from MPI 4.0 on there is no limit)."""
     if type(buffer) is not np.ndarray:
         return True
     known: Any = MPI._typedict
+    if buffer.size > INT_MAX and MPI.Get_version() < (4, 0):
+        return False
     return bool(buffer.flags.c_contiguous and buffer.dtype.isnative and buffer.dtype.char in known)

@@ -142,9 +142,6 @@ class Again:
     def __init__(self, session: Session, plans: list[Plan], is_by_block: bool) -> None:
         self.session, self._plans, self._is_by_block = session, plans, is_by_block
 
-    def __len__(self) -> int:
-        return len(self._plans)
-
     def plan(self, send: Any, recv: Any) -> Plan | None:
         """One of them, for a call on these arrays that the compiled engine has found; None, with nothing done, if the
         last one has gone meanwhile, or the call does not say where all blocks lie."""

@@ -360,7 +360,7 @@ def remember_plan(session: Session, request: Request, given: Arguments, plan: Pl
     if given.limit != LIMIT or not session.unwatched:
         return
     if not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
-        again = Again(session, plan.alike, plan.is_by_block)
+        again = Again(session, plan.alike, plan.is_by_block), plan.alike
         _remember_call(session, again, collective, given, session.choices, collective.in_background)
 
 
@@ -381,13 +381,17 @@ def remember_typed(
 ) -> None:
     """Let the compiled engine find what serves calls whose blocks have datatypes of their own, as long as the very
     objects that are passed are as they are: mpi4py's method, or a ``known`` call's program. Of a program that makes new
-    ones for each call there are not so many that other calls are forgotten."""
+    ones for each call there are not so many that other calls are forgotten. Nothing, where it would not see that
+    numbers change."""
     if len(session.routes) >= MOST_AS_PASSED:
         return
     specs = [None if spec is MPI.IN_PLACE else spec for spec in (given.send, given.recv)]
     if any(type(spec) not in (list, tuple) for spec in specs if spec is not None) or given.stream is not None:
         return
-    parts = tuple(None if spec is None else tuple(map(_as_it_is, spec[1:])) for spec in specs)
+    try:
+        parts = tuple(None if spec is None else tuple(map(_as_it_is, spec[1:])) for spec in specs)
+    except TypeError:
+        return
     form, name = (collective.in_background, collective.nonblocking) if is_begun else (collective, collective.native)
     target, program = getattr(type(session.user), name), tuple[Any, ...]((None,) * 4)
     if known is not None:
@@ -404,10 +408,16 @@ def remember_typed(
 
 
 def _as_it_is(part: Any) -> Any:
-    """What came with an array, for comparison: numbers of an array as bytes, lists and tuples as tuples."""
+    """What came with an array, for comparison: numbers of an array as bytes, lists and tuples as tuples. Raises
+    TypeError for what may change, such as an array.array, and of which the compiled engine sees no more than that it is
+    the same object."""
     if type(part) is np.ndarray:
         return part.tobytes()
-    return tuple(map(_as_it_is, part)) if type(part) in (list, tuple) else part
+    if type(part) in (list, tuple):
+        return tuple(map(_as_it_is, part))
+    if part is None or type(part) in (int, str, MPI.Datatype) or isinstance(part, np.generic):
+        return part
+    raise TypeError(type(part))
 
 
 def _remember_call(

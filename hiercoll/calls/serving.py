@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from mpi4py import MPI
 
-from hiercoll.calls.aliases import are_arrays, operation_and_order, uneven_alias, uses_device
+from hiercoll.calls.aliases import are_arrays, arrays_of, operation_and_order, suits_mpi4py, uneven_alias, uses_device
 from hiercoll.calls.background import BackgroundCall
 from hiercoll.calls.known import (
     Copied,
@@ -131,6 +131,7 @@ def remember_plain(session: Session, request: Request, given: Arguments) -> None
         return
     is_on_host = collective.is_even and request.memory == "host"
     is_plain = is_on_host and not request.is_empty and are_arrays(collective, given.send, given.recv)
+    is_plain = is_plain and all(map(suits_mpi4py, arrays_of(collective, given)))  # its own method serves it
     if is_plain and (key := by_bytes(collective, given)) is not None:
         if len(session.policy.by_bytes) >= MOST_SPELLINGS:
             session.policy.by_bytes.clear()

@@ -34,14 +34,22 @@ class BlockLayout(NamedTuple):
         """(offset, length) in bytes of the contiguous pieces of ``region``, in order. Blocks without bytes are one
         piece: a message of them is sent, and says no more than that it comes."""
         offset, length = self.extent(region.part)
-        whole = length == self.block
+        blocks, step = region.blocks, self.block
+        if length != step:
+            return [(block * step + offset, length) for block in blocks]
+        if isinstance(blocks, range) and blocks:
+            if blocks.step == 1 or not step:
+                return [(blocks[0] * step, len(blocks) * step)]
+            return [(block * step, step) for block in blocks]
         runs: list[tuple[int, int]] = []
-        for block in region.blocks:
-            start = block * self.block + offset
-            if whole and runs and sum(runs[-1]) == start:
-                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+        end = -1
+        for block in blocks:
+            start = block * step
+            if start == end:
+                runs[-1] = (runs[-1][0], runs[-1][1] + step)
             else:
-                runs.append((start, length))
+                runs.append((start, step))
+            end = start + step
         return runs
 
 
@@ -145,10 +153,14 @@ def common_pieces(layout: Layout, *ends: tuple[int, Region]) -> list[tuple[int, 
 def _cut(layout: Layout, ends: Sequence[tuple[int, Region]], items: Sequence[int]) -> list[tuple[int, ...]]:
     """The same, with the length in items of so many bytes at each end."""
     pieces: list[tuple[int, ...]] = []
-    rests = [
-        iter([(at + offset, n // item) for offset, n in layout.runs(region) if n])
+    runs = [
+        [(at + offset, n // item) for offset, n in layout.runs(region) if n]
         for (at, region), item in zip(ends, items, strict=True)
     ]
+    lengths = [n for _, n in runs[0]]
+    if all([n for _, n in each] == lengths for each in runs[1:]):  # they are cut alike
+        return [(*(at for at, _ in together), n) for *together, n in zip(*runs, lengths, strict=True)]
+    rests = [iter(each) for each in runs]
     heads = [next(rest, (0, 0)) for rest in rests]
     while length := min(n for _, n in heads):
         pieces.append((*(at for at, _ in heads), length))

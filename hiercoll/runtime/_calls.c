@@ -55,7 +55,7 @@ typedef struct {
 } Direct;
 
 /* A call, and what serves it: a program; mpi4py's method of communicators, which a function may stand for; or idle plans,
- * with a length, one of which Python starts. */
+ * one of which Python starts (see `is_idle`). */
 typedef struct {
     Key key;
     Typed typed;
@@ -95,6 +95,7 @@ static struct {
     char *in_place_address;           /* MPI_IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
     PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
+    PyObject *kinds;                  /* of records, by address: (record, bytes of its `Kind`) */
     PyObject *routes;                 /* of each communicator, by handle: (routes, tally) */
     int key;                          /* of the attribute by which communicators begin */
     PyObject *beginnings;             /* (attribute, rank, size): (routes, tally), which is copied; empty: none begin */
@@ -102,6 +103,15 @@ static struct {
     Routes *last;    /* borrowed from ``routes`` */
     PyObject *tally; /* likewise: an array, as a `Known` has, for the calls whose own they do not say; or None */
 } calls;
+
+/* Python looks at the call, and says what is wrong: an exception is of no interest, unless it came from outside of the
+ * call, such as Ctrl-C. 0, or -1 with that one. */
+int let_pass(void)
+{
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear();
+    return PyErr_Occurred() ? -1 : 0;
+}
 
 static void look_up(int64_t handle)
 {
@@ -148,14 +158,16 @@ static void begin_counting(int64_t handle)
         return;
     PyObject *kind = Py_BuildValue("(nii)", (Py_ssize_t)agreed, rank, size);
     PyObject *pair = kind ? PyDict_GetItemWithError(calls.beginnings, kind) : NULL;
+    Py_XINCREF(pair);
     PyObject *tally = pair ? PySequence_Repeat(PyTuple_GetItem(pair, 1), 1) : NULL; /* a copy */
     PyObject *number = PyLong_FromUnsignedLongLong((unsigned long long)handle);
     if (tally && number && set_routes(number, PyTuple_GetItem(pair, 0), tally) == 0)
         look_up(handle);
     Py_XDECREF(number);
     Py_XDECREF(tally);
+    Py_XDECREF(pair);
     Py_XDECREF(kind);
-    PyErr_Clear(); /* of no interest: Python looks at the call */
+    let_pass();
 }
 
 /* The routes of a communicator that serves calls now; NULL if there are none. */
@@ -187,6 +199,7 @@ typedef struct {
     int root_knows; /* whether blocks have any sizes, all of which only the root knows */
     int is_counted; /* whether sizes are arguments of their own, of the parts of one vector */
     int begins;     /* whether calls return before they are done */
+    int buffers;    /* how many a call has */
 } Kind;
 
 /* The arguments of a call, and what tells it from others. */
@@ -195,7 +208,8 @@ typedef struct {
     PyObject *given[2];     /* send and recv; None for what is not taken: send where there is one buffer */
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
     PyObject *displacements[2]; /* of these, if they come after their counts */
-    const Array *arrays[2]; /* NULL for None, and for buffers of other kinds, such as a bytearray */
+    /* Owned until `end_call`, since a list that they came in may change while the call waits: */
+    Array *arrays[2];       /* NULL for None, and for buffers of other kinds, such as a bytearray */
     Py_buffer views[2];     /* of these */
     char *data[2];          /* where they lie; NULL for None */
     PyObject *options[OPTIONS];
@@ -336,11 +350,30 @@ static int add_view(Call *call, int end, PyObject *buffer)
     return add_number(&call->key, view->len);
 }
 
+static void set_array(Call *call, int end, Array *array)
+{
+    Py_XINCREF((PyObject *)array);
+    Py_XDECREF((PyObject *)call->arrays[end]);
+    call->arrays[end] = array;
+    call->data[end] = array ? array->data : NULL;
+}
+
 static void end_call(Call *call)
 {
-    for (int end = 0; end < 2; end++)
+    for (int end = 0; end < 2; end++) {
+        set_array(call, end, NULL);
         if (call->views[end].obj)
             PyBuffer_Release(&call->views[end]);
+    }
+}
+
+/* MPI may still use the memory of an interrupted call: whatever holds it is there for good. */
+static void abandon(Call *call)
+{
+    for (int end = 0; end < 2; end++) {
+        call->arrays[end] = NULL;
+        call->views[end].obj = NULL;
+    }
 }
 
 static int64_t elements(const Array *array)
@@ -359,11 +392,10 @@ static int add_typed(Call *call, int end)
     Py_ssize_t count = length_of(given);
     if (count < 2 || count > 4 || !PyType_IsSubtype(Py_TYPE(item_of(given, 0)), calls.array))
         return -1;
-    const Array *array = (const Array *)item_of(given, 0);
+    Array *array = (Array *)item_of(given, 0);
     if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
         return -1;
-    call->arrays[end] = array;
-    call->data[end] = array->data;
+    set_array(call, end, array);
     if (add_number(&call->key, -9) < 0 || add_number(&call->key, (int64_t)(uintptr_t)array->data) < 0 ||
         add_number(&call->key, elements(array)) < 0 || add_object(&call->key, array->type) < 0)
         return -1;
@@ -388,11 +420,10 @@ static int add_buffer(Call *call, int end)
     PyObject *buffer = kind->is_even ? add_numbers(call, call->given[end]) : split_typed(call, end, &datatype);
     if (!buffer || Py_TYPE(buffer) != calls.array)
         return buffer && kind->is_even ? add_view(call, end, buffer) : -1;
-    const Array *array = (const Array *)buffer;
-    if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
+    Array *array = (Array *)buffer;
+    if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || !(array->flags & ALIGNED) || (end && !(array->flags & WRITEABLE)))
         return -1;
-    call->arrays[end] = array;
-    call->data[end] = array->data;
+    set_array(call, end, array);
     PyObject *blocks = call->blocks[end];
     int64_t size = blocks                               ? (PyLong_CheckExact(blocks) ? -10 : -2)
                    : call->blocks[1] || kind->root_knows ? -1
@@ -463,8 +494,7 @@ static int describe_any(Call *call, PyObject *collective)
 {
     call->key.length = 0;
     call->key.objects = 0;
-    call->arrays[0] = call->arrays[1] = NULL;
-    call->data[0] = call->data[1] = NULL;
+    end_call(call);
     call->blocks[0] = call->blocks[1] = NULL;
     call->displacements[0] = call->displacements[1] = NULL;
     for (int end = 0; end < 2; end++) {
@@ -587,12 +617,12 @@ static void forget(Known *known)
 
 static void forget_all(Routes *routes)
 {
+    routes->count = 0; /* first, as below: what is freed may come here */
     for (int place = 0; routes->places && place < PLACES; place++) {
         Known *known = routes->places[place];
-        routes->places[place] = NULL; /* first: what is freed may come here */
+        routes->places[place] = NULL;
         forget(known);
     }
-    routes->count = 0;
 }
 
 /* What an object says, such as a type the bytes of an element; -1 with an exception. */
@@ -614,17 +644,37 @@ static int is_so(PyObject *collective, const char *name)
 }
 
 /* See `Kind`; -1 with an exception. */
+static int ask_kind(PyObject *collective, Kind *kind)
+{
+    int is_private = is_so(collective, "is_private");
+    if (is_private < 0 || (kind->is_even = is_so(collective, "is_even")) < 0 ||
+        (kind->is_typed = is_so(collective, "typed")) < 0 || (kind->is_counted = is_so(collective, "is_counted")) < 0 ||
+        (kind->begins = is_so(collective, "begins")) < 0)
+        return -1;
+    kind->of_root = (int)number_of(collective, "of_root");
+    if (PyErr_Occurred())
+        return -1;
+    kind->buffers = (int)number_of(collective, "buffers");
+    kind->by_total = !kind->is_even && !is_private && !kind->is_typed;
+    kind->root_knows = !kind->is_even && kind->of_root >= 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The same, which a record is asked once: it runs code of Python's to answer, in which anything may happen. */
 static int read_kind(PyObject *collective, Kind *kind)
 {
-    int is_private = is_so(collective, "is_private"), is_even = is_so(collective, "is_even");
-    kind->is_even = is_even;
-    kind->is_typed = is_so(collective, "typed");
-    kind->by_total = !is_even && !is_private && !kind->is_typed;
-    kind->of_root = (int)number_of(collective, "of_root");
-    kind->root_knows = !is_even && kind->of_root >= 0;
-    kind->is_counted = is_so(collective, "is_counted");
-    kind->begins = is_so(collective, "begins");
-    return is_private < 0 || is_even < 0 || kind->is_typed < 0 || PyErr_Occurred() ? -1 : 0;
+    PyObject *at = PyLong_FromVoidPtr(collective);
+    PyObject *known = at ? PyDict_GetItemWithError(calls.kinds, at) : NULL;
+    int good = at && !PyErr_Occurred();
+    if (good && known)
+        memcpy(kind, PyBytes_AsString(PyTuple_GetItem(known, 1)), sizeof *kind);
+    else if (good && (good = ask_kind(collective, kind) == 0)) {
+        known = Py_BuildValue("(Oy#)", collective, (char *)kind, (Py_ssize_t)sizeof *kind);
+        good = known && PyDict_SetItem(calls.kinds, at, known) == 0;
+        Py_XDECREF(known);
+    }
+    Py_XDECREF(at);
+    return good ? 0 : -1;
 }
 
 /* What Python gives of a copy: (words, address, packed, nbytes); None where nothing is copied. */
@@ -677,7 +727,7 @@ static int64_t *numbers_in(PyObject *counter)
 }
 
 /* What Python gives of it: (name, shape, root, counts and datatypes of send and recv, operation). A function that the MPI
- * library lacks is none. */
+ * library lacks is none. -1 where there are more elements than it can be told of, or with an exception. */
 static int read_direct(PyObject *given, Direct *direct)
 {
     const char *name;
@@ -685,13 +735,14 @@ static int read_direct(PyObject *given, Direct *direct)
                           &direct->counts[1], &direct->types[1], &direct->operation))
         return -1;
     direct->function = find_collective(name, &direct->is_large);
-    return 0;
+    long long most = direct->is_large ? INT64_MAX : INT32_MAX;
+    return direct->counts[0] > most || direct->counts[1] > most ? -1 : 0;
 }
 
-/* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 with an exception. ``typed``: see
+/* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 if it cannot. ``typed``: see
  * `read_typed`; ``direct``: see `read_direct`; None for other calls. */
-static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject *target, PyObject *counter,
-                PyObject *typed, PyObject *direct)
+static int keep(Routes *routes, const Call *call, PyObject *target, PyObject *counter, PyObject *typed,
+                PyObject *direct)
 {
     Known *known = PyMem_Calloc(1, sizeof(Known));
     if (!known)
@@ -714,8 +765,8 @@ static int keep(Routes *routes, const Call *call, PyObject *collective, PyObject
                                                    : 0;
         good = known->items[end] > 0;
     }
-    known->buffers = number_of(collective, "buffers");
-    if (!good || known->buffers < 0)
+    known->buffers = call->kind.buffers;
+    if (!good)
         return forget(known), -1;
     if (routes->count >= MOST_KNOWN)
         forget_all(routes);
@@ -774,15 +825,13 @@ static void tell(Routes *routes, Program *program, PyObject *entry)
     Py_XDECREF(told);
 }
 
-static int run(Routes *routes, Program *program, const Call *call)
+/* The caller owns routes and program: other threads may run while this one waits. */
+static int run(Routes *routes, Program *program, Call *call)
 {
     double began = routes->limit ? wall_clock() : 0;
     PyObject *entry = begin_record(routes, program, began);
     if (!entry)
         return -1;
-    PyObject *owners[] = {(PyObject *)routes, (PyObject *)program, (PyObject *)call->arrays[0], (PyObject *)call->arrays[1]};
-    for (int each = 0; each < 4; each++)
-        Py_XINCREF(owners[each]); /* other threads may run while this one waits */
     program->used = ++routes->calls;
     program->limit = routes->limit;
     if (program->window)
@@ -795,13 +844,8 @@ static int run(Routes *routes, Program *program, const Call *call)
     else if (entry != Py_None)
         PyList_SetItem(entry, 3, PyFloat_FromDouble(wall_clock() - began));
     Py_DECREF(entry);
-    for (int each = 0; each < 2; each++)
-        Py_XDECREF(owners[each]);
-    for (int end = 0; end < 2; end++)
-        if (outcome < 0) /* for good: MPI may still use their memory */
-            Py_XINCREF(call->views[end].obj);
-        else
-            Py_XDECREF(owners[2 + end]);
+    if (outcome < 0)
+        abandon(call);
     return outcome;
 }
 
@@ -861,15 +905,10 @@ static int run_direct(const Direct *known, const Call *call)
     intptr_t comm = (intptr_t)get_handle((char *)call->comm + calls.offset);
     const char *send = call->given[0] == calls.in_place ? calls.in_place_address : call->data[0];
     char *recv = call->data[1];
-    PyObject *arrays[] = {(PyObject *)call->arrays[0], (PyObject *)call->arrays[1]}; /* of views there are references */
     int code;
-    for (int end = 0; end < 2; end++)
-        Py_XINCREF(arrays[end]);
     Py_BEGIN_ALLOW_THREADS
     code = (direct.is_large ? call_many : call_few)(&direct, send, recv, comm);
     Py_END_ALLOW_THREADS
-    for (int end = 0; end < 2; end++)
-        Py_XDECREF(arrays[end]);
     return code ? failed(code) : 1;
 }
 
@@ -944,14 +983,12 @@ static int are_as_they_were(const Typed *typed, const Call *call)
 }
 
 /* Blocks with datatypes of their own: together to where the program works on them, and from there. */
-static int run_typed(Routes *routes, Program *program, const Call *call, const Typed *known)
+static int run_typed(Routes *routes, Program *program, Call *call, const Typed *known)
 {
     Typed typed = *known; /* Python may forget the call while it runs */
     PyObject *owner = PyList_GetItem(typed.owner, 0);
-    Call moved = *call;
     Py_INCREF(typed.given);
     Py_INCREF(owner);
-    Py_INCREF((PyObject *)program); /* other threads may run while blocks are moved */
     const int64_t *row = typed.rows;
     for (int part = 0; part < 4; part++) { /* sizes of both, places of both */
         Table *table = &program->tables[part & 1];
@@ -960,29 +997,33 @@ static int run_typed(Routes *routes, Program *program, const Call *call, const T
         row += count;
     }
     for (int end = 0; end < 2; end++)
-        moved.data[end] = typed.moves[end].packed;
+        call->data[end] = typed.moves[end].packed;
     move_blocks(&typed.moves[0], 1);
-    int outcome = run(routes, program, &moved);
+    int outcome = run(routes, program, call);
     if (outcome > 0)
         move_blocks(&typed.moves[1], 0);
-    Py_DECREF((PyObject *)program);
     Py_DECREF(owner);
     Py_DECREF(typed.given);
     return outcome;
 }
 
-static int is_idle(PyObject *target) { return Py_TYPE(target) != program_type && !PyCallable_Check(target); }
+/* Whether it is (what Python is to start one of them with, a list of idle plans). */
+static int is_idle(PyObject *target) { return PyTuple_CheckExact(target); }
 
 static int run_known(Routes *routes, const Known *known, Call *call)
 {
     if (known->direct.function)
         return run_direct(&known->direct, call);
     if (is_idle(known->target))
-        return Py_INCREF(call->idle = known->target), 1;
-    if (Py_TYPE(known->target) != program_type)
-        return run_native(known->target, call, known->buffers);
-    Program *program = (Program *)known->target;
-    return known->typed.given ? run_typed(routes, program, call, &known->typed) : run(routes, program, call);
+        return Py_INCREF(call->idle = PyTuple_GetItem(known->target, 0)), 1;
+    PyObject *target = known->target;
+    Py_INCREF(target); /* Python may forget the call while it runs */
+    Program *program = (Program *)target;
+    int outcome = Py_TYPE(target) != program_type ? run_native(target, call, known->buffers)
+                  : known->typed.given            ? run_typed(routes, program, call, &known->typed)
+                                                  : run(routes, program, call);
+    Py_DECREF(target);
+    return outcome;
 }
 
 static int serve(Routes *routes, Call *call)
@@ -998,7 +1039,8 @@ static int serve(Routes *routes, Call *call)
     if (call->kind.is_counted && (call->options[COUNTS] == Py_None || (call->key.length > 1 && !have_parts(routes, call))))
         return 0;
     routes->read[0] = routes->read[1] = 0;
-    if (is_idle(known->target) && (call->views[0].obj || call->views[1].obj || PyObject_Size(known->target) <= 0))
+    if (is_idle(known->target) &&
+        (call->views[0].obj || call->views[1].obj || !PyList_Size(PyTuple_GetItem(known->target, 1))))
         return 0;
     const Array *send = call->arrays[0], *recv = call->arrays[1];
     const char *from = call->data[0], *to = call->data[1];
@@ -1028,7 +1070,7 @@ static int serve(Routes *routes, Call *call)
     return outcome;
 }
 
-/* Serve a call that has been begun, if it is known. */
+/* Serve a call that has been begun, if it is known; until `end_call` it owns what it is about. */
 static int serve_known(Call *call, PyObject *collective, int any, unsigned options, PyObject *const *values,
                        PyObject *names)
 {
@@ -1037,6 +1079,7 @@ static int serve_known(Call *call, PyObject *collective, int any, unsigned optio
     call->rank = routes ? routes->rank : 0;
     call->tally = routes ? calls.tally : Py_None;
     int outcome = 0, is_alike = routes && any && !names;
+    Py_XINCREF((PyObject *)routes);
     /* Of blocks of any sizes less is looked at where what serves all calls serves this one. */
     if (is_alike && !call->kind.is_even && describe_any(call, collective) == 0)
         outcome = serve(routes, call);
@@ -1044,10 +1087,8 @@ static int serve_known(Call *call, PyObject *collective, int any, unsigned optio
         outcome = serve(routes, call);
     if (!outcome && is_alike && call->kind.is_even && describe_any(call, collective) == 0)
         outcome = serve(routes, call);
-    end_call(call);
-    if (!outcome)
-        PyErr_Clear();
-    return outcome;
+    Py_XDECREF((PyObject *)routes);
+    return outcome ? outcome : let_pass();
 }
 
 /* Of Python's: send, recv, root, algorithm, transport; of a reduction operation and order. */
@@ -1090,9 +1131,11 @@ static PyObject *engine_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     begin_named(&call, args[1], args + 2, count == 9, kind);
     int outcome = serve_known(&call, args[0], 0, 0, args + count, names);
-    if (outcome > 0 && (call.idle || call.request))
-        return begun(NULL, &call);
-    return outcome < 0 ? NULL : PyBool_FromLong(outcome);
+    PyObject *result = outcome < 0                        ? NULL
+                       : outcome && (call.idle || call.request) ? begun(NULL, &call)
+                                                          : PyBool_FromLong(outcome);
+    end_call(&call);
+    return result;
 }
 
 /* Of a drop-in communicator's method that is watched: collective, communicator, send, recv, root, operation. */
@@ -1109,6 +1152,7 @@ static PyObject *engine_watched(PyObject *module, PyObject *args)
     call.options[OP] = op;
     call.server = &server;
     int outcome = serve_known(&call, collective, !kind.is_even, 0, NULL, NULL);
+    end_call(&call);
     if (outcome > 0)
         return server;
     Py_XDECREF(server);
@@ -1121,9 +1165,11 @@ static PyObject *Routes_remember_all(Routes *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOO", &target, &counter, &collective))
         return NULL;
     Call call;
-    Kind none = {.of_root = -1};
-    begin_call(&call, NULL, Py_None, Py_None, none);
-    if (describe_any(&call, collective) < 0 || keep(self, &call, collective, target, counter, Py_None, Py_None) < 0)
+    Kind kind;
+    if (read_kind(collective, &kind) < 0)
+        return NULL;
+    begin_call(&call, NULL, Py_None, Py_None, kind);
+    if (describe_any(&call, collective) < 0 || keep(self, &call, target, counter, Py_None, Py_None) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -1139,10 +1185,9 @@ static PyObject *Routes_remember(Routes *self, PyObject *const *args, Py_ssize_t
     begin_named(&call, NULL, args + 3, 1, kind);
     call.rank = self->rank;
     int good = describe(&call, args[2], 0, args + count, names);
-    good = good == 0 && keep(self, &call, args[2], args[0], args[1], args[10], args[11]) > 0;
+    good = good == 0 && keep(self, &call, args[0], args[1], args[10], args[11]) > 0;
     end_call(&call);
-    PyErr_Clear(); /* a call that is not known is Python's to serve */
-    return PyBool_FromLong(good);
+    return let_pass() < 0 ? NULL : PyBool_FromLong(good);
 }
 
 /* ---- Functions, and methods of drop-in communicators: ``python`` serves what is not known here. */
@@ -1208,6 +1253,7 @@ static PyObject *enter(int index, PyObject *self, PyObject *const *args, Py_ssiz
             call.options[entry->place[each]] = args[first + buffers + each];
         int outcome = serve_known(&call, entry->collective, entry->any, entry->options, args + count, names);
         PyObject *result = outcome > 0 ? result_of(entry, !self, &call) : NULL;
+        end_call(&call);
         if (outcome && result != Py_NotImplemented)
             return result;
         Py_XDECREF(result);
@@ -1267,9 +1313,11 @@ static int Routes_init(Routes *self, PyObject *args, PyObject *named)
     (void)named;
     if (self->places)
         PyErr_SetString(PyExc_RuntimeError, "routes are made once");
-    if (self->places || !PyArg_ParseTuple(args, "Oii", &self->failed, &self->rank, &self->size))
+    PyObject *failed;
+    if (self->places || !PyArg_ParseTuple(args, "Oii", &failed, &self->rank, &self->size))
         return -1;
-    Py_INCREF(self->failed);
+    Py_INCREF(failed);
+    self->failed = failed;
     self->places = PyMem_Calloc(PLACES, sizeof *self->places);
     self->numbers = PyMem_Calloc(4 * (size_t)self->size, sizeof *self->numbers);
     return self->places && self->numbers ? 0 : (PyErr_NoMemory(), -1);
@@ -1365,7 +1413,8 @@ static PyMethodDef routes_methods[] = {
     {"open", (PyCFunction)Routes_open, METH_O, "Whether calls may be served here."},
     {"remember", FAST(Routes_remember), METH_FASTCALL | METH_KEYWORDS,
      "remember(target, counter, collective, send, recv, root, algorithm, transport, op, order, typed, direct, **params): let a "
-     "program, or a method, serve such calls, so many as the counter says, which counts nanoseconds, too, or (None) all; "
+     "program, a method, or (what starts one, a list of idle plans) serve such calls, so many as the counter says, which "
+     "counts nanoseconds, too, or (None) all; "
      "whether it will. typed, of blocks with datatypes of their own: (what came with each array, in tuples, and bytes of "
      "arrays), a list with the owner of the memory, the copies before and after, sizes and places. direct, for a method: "
      "what the MPI library's function is called with in its place."},
@@ -1418,11 +1467,12 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
         return PyErr_Format(PyExc_OSError, "arrays of this NumPy are laid out in a way that is not known");
     for (int option = 0; option < OPTIONS; option++)
         calls.options[option] = PyUnicode_InternFromString(option_names[option]);
+    calls.kinds = PyDict_New();
     calls.routes = PyDict_New();
     calls.beginnings = PyDict_New();
     calls.zero = PyLong_FromLong(0);
     calls.native = PyUnicode_InternFromString("native");
-    return calls.routes && calls.beginnings && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
+    return calls.kinds && calls.routes && calls.beginnings && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
 }
 
 static PyObject *engine_register(PyObject *module, PyObject *args)
@@ -1461,9 +1511,9 @@ static PyObject *engine_begin_so(PyObject *module, PyObject *args)
 static PyObject *engine_close(PyObject *module, PyObject *none)
 {
     (void)module, (void)none;
-    calls.last = NULL;
     PyDict_Clear(calls.beginnings);
     PyDict_Clear(calls.routes);
+    calls.last = NULL;
     return Py_BuildValue("");
 }
 

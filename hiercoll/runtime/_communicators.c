@@ -29,12 +29,12 @@ static PyObject *make(int index, PyObject *self, PyObject *const *args, Py_ssize
     const struct maker *maker = &makers[index];
     int64_t comm;
     intptr_t wishes, has;
-    if (!states || find_handle(self, &comm) < 0 || !find_attribute(comm, wishes_key, 0, &wishes) || wishes % 2) {
-        PyErr_Clear();
-        return call_python(maker->python, self, args, count, names);
-    }
+    if (!states || find_handle(self, &comm) < 0 || !find_attribute(comm, wishes_key, 0, &wishes) || wishes % 2)
+        return let_pass() < 0 ? NULL : call_python(maker->python, self, args, count, names);
     PyObject *made = call_python(maker->native, self, args, count, names);
-    if (!made || find_handle(made, &comm) < 0 || !(made = of_our_kind(made, self, comm)))
+    if (!made || find_handle(made, &comm) < 0)
+        return Py_XDECREF(made), NULL;
+    if (!(made = of_our_kind(made, self, comm)))
         return NULL;
     if (!find_attribute(comm, wishes_key, 0, &has) && set_attribute(comm, wishes_key, wishes) < 0)
         Py_CLEAR(made);
@@ -61,7 +61,8 @@ static PyObject *free_communicator(PyObject *self, PyObject *const *args, Py_ssi
         is_known = !handle || PyDict_Contains(states, handle);
         Py_XDECREF(handle);
     }
-    PyErr_Clear();
+    if (let_pass() < 0)
+        return NULL;
     return call_python(is_known ? freeing.python : freeing.native, self, args, count, names);
 }
 

@@ -85,6 +85,7 @@ extern int wishes_key;
 extern PyObject *states;
 /* Of a function, or (with ``self``) a method: ``args`` are ``count`` ones by place, then those with ``names``, or NULL. */
 PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+int let_pass(void); /* clears an exception that is Python's to find again; -1 with one from outside, such as Ctrl-C */
 void unregister(PyObject *handle);             /* nothing serves calls of that communicator any more */
 int add_calls(PyObject *module);               /* 0, or -1 with an exception */
 int add_regions(PyObject *module);             /* 0, or -1 with an exception */

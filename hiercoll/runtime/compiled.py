@@ -28,7 +28,7 @@ from hiercoll.errors import EngineWarning
 from hiercoll.memory import BlockLayout, Layout, WideLayout, common_pieces, evenly_spaced
 from hiercoll.runtime import progress
 from hiercoll.runtime.engines import Pending
-from hiercoll.runtime.messages import Datatypes, typed
+from hiercoll.runtime.messages import INT_MAX, Datatypes, typed
 from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.sizes import Areas, GivenSizes, Places, Slots
 from hiercoll.runtime.window import Window
@@ -85,6 +85,8 @@ def value_of(handle: Any) -> int:
 
 
 # ---- Programs
+
+BYTE = value_of(MPI.BYTE)
 
 
 class Code(NamedTuple):
@@ -151,7 +153,8 @@ class LaidOut:
 def _message(op: Send | Recv, runs: Sequence[tuple[int, int]], datatypes: Datatypes) -> tuple[int, ...]:
     """Words of a message of bytes that lie where ``runs`` say."""
     offset, number, datatype = typed(runs, datatypes)
-    return SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer), offset, number, value_of(datatype)
+    handle = BYTE if datatype is MPI.BYTE else value_of(datatype)
+    return SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer), offset, number, handle
 
 
 class Tabulated:
@@ -291,6 +294,69 @@ def _add_flow(code: Code, steps: Steps, begins: Sequence[int]) -> None:
     code.flow.extend([*(flow.completes[op] for op in code.messages), *dependents])
 
 
+OPEN = 0  # in the place of a datatype
+IN_BYTES = {SEND: (6, 7), RECEIVE: (6, 7), COPY: (3, 5, 6, 8, 9)}  # by kind, which of the words are
+
+
+class InBlocks(LaidOut):
+    """As if each block had one byte. See `Data`."""
+
+    def __init__(self) -> None:
+        super().__init__(BlockLayout(1), {})
+        self.scattered: list[Sequence[tuple[int, int]]] = []  # runs of messages whose blocks lie apart
+
+    def message(self, op: Send | Recv) -> tuple[int, ...] | None:
+        """See `Data`; where blocks lie apart, the datatype is left open."""
+        runs = self._layout.runs(op.region)
+        if len(runs) < 2:
+            return super().message(op)
+        self.scattered.append(runs)
+        return SEND if isinstance(op, Send) else RECEIVE, BASES.index(op.region.buffer), 0, 0, OPEN
+
+
+class Scaled:
+    """Words for equal blocks of any size: those for blocks of one byte, times the size. So the program for another size
+    costs little."""
+
+    def __init__(self, steps: Steps, window: Window | None, lane_of: Sequence[int]) -> None:
+        data = InBlocks()
+        self._code = code = compile_steps(steps, data, window, lane_of)
+        self._words, words = np.array(code.words, np.int64), code.words
+        in_bytes, messages, at = [], [], 0
+        while at < len(words):
+            in_bytes += [at + place for place in IN_BYTES.get(words[at], ())]
+            if words[at] in (SEND, RECEIVE):
+                messages.append(at)
+            at += words[at + 1]
+        self._in_bytes = np.array(in_bytes, np.intp)
+        self._longest = max((words[at + 7] for at in messages), default=0)  # blocks that lie together
+        self._scattered = list(zip([at for at in messages if words[at + 8] == OPEN], data.scattered, strict=True))
+
+    def code(self, block: int, datatypes: Datatypes) -> Code | None:
+        """For blocks of so many bytes; None where messages are longer than MPI's counts."""
+        if self._longest * block > INT_MAX:
+            return None
+        words = self._words.copy()
+        words[self._in_bytes] *= block
+        for at, runs in self._scattered:
+            offset, number, datatype = typed([(block * start, block * length) for start, length in runs], datatypes)
+            words[at + 6 : at + 9] = offset, number, value_of(datatype)
+        return self._code._replace(words=array("q", words.tobytes()))
+
+
+def _scaled(
+    steps: Steps, layout: Layout, window: Window | None, lane_of: Sequence[int], datatypes: Datatypes
+) -> Code | None:
+    """The words of steps that move equal whole blocks, by what they keep for blocks of any size; None for others."""
+    if not isinstance(layout, BlockLayout) or layout.segments > 1 or not layout.block:
+        return None
+    flags = None if window is None else (window.slot(window.lane, 0), window.slot(window.lane + 1, 0))
+    known: dict[object, Scaled] = vars(steps).setdefault("_scaled", {})  # as functools.cached_property does
+    if flags not in known:
+        known[flags] = Scaled(steps, window, lane_of)
+    return known[flags].code(layout.block, datatypes)
+
+
 class Compiled:
     """Steps run by the compiled engine. See `engines.Engine`. Blocks lie as the ``layout`` says; or, with ``given``, as
     each start does."""
@@ -313,7 +379,9 @@ class Compiled:
         self._datatypes: Datatypes = {}  # needed as long as the program is
         tables = Tabulated(given, self._datatypes) if given is not None else None
         data = tables or LaidOut(layout, self._datatypes)
-        self._code = code = compile_steps(steps, data, window, lane_of, operation)
+        is_fixed = given is None and operation is None
+        known = _scaled(steps, layout, window, lane_of, self._datatypes) if is_fixed else None
+        self._code = code = known or compile_steps(steps, data, window, lane_of, operation)
         bases = tuple(addresses.get(base, 0) for base in BASES[:-1])
         of_window = (0, 0, 0) if window is None else window.addresses(sleeps)
         number = 0 if steps.in_sequence else len(steps.steps)

@@ -16,9 +16,9 @@ Runs: TypeAlias = "Sequence[tuple[int, int]]"  # offset and length, in bytes
 def typed(runs: Runs, cache: Datatypes) -> tuple[int, int, MPI.Datatype]:
     """Pieces of a buffer as MPI is told of them: where they begin, a count, and a datatype, which is BYTE or lies in
     the cache from then on."""
-    start = min(offset for offset, _ in runs)
     if len(runs) == 1 and runs[0][1] <= INT_MAX:
-        return start, runs[0][1], MPI.BYTE
+        return *runs[0], MPI.BYTE
+    start = min(offset for offset, _ in runs)
     key = tuple((offset - start, length) for offset, length in runs)
     if key not in cache:
         cache[key] = _datatype(key).Commit()

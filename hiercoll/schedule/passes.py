@@ -36,7 +36,8 @@ def in_order(schedule: Schedule) -> Schedule:
     outstanding: set[int] = set()
     last: Deps = ()
     for op in schedule.ops:
-        needed: frozenset[int] = frozenset().union(*(completes[dep] for dep in op.deps))
+        deps = op.deps
+        needed = completes[deps[0]] if len(deps) == 1 else frozenset[int]().union(*map(completes.__getitem__, deps))
         if isinstance(op, Join):
             completes.append(needed)
             continue

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
+import time
 import weakref
+from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,10 +19,12 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import settings
+from hiercoll.runtime import compiled
 from hiercoll.runtime.lifetime import get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
 several = pytest.mark.mpi(min_size=2)
+needs_engine = pytest.mark.skipif(compiled.call() is None, reason="there is no compiled engine")
 EVERY_OTHER = 2  # elements from one to the next in derived datatypes
 
 
@@ -368,3 +374,72 @@ def test_numbers_in_the_order_of_other_machines(
             assert (hiercoll.allgather(made, own, np.empty((SIZE, 2 * SIZE), kind)) == everyone).all()
             given = hiercoll.alltoall(made, own, np.empty(2 * SIZE, kind)).reshape(SIZE, 2)
             assert (given == everyone.reshape(SIZE, SIZE, 2)[:, RANK]).all()
+
+
+class AlarmError(Exception):
+    """A signal has come."""
+
+
+@contextmanager
+def on_alarm(act: Callable[[], object], after: float = 0.2) -> Iterator[None]:
+    """Something happens in a while, whatever is waited for."""
+    before = signal.signal(signal.SIGALRM, lambda *_: act())
+    signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@several
+@pytest.mark.parametrize("algorithm", ["pairwise", "native"])
+def test_a_list_that_loses_its_array_in_the_call(comm: MPI.Intracomm, algorithm: str) -> None:
+    """What it receives into, and returns, is the array that was in there when it began."""
+    counts, send = [2] * SIZE, np.arange(2 * SIZE) + 100 * RANK
+    due = np.concatenate([2 * RANK + 100 * peer + np.arange(2) for peer in range(SIZE)])
+    for turn in range(6):
+        recv: list[Any] = [np.full(2 * SIZE, -1), counts]
+        if turn == 5 and RANK == 1:
+            time.sleep(0.5)
+        with on_alarm(recv.clear) if turn == 5 and RANK != 1 else nullcontext():
+            found = hiercoll.alltoallv(comm, [send, counts], recv, algorithm=algorithm)
+        np.testing.assert_array_equal(found, due)
+    assert algorithm == "native" or len(recv) == (2 if RANK == 1 else 0)
+
+
+@several
+@needs_engine
+@pytest.mark.parametrize("kind", [bytearray, lambda size: array("B", bytes(size))])
+def test_memory_of_an_interrupted_call_stays(kind: Callable[[int], Any]) -> None:
+    """MPI may still write to it: whoever wants to give it back is told."""
+    made = WORLD.Dup()
+    send, recv = kind(64 * SIZE), kind(64 * SIZE)
+    for _ in range(5):
+        hiercoll.alltoall(made, send, recv, algorithm="pairwise")
+
+    def interrupt() -> None:
+        raise AlarmError
+
+    if RANK:  # rank 0 never makes that call
+        with pytest.raises(AlarmError), on_alarm(interrupt):
+            hiercoll.alltoall(made, send, recv, algorithm="pairwise")
+        with pytest.raises(BufferError):
+            recv.pop()
+    made.Free()
+
+
+@needs_engine
+def test_what_comes_from_outside_is_not_lost(comm: MPI.Intracomm) -> None:
+    """An exception in what the compiled engine asks for is of no interest, unless it is Ctrl-C."""
+    routes, what = get_session(comm).routes, (None, None, 0, "auto", "auto", None, None, None, None)
+
+    class Record:
+        """Of a collective, when Ctrl-C is pressed."""
+
+        @property
+        def is_private(self) -> bool:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        routes.remember(MPI.Intracomm.Barrier, None, Record(), *what)

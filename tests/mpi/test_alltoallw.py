@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -82,10 +83,10 @@ def transpose(number: int) -> Iterator[Ends]:
     types: list[list[MPI.Datatype]] = [[], []]
     for peer in range(SIZE):
         part = cuts[peer + 1] - cuts[peer]
-        for axis, array in ((1, source), (0, target)):
-            sizes, starts = list(array.shape), [0, 0, 0]
+        for axis, side in ((1, source), (0, target)):
+            sizes, starts = list(side.shape), [0, 0, 0]
             sizes[axis], starts[axis] = part, cuts[peer]
-            kind = MPI.DOUBLE.Create_subarray(array.shape, sizes, starts) if part and length else MPI.DOUBLE.Dup()
+            kind = MPI.DOUBLE.Create_subarray(side.shape, sizes, starts) if part and length else MPI.DOUBLE.Dup()
             types[1 - axis].append(kind.Commit())
     counts = [int(length > 0 and cuts[peer + 1] > cuts[peer]) for peer in range(SIZE)], [0] * SIZE
     yield Ends([source, counts, types[0]], [target, counts, types[1]], whole[:, cuts[RANK] : cuts[RANK + 1]])
@@ -351,6 +352,36 @@ def test_counts_of_other_bytes_than_before(comm: MPI.Intracomm) -> None:
         for _ in range(3):
             hiercoll.alltoallw(comm, [source, *spec], [target, *spec], algorithm="pairwise")
             np.testing.assert_array_equal(target, due)
+
+
+class Subclass(np.ndarray[Any, Any]):
+    """An array of a program's own kind."""
+
+
+NUMBERS: dict[str, Callable[[list[int]], Any]] = {
+    "a list": list,
+    "an array": lambda numbers: np.array(numbers, "i4"),
+    "an array.array": lambda numbers: array.array("i", numbers),
+    "a memoryview": lambda numbers: memoryview(array.array("i", numbers)),
+    "an array of another class": lambda numbers: np.array(numbers, "i4").view(Subclass),
+}
+
+
+@pytest.mark.parametrize("algorithm", ["pairwise", "native"])
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_that_change_in_place(comm: MPI.Intracomm, kind: str, algorithm: str) -> None:
+    """Calls with the very same objects are served by what these say now."""
+    source, target = np.arange(2.0 * SIZE) + 100 * RANK, np.zeros(SIZE)
+    counts, types = [1] * SIZE, [MPI.DOUBLE] * SIZE
+    places, due_at = NUMBERS[kind]([16 * peer for peer in range(SIZE)]), [8 * peer for peer in range(SIZE)]
+    send, recv = [source, (counts, places), types], [target, (counts, due_at), types]
+    for turn in range(12):
+        for peer in range(SIZE) if turn in (6, 9) else ():
+            places[peer] += 8 if turn == 6 else -8
+        target[:] = -1
+        hiercoll.alltoallw(comm, send, recv, algorithm=algorithm)
+        ahead = int(6 <= turn < 9)
+        np.testing.assert_array_equal(target, [100 * peer + 2 * RANK + ahead for peer in range(SIZE)])
 
 
 def test_other_types_with_the_same_handles(comm: MPI.Intracomm) -> None:

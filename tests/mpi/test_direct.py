@@ -14,9 +14,11 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.calls import known
-from hiercoll.collectives import get_collective
+from hiercoll.calls.aliases import suits_mpi4py
+from hiercoll.collectives import BCAST, get_collective
 from hiercoll.runtime import compiled
 from hiercoll.runtime.direct import COMBINE, COMBINE_AT, EXCHANGE, ROOTED, SPREAD, Direct, direct
+from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.request import Arguments
 
 SIZE, RANK = WORLD.size, WORLD.rank
@@ -183,3 +185,17 @@ def test_errors_are_mpi4pys(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(MPI.Exception) as caught:
             hiercoll.bcast(comm, buffer)
         assert caught.value.Get_error_class() == MPI.ERR_ROOT
+
+
+@compiled_only
+def test_more_elements_than_the_library_counts(comm: MPI.Intracomm) -> None:
+    """Where MPI's functions count by int, no call with more elements is passed to them as it is."""
+    is_countable = MPI.Get_version() >= (4, 0)
+    many, few = np.zeros(2**31 + 8, np.uint8), np.zeros(8, np.uint8)  # which nobody touches: they take no memory
+    assert suits_mpi4py(few) and suits_mpi4py(many) is is_countable
+    routes, native = get_session(comm).routes, MPI.Intracomm.Bcast
+    for vector, expected in ((few, True), (many, is_countable)):
+        how = direct(comm, BCAST, Arguments(None, vector, 0))
+        assert how is not None
+        kept = routes.remember(native, None, BCAST, None, vector, 0, "native", "auto", None, None, None, how)
+        assert kept is expected

@@ -8,18 +8,20 @@ import subprocess
 import sys
 import threading
 from array import array
+from itertools import product
 from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from entries import entries_of, small_systems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from hiercoll.algorithms import get_algorithm
-from hiercoll.collectives import GATHERV, SCATTERV, Collective
+from hiercoll.algorithms import Algorithm, get_algorithm
+from hiercoll.collectives import COLLECTIVES, GATHERV, SCATTERV, Collective
 from hiercoll.memory import BlockLayout, UnevenLayout
 from hiercoll.runtime import compiled
 from hiercoll.runtime.compiled import (
@@ -37,6 +39,7 @@ from hiercoll.runtime.compiled import (
     Compiled,
     LaidOut,
     Tabulated,
+    _scaled,
     compile_steps,
 )
 from hiercoll.runtime.sizes import Areas, GivenSizes, Slots
@@ -340,3 +343,36 @@ def test_arrays_that_look_otherwise() -> None:
     fault += "e.setup_calls = other"
     why = "no compiled engine, Python's run: arrays of this NumPy are laid out in a way that is not known"
     assert outcome(fault) == f"None; 1; {why}"
+
+
+def shown(code: compiled.Code, datatypes: dict[object, MPI.Datatype]) -> list[Any]:
+    """The words, with what a datatype is like instead of its handle."""
+    known = {compiled.value_of(each): like for like, each in datatypes.items()}
+    return [known.get(word, word) for word in code.words]
+
+
+@entries_of(*(each.name for each in COLLECTIVES.values() if each.is_even and not each.operation))
+def test_words_for_blocks_of_any_size(entry: Algorithm) -> None:
+    """Those for one byte, times the size, are those for that size: of all algorithms, in all their forms."""
+    for topology, params, schedules in small_systems(entry):
+        for schedule, block in product(schedules, (8, 1, 24)):
+            steps, layout = lower(schedule), BlockLayout(block, 1, schedule.segments)
+            own, other = dict[object, MPI.Datatype](), dict[object, MPI.Datatype]()
+            where: tuple[Any, ...] = FakeWindow() if schedule.flags else None, topology.lane_of
+            made, scaled = compile_steps(steps, LaidOut(layout, own), *where), _scaled(steps, layout, *where, other)
+            if schedule.segments > 1:
+                assert scaled is None
+                continue
+            assert scaled is not None and shown(scaled, other) == shown(made, own), (params, schedule.rank, block)
+            assert scaled[1:] == made[1:] and list(own) == list(other)
+
+
+def test_words_for_blocks_that_are_too_long() -> None:
+    """Where blocks that lie together have more bytes than MPI counts, each size has its own words; so have blocks of
+    no bytes, and segments."""
+    b = Builder(0)
+    b.send(1, SENT[0:4])
+    steps = lower(b.build())
+    assert _scaled(steps, BlockLayout(2**29 - 1), None, (), {}) is not None
+    for layout in (BlockLayout(2**29), BlockLayout(0), BlockLayout(8, 1, 2), UnevenLayout()):
+        assert _scaled(steps, layout, None, (), {}) is None
