@@ -92,6 +92,10 @@ __all__ = [  # noqa: F405
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'hiercoll' has no attribute {name!r}")

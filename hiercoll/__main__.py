@@ -77,8 +77,9 @@ def _forced(given: tuple[str, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
         from hiercoll.cli.common import known_algorithm
     for text in given:
         collective, found, name = text.partition("=")
-        if not found or collective not in {each.name for each in called()}:
-            raise click.BadParameter(f"expected COLLECTIVE=NAME, got {text!r}", param_hint="--algorithm")
+        if not found or collective not in (names := [each.name for each in called()]):
+            wanted = f"COLLECTIVE=NAME, with one of {', '.join(names)}" if found else "COLLECTIVE=NAME"
+            raise click.BadParameter(f"expected {wanted}, got {text!r}", param_hint="--algorithm")
         if name == NATIVE:
             forced[collective] = (NATIVE, {})
             continue

@@ -269,7 +269,7 @@ class Contract:
             if getattr(self, name) < 1:
                 raise ArgumentError(name, "at least 1", getattr(self, name))
         if not 0 <= self.root < self.size:
-            raise ArgumentError("root", f"a rank below {self.size}", self.root)
+            raise ArgumentError("root", f"a rank, a whole number from 0 to {self.size - 1}", self.root)
 
     @property
     def record(self) -> Collective:

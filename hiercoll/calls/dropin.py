@@ -38,6 +38,7 @@ from hiercoll.calls.serving import (
     held_request,
     learner_of_unknown,
     or_native,
+    read,
     remember_plain,
     repeat,
     serve,
@@ -346,7 +347,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     try:
         if (learner := learner_of_unknown(session, collective, given)) is not None:
             return serve_unknown_sizes(session, collective, given, learner, native, strict=False)
-        request = make_request(session, collective, given, strict=on_device)
+        request = read(session, collective, given, strict=on_device)
     except ArgumentError as error:
         _refuse(session, error, given)
         native()

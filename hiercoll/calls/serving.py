@@ -36,7 +36,7 @@ from hiercoll.calls.known import (
 from hiercoll.calls.plain import by_bytes, is_plain
 from hiercoll.collectives import Collective, Sizes
 from hiercoll.cuda.arrays import NO_PRODUCERS
-from hiercoll.errors import ConstraintError
+from hiercoll.errors import ArgumentError, ConstraintError
 from hiercoll.runtime import progress
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.checking import Description
@@ -136,6 +136,19 @@ def remember_plain(session: Session, request: Request, given: Arguments) -> None
         if len(session.policy.by_bytes) >= MOST_SPELLINGS:
             session.policy.by_bytes.clear()
         session.policy.by_bytes[key] = learner
+
+
+def read(
+    session: Session, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
+) -> Request:
+    """The request of a call that all ranks make together. Where calls are checked, ranks whose arguments are sound wait
+    for this one to say what it calls: if its are refused, all raise CollectiveMismatch, unless all ranks' are."""
+    try:
+        return make_request(session, collective, given, mode, strict=strict)
+    except ArgumentError:
+        if session.check:
+            session.same_call(Description(f"{collective.name} with arguments that are refused"))
+        raise
 
 
 def or_native(session: Session, make: Callable[[Request], Made], request: Request) -> Made:
@@ -332,7 +345,7 @@ def serve_unknown_sizes(
     own. Whatever a rank's arguments are, it takes part in what ranks agree on. Returns what ran. Collective."""
 
     def make() -> Request:
-        request = make_request(session, collective, given, strict=strict)
+        request = read(session, collective, given, strict=strict)
         if session.check:
             session.same_call(request.described(given, session.rank, session.size))
         return request
@@ -357,7 +370,7 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
         whole = session.policy.whole(own_spread(session, collective, given))
         variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
-    request = make_request(session, collective, given, Mode.HELD, strict=strict)
+    request = read(session, collective, given, Mode.HELD, strict=strict)
     request = replace(request, is_auto=request.is_auto or given is not asked)
     if session.check:
         session.same_call(request.described(asked, session.rank, session.size))

@@ -46,7 +46,7 @@ class Group(click.Group):
 @click.option("-v", "--verbose", is_flag=True, help="With --version: the MPI library and the engine, too.")
 @click.pass_context
 def main(ctx: click.Context, version: bool, verbose: bool) -> None:
-    """Hierarchical alltoall and allgather for mpi4py programs, every schedule proved.
+    """Hierarchical, proved collectives for mpi4py programs: alltoall, allgather, allreduce and others.
 
     An ALGORITHM is written as its name with parameters: bruck:radix=4 or
     grouped:form=share,memory=shared. A layout of ranks on nodes is written as 2x4 (2
@@ -206,6 +206,12 @@ def quiet_progress(comm: MPI.Intracomm, *columns: ProgressColumn) -> Progress:
     """A progress bar of rank 0, drawn only when it is updated with ``refresh=True``: the thread
     that draws it otherwise, ten times a second, takes time from what is measured."""
     return Progress(*columns, console=Console(stderr=True), auto_refresh=False, disable=comm.rank > 0)
+
+
+def tell_once(console: Console, what: str) -> None:
+    """What is going on, where no progress bar is drawn: in a file or a pipe."""
+    if not console.is_terminal:
+        console.print(f"{what} ..", markup=False, highlight=False)
 
 
 def wide_console(width: int = 140) -> Console:

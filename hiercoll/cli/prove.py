@@ -29,6 +29,7 @@ from hiercoll.cli.common import (
     layout_option,
     main,
     sizes_of,
+    tell_once,
     world,
 )
 from hiercoll.collectives import COLLECTIVES
@@ -145,6 +146,7 @@ def verify(
 def _decide_with_progress(todo: list[Case], workers: int) -> list[Outcome]:
     columns = (TextColumn("proving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
+        tell_once(progress.console, f"proving {len(todo)} cases")
         task = progress.add_task("", total=len(todo))
         outcomes = []
         for outcome in decide_all(todo, workers):

@@ -28,6 +28,7 @@ from hiercoll.cli.common import (
     memory_option,
     quiet_progress,
     sizes_of,
+    tell_once,
     wide_console,
     world,
 )
@@ -108,6 +109,8 @@ def tune(collective: str, output: Path, budget: float, sizes: list[int] | None, 
         why = ROOT_ALONE if record.sizes is Sizes.ROOT else f"the table of {record.family} goes for it"
         raise ArgumentError("collective", f"one of {', '.join(tuned())}", f"{collective}: {why}")
     comm = world()
+    if comm.size == 1:
+        click.echo("One rank has nothing to gain: start this with mpiexec or srun, as the job will be.", err=True)
     with Together(comm):
         _tune(comm, measured(collective, memory), output, budget, sizes, memory, fresh)
 
@@ -135,6 +138,8 @@ def _tune(
     begin, entries = runner.clock(), []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
     with quiet_progress(comm, *columns) as progress:
+        if comm.rank == 0:
+            tell_once(progress.console, f"tuning {', '.join(names)} on {comm.size} ranks, for {budget:.0f} s at most")
         for number, name in enumerate(names):
             done = comm.bcast(notes.done(name) if notes is not None else None)
             share = (budget - (runner.clock() - begin)) / (len(names) - number)

@@ -209,7 +209,8 @@ def uneven_blocks(
     if message.element.size != 1:
         sizes, at = sizes * message.element.size, at * message.element.size
     if sizes.min() < 0:
-        raise BufferSizeError(argument, "counts of at least 0", sizes.min(), session.rank)
+        least = sizes.min() // message.element.size
+        raise BufferSizeError(argument, "counts of at least 0", least, session.rank)
     if at.min() < 0 or (at + sizes).max() > message.nbytes:  # in which empty blocks do not count
         outside = (sizes > 0) & ((at < 0) | (at + sizes > message.nbytes))
         if outside.any():

@@ -211,9 +211,10 @@ class PlanFactory:
         if request.is_native or request.is_empty or not self.schedule(request).shared:
             return request
         if not request.is_auto:
-            got = f"{request.name}, which uses shared memory"
+            got = f"{request.name}, which shares memory within nodes"
             what = f"algorithm {request.variant.algorithm!r}"
-            raise ConstraintError(what, "private memory for calls in the background", got, self._session.rank)
+            wanted_one = "for calls in the background one that shares no memory"
+            raise ConstraintError(what, wanted_one, got, self._session.rank)
         size = max(request.size, 1)
         wanted = Wanted(request.collective, size, request.in_place, combining=request.combining)
         for candidate in self._session.policy.decide(wanted).ranking:

@@ -19,6 +19,7 @@ from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.memory import OPERATIONS, Reduction
 from hiercoll.runtime.datatypes import element_of
 
+HALF = ("float16", "bfloat16")  # types that can be widened; the second is of the package ml_dtypes
 PREDEFINED = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC")
 _names: dict[int, str] = {getattr(MPI, name).handle: name for name in PREDEFINED}
 _no_reductions = {getattr(MPI, name).handle: f"MPI.{name}" for name in ("OP_NULL", "REPLACE", "NO_OP")}
@@ -109,7 +110,9 @@ def _find(op: MPI.Op, elements: Any, rank: int) -> Operation:
     datatype = elements if isinstance(elements, MPI.Datatype) else _datatype(elements)
     name, spelled = _names.get(op.handle, ""), _spelled(elements)
     if datatype is None or (name and not _go_together(op.handle, datatype.handle)):
-        raise BufferTypeError("op", f"an operation that combines {spelled}", name or "one of the program's", rank)
+        hint = " (or accumulate='float32')" if spelled in HALF and name in INEXACT else ""
+        what = f"an operation that combines {spelled}{hint}"
+        raise BufferTypeError("op", what, name or "one of the program's", rank)
     element = element_of(datatype)
     lower, extent = datatype.Get_true_extent()
     if element.lower or lower < 0 or not 0 < lower + extent <= element.extent:

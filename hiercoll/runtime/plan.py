@@ -76,6 +76,10 @@ class Plan:
         self._direct = direct  # whether messages are of, or about, that memory itself
         self._run: Callable[[], None] | None = engine.run
 
+    def __repr__(self) -> str:
+        state = "freed" if self.is_freed else "interrupted" if self.broken else "active" if self.active else "ready"
+        return f"<hiercoll plan {self.name}: {state}>"
+
     @property
     def used(self) -> int:
         """When it was used last, in calls of its session; the compiled engine counts, too."""

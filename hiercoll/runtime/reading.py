@@ -30,7 +30,7 @@ from hiercoll.runtime.buffers import (
     some_blocks,
     uneven_blocks,
 )
-from hiercoll.runtime.operations import Operation, accumulated, find_operation
+from hiercoll.runtime.operations import HALF, Operation, accumulated, find_operation
 from hiercoll.runtime.request import LIMIT, Arguments, Data, Mode, Request
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import (
@@ -50,8 +50,6 @@ from hiercoll.tuning.policy import Wanted
 if TYPE_CHECKING:
     from hiercoll.runtime.beginning import Beginning
     from hiercoll.runtime.session import Session
-
-HALF = ("float16", "bfloat16")  # types that can be widened; the second is of the package ml_dtypes
 
 
 def make_request(
@@ -210,7 +208,7 @@ def _root(session: Session | Beginning, root: Any, strict: bool) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < session.size:
-        raise ParameterError("root", f"a rank below {session.size}", repr(root), session.rank)
+        raise ParameterError("root", f"a rank, a whole number from 0 to {session.size - 1}", repr(root), session.rank)
     return number
 
 

@@ -115,7 +115,10 @@ class Data(NamedTuple):
     @property
     def elements(self) -> str:
         """The type of the elements in words that are the same on all ranks, "" if that is not known."""
-        return basic_type(self.type) if isinstance(self.type, MPI.Datatype) else str(self.type or "")
+        if isinstance(self.type, MPI.Datatype):
+            return basic_type(self.type)
+        is_known = isinstance(self.type, np.dtype) and self.type.isnative and self.type.kind in "biufc"
+        return self.type.str[1:] if is_known else str(self.type or "")  # as MPI's types say it
 
     def copies(self, outward: bool) -> tuple[Transfer, ...]:
         """What copies data here, or back, if anything."""

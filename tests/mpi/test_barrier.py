@@ -68,7 +68,7 @@ def test_nobody_leaves_before_all_have_come(on_layout: OnLayout, name: str, para
     if name != "hierarchical":
         assert too_early(comm, lambda: hiercoll.ibarrier(comm, algorithm=name, **params).wait()) == 0
     else:
-        with pytest.raises(ConstraintError, match="private memory"):
+        with pytest.raises(ConstraintError, match="shares no memory"):
             hiercoll.ibarrier(comm, algorithm=name)
 
 

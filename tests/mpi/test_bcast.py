@@ -113,7 +113,7 @@ def test_in_the_background(on_layout: OnLayout, layout: str) -> None:
         assert requests[salt].wait() is buffers[salt]
         assert np.array_equal(buffers[salt], vector(calls[salt][0], 333, salt)), calls[salt]
     if SIZE > 1:
-        with pytest.raises(hiercoll.ConstraintError, match="private memory"):
+        with pytest.raises(hiercoll.ConstraintError, match="shares no memory"):
             hiercoll.ibcast(comm, mine(0, 8), algorithm="hierarchical", memory="shared")
 
 
@@ -207,7 +207,7 @@ def test_wrong_roots(comm: MPI.Intracomm, name: str, params: Params, root: Any) 
         hiercoll.bcast(comm, buf, root=known, algorithm=name, **params)
     before = buf.copy()
     for call in (hiercoll.bcast, hiercoll.bcast_init, hiercoll.ibcast):
-        with pytest.raises(ParameterError, match=r"root: expected a rank below"):
+        with pytest.raises(ParameterError, match=r"root: expected a rank, a whole number from 0 to"):
             call(comm, buf, root=root, algorithm=name, **params)
     assert np.array_equal(buf, before)
     buf[:] = mine(SIZE - 1, 10)

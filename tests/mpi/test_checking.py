@@ -136,3 +136,38 @@ def test_persistent_native(ours: hiercoll.Intracomm, monkeypatch: pytest.MonkeyP
     with pytest.raises(hiercoll.CollectiveMismatch, match=rf"rank 1: .*{24} bytes"):
         hiercoll.alltoall_init(ours, np.zeros(size * SIZE), algorithm="native")
     right(ours, FORMS["function"])
+
+
+Refused = Callable[[Any, Any, Any, Any], object]
+REFUSED: dict[str, Refused] = {  # with too few elements, or with counts of too many blocks
+    "function": lambda comm, send, recv, counts: hiercoll.alltoall(comm, send, recv),
+    "drop-in": lambda comm, send, recv, counts: comm.Alltoall(send, recv),
+    "function, uneven": lambda comm, send, recv, counts: hiercoll.alltoallv(comm, [send, counts], [recv, [1] * SIZE]),
+    "drop-in, uneven": lambda comm, send, recv, counts: comm.Alltoallv([send, counts], [recv, [1] * SIZE]),
+    "plan": lambda comm, send, recv, counts: hiercoll.alltoall_init(comm, send, recv).free(),
+}
+
+
+@pytest.mark.parametrize("ranks", ["one", "all"])
+@pytest.mark.parametrize("form", REFUSED)
+def test_arguments_that_are_refused(ours: hiercoll.Intracomm, form: str, ranks: str) -> None:
+    """If those of one rank are, all are told; if all are, each what is wrong with its own."""
+    is_wrong = int(ranks == "all" or RANK == SIZE - 1)
+    call = partial(REFUSED[form], ours, np.arange(SIZE)[is_wrong:], np.zeros(SIZE, int), [1] * (SIZE + is_wrong))
+    expected: Any = hiercoll.CollectiveMismatch if ranks == "one" else (ValueError, MPI.Exception)
+    for _ in range(2):
+        with pytest.raises(expected) as caught:
+            call()
+        assert ranks == "all" or (f"rank {SIZE - 1}: " in str(caught.value) and "refused" in str(caught.value))
+    right(ours, FORMS["drop-in"])
+
+
+@pytest.mark.parametrize("kind", ["f8", "i4", "c8", "?"])
+def test_functions_and_methods_are_one_call(ours: hiercoll.Intracomm, kind: str) -> None:
+    """Ranks may call either: elements have the same names."""
+    send, recv = np.ones(SIZE, kind), np.zeros(SIZE, kind)
+    if RANK % 2:
+        ours.Alltoall(send, recv)
+    else:
+        hiercoll.alltoall(ours, send, recv)
+    np.testing.assert_array_equal(recv, send)
