@@ -12,7 +12,7 @@ from machines import BEFORE, BLOCK, RANK, SIZE, Machine, telling
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.calls import dropin, functions
+from hiercoll.calls import dropin, functions, serving
 from hiercoll.collectives import ALLTOALL
 from hiercoll.runtime import factory
 from hiercoll.runtime.lifetime import get_session
@@ -32,7 +32,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(collective.name)
         return make(session, collective, *given, **options)
 
-    for module in (functions, dropin):
+    for module in (functions, dropin, serving):
         monkeypatch.setattr(module, "make_request", counted)
     return found
 

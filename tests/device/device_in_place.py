@@ -18,7 +18,7 @@ from hiercoll.collectives import COLLECTIVES
 
 ROOT = SIZE - 1
 COUNTS = np.arange(SIZE) % 3 * 20  # elements, none on some ranks
-REFUSALS = ("private memory", "on the host")  # of some algorithms: in the background, and of devices
+REFUSALS = ("shares no memory", "on the host")  # of some algorithms: in the background, and of devices
 FORMS = ["call", "in the background", "plan", "drop-in", "drop-in, request", "drop-in, plan"]
 
 

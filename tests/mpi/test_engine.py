@@ -722,7 +722,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         seen[collective.name] += 1
         return original(session, collective, *rest, **options)
 
-    monkeypatch.setattr(hiercoll.calls.functions, "make_request", make)
+    for module in (hiercoll.calls.functions, hiercoll.calls.serving):
+        monkeypatch.setattr(module, "make_request", make)
     return seen
 
 

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import settings
-from hiercoll.calls import dropin
+from hiercoll.calls import dropin, serving
 from hiercoll.collectives import ALLTOALL, called, get_collective
 from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.lifetime import get_session, known_session
@@ -450,8 +450,8 @@ def test_watched_calls_are_served_as_others_are(
         pytest.skip("there is no compiled engine")
     ours, made = hiercoll.Intracomm(comm), list[object]()
     table_says(ours, "alltoall", Variant(how))
-    make = dropin.make_request
-    monkeypatch.setattr(dropin, "make_request", lambda *args, **options: made.append(args) or make(*args, **options))
+    make = serving.make_request
+    monkeypatch.setattr(serving, "make_request", lambda *args, **options: made.append(args) or make(*args, **options))
     send, recv = np.arange(3.0 * SIZE), np.empty(3 * SIZE)
     recorder = recorders()
     for _ in range(6):
