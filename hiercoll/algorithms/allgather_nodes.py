@@ -319,17 +319,16 @@ def _board_messages(grouping: Grouping, rank: int) -> tuple[dict[int, list[int]]
     """Blocks that ``rank`` sends to, and receives from, each rank of another node, by node distance."""
     t, nodes = grouping.topology, grouping.topology.nodes
     node, n = t.node_of[rank], len(t.nodes)
-    leaders = [[group[0] for group in t.groups(each, grouping.leaders)] for each in range(n)]
+    leaders = list(map(grouping.leaders_of, range(n))) if grouping.form == "leader" else []
 
     def ends(block: int, to: int) -> tuple[int, int]:
         """The ranks that send and receive ``block`` on its way to node ``to``."""
-        here, lane = t.node(block), t.lane_of[block]
         if grouping.form == "lane":
-            return block, nodes[to][lane % len(nodes[to])]
+            return block, nodes[to][t.lane_of[block] % len(nodes[to])]
         if grouping.form == "share":
             return grouping.out(block, nodes[to][0]), grouping.into(block, nodes[to][0])
         leader, theirs = grouping.leader(block), leaders[to]
-        return leader, theirs[leaders[t.node_of[here[0]]].index(leader) % len(theirs)]
+        return leader, theirs[leaders[t.node_of[block]].index(leader) % len(theirs)]
 
     outgoing: dict[int, list[int]] = {}
     incoming: dict[int, list[int]] = {}

@@ -42,6 +42,10 @@ class Grouping:
         """Leader of the group of ``rank``."""
         return _leaders(self.topology, self.leaders)[rank]
 
+    def leaders_of(self, node: int) -> list[int]:
+        """Leaders of the groups of a node."""
+        return [group[0] for group in self.topology.groups(node, self.leaders)]
+
     def out(self, source: int, target: int) -> int:
         """The rank of the source's node that sends the block."""
         t = self.topology

@@ -35,10 +35,10 @@ from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
 from hiercoll.calls.plain import by_bytes
 from hiercoll.calls.serving import (
     MOST_SPELLINGS,
+    checked_request,
     held_request,
     learner_of_unknown,
     or_native,
-    read,
     remember_plain,
     repeat,
     serve,
@@ -347,7 +347,7 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
     try:
         if (learner := learner_of_unknown(session, collective, given)) is not None:
             return serve_unknown_sizes(session, collective, given, learner, native, strict=False)
-        request = read(session, collective, given, strict=on_device)
+        request = checked_request(session, collective, given, strict=on_device)
     except ArgumentError as error:
         _refuse(session, error, given)
         native()

@@ -18,11 +18,11 @@ from hiercoll.calls.known import begin_known, call_known, known_by_name, remembe
 from hiercoll.calls.plain import is_plain, new_result
 from hiercoll.calls.serving import (
     begin,
+    checked_request,
     hold,
     learner_of_plain,
     learner_of_unknown,
     own_method,
-    read,
     remember_plain,
     repeat,
     serve,
@@ -1053,7 +1053,7 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     learner = learner_of_plain(session, collective, given) if is_left else None
     if serve_plain(session, collective, given, learner, strict=True):
         return _plain_result(session, collective, given)
-    request = read(session, collective, given, strict=True)
+    request = checked_request(session, collective, given, strict=True)
     if is_left:
         remember_plain(session, request, given)
     serve(session, request, given)
@@ -1144,7 +1144,7 @@ def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) 
         own = partial(_checked_native, session, collective, given)
         serve_unknown_sizes(session, collective, given, learner, own, strict=True)
     else:
-        request = read(session, collective, given, strict=True)
+        request = checked_request(session, collective, given, strict=True)
         serve(session, request, given)
     return given.recv[0] if isinstance(given.recv, list | tuple) else given.recv
 

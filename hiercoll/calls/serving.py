@@ -138,7 +138,7 @@ def remember_plain(session: Session, request: Request, given: Arguments) -> None
         session.policy.by_bytes[key] = learner
 
 
-def read(
+def checked_request(
     session: Session, collective: Collective, given: Arguments, mode: Mode = Mode.BLOCKING, *, strict: bool
 ) -> Request:
     """The request of a call that all ranks make together. Where calls are checked, ranks whose arguments are sound wait
@@ -345,7 +345,7 @@ def serve_unknown_sizes(
     own. Whatever a rank's arguments are, it takes part in what ranks agree on. Returns what ran. Collective."""
 
     def make() -> Request:
-        request = read(session, collective, given, strict=strict)
+        request = checked_request(session, collective, given, strict=strict)
         if session.check:
             session.same_call(request.described(given, session.rank, session.size))
         return request
@@ -370,7 +370,7 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
         whole = session.policy.whole(own_spread(session, collective, given))
         variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
-    request = read(session, collective, given, Mode.HELD, strict=strict)
+    request = checked_request(session, collective, given, Mode.HELD, strict=strict)
     request = replace(request, is_auto=request.is_auto or given is not asked)
     if session.check:
         session.same_call(request.described(asked, session.rank, session.size))

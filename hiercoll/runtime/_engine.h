@@ -1,5 +1,5 @@
 /* What the parts of the compiled engine have in common: programs (_engine.c), calls that find them (_calls.c), packing
- * (_regions.c), and the ends of communicators (_attributes.c), and their beginnings (_communicators.c). */
+ * (_regions.c), the ends of communicators (_attributes.c), and their beginnings (_communicators.c). */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
