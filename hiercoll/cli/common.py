@@ -14,7 +14,7 @@ from rich.progress import Progress, ProgressColumn
 
 import hiercoll
 from hiercoll.algorithms import Algorithm, Params, get_algorithm
-from hiercoll.collectives import called, get_collective, tuned
+from hiercoll.collectives import COLLECTIVES, called, get_collective, tuned
 from hiercoll.errors import ArgumentError, HiercollError, NativeWarning
 from hiercoll.schedule.transports import parse_transport
 from hiercoll.tables import MEMORIES
@@ -68,6 +68,17 @@ def _what_runs() -> list[tuple[str, str]]:
         return [(what, value) for what, value in hiercoll.config().items() if value and what != "hiercoll"]
     except ImportError as error:
         return [("mpi4py", f"none here ({error})")]
+
+
+class FamilyType(click.Choice):  # type: ignore[type-arg]
+    """A collective whose algorithms are meant: those of "alltoallv" for alltoallw."""
+
+    def __init__(self) -> None:
+        super().__init__(list(COLLECTIVES))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The family."""
+        return COLLECTIVES[super().convert(value, param, ctx)].family
 
 
 class LayoutType(click.ParamType):  # type: ignore[type-arg]

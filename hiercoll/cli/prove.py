@@ -21,6 +21,7 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.cli.common import (
     CALLED,
+    FamilyType,
     LayoutType,
     SizeType,
     Together,
@@ -68,7 +69,7 @@ def doc_section(entry: Algorithm, name: str) -> str:
 
 
 @main.command("list")
-@click.argument("collective", required=False, type=click.Choice(list(REGISTRY)))
+@click.argument("collective", required=False, type=FamilyType())
 def list_(collective: str | None) -> None:
     """Algorithms, their parameters and constraints."""
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -90,7 +91,7 @@ def list_(collective: str | None) -> None:
 
 
 @main.command()
-@click.argument("collective", required=False, type=click.Choice(list(REGISTRY)))
+@click.argument("collective", required=False, type=FamilyType())
 @click.argument("algorithm", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every algorithm, each parameter at every choice.")
 @click.option("--combinations", is_flag=True, help="Every combination of every algorithm's parameters (long).")
@@ -189,7 +190,7 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
 
 
 @main.command()
-@click.argument("collective", type=click.Choice(list(REGISTRY)))
+@click.argument("collective", type=FamilyType())
 @click.argument("algorithm")
 @layout_option("2x3")
 @click.option("--rank", "-r", type=click.IntRange(0), default=0, show_default=True, help="Whose schedule to print.")
@@ -255,7 +256,7 @@ def _counts_text(schedules: list[Schedule], topology: Topology, rank: int) -> st
 
 
 @main.command()
-@click.argument("collective", type=click.Choice(list(REGISTRY)))
+@click.argument("collective", type=FamilyType())
 @click.argument("algorithm")
 @layout_option("2x4")
 @click.option("--size", "-s", type=SizeType(), default="4K", show_default=True, help="Bytes per block.")

@@ -88,6 +88,18 @@ def test_list_of_one_collective(run: Run) -> None:
     assert "pairwise" not in said and "The MPI library's own" in said
 
 
+def test_algorithms_of_collectives_that_share_them(run: Run) -> None:
+    """alltoallw's are alltoallv's, and so on; what is shown and proved is the same."""
+    for other, family in (
+        ("alltoallw", "alltoallv"),
+        ("allgatherv", "allgather"),
+        ("reduce_scatterv", "reduce_scatter"),
+    ):
+        assert ok(run("list", other)) == ok(run("list", family))
+    assert ok(run("show", "allgatherv", "ring")) == ok(run("show", "allgather", "ring"))
+    assert "1 proved" in ok(run("verify", "alltoallw", "aggregate", "--layout", "2x2", "--workers", "1"))
+
+
 # Show
 
 
