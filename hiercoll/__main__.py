@@ -16,6 +16,8 @@ from hiercoll.collectives import called
 from hiercoll.errors import ArgumentError
 from hiercoll.tables import NATIVE
 
+REPORT = Path("hiercoll-report.json")
+
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
@@ -32,7 +34,9 @@ from hiercoll.tables import NATIVE
     help="With a report: let the MPI library's own collectives and hiercoll's choices take turns, call by call.",
 )
 @click.option(
-    "--report-file", default="hiercoll-report.json", type=click.Path(dir_okay=False, path_type=Path), show_default=True
+    "--report-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Write the report's JSON there, which implies --report.  [default: {REPORT}]",
 )
 @click.option("--table", type=click.Path(exists=True, dir_okay=False), help="A tuning table.")
 @click.option(
@@ -47,7 +51,7 @@ def main(
     report: bool,
     sync: bool,
     compare: bool,
-    report_file: Path,
+    report_file: Path | None,
     table: str | None,
     algorithm: tuple[str, ...],
     trace: Path | None,
@@ -66,7 +70,7 @@ def main(
         raise click.UsageError(str(error)) from None
     if table is not None:
         os.environ["HIERCOLL_TABLE"] = table
-    file = report_file if report or sync or compare else None
+    file = report_file or (REPORT if report or sync or compare else None)
     return partial(_run, list(program), _forced(algorithm), file, sync, compare, trace)
 
 

@@ -24,11 +24,11 @@ def _is_set(name: str) -> bool:
     return _text(name) not in ("", "0")
 
 
-def _switch(name: str) -> bool | None:
+def _switch(name: str, expected: str = "1 or 0") -> bool | None:
     """Whether it is switched on; None where it is not set. Raises ParameterError."""
     text = _text(name).strip().lower()
     if text not in ("", *OFF, *ON):
-        raise ParameterError(f"HIERCOLL_{name}", "1 or 0", repr(_text(name)))
+        raise ParameterError(f"HIERCOLL_{name}", expected, repr(_text(name)))
     return None if not text else text in ON
 
 
@@ -62,7 +62,7 @@ def is_special() -> bool:
 
 def learns() -> bool:
     """``HIERCOLL_LEARN``: whether "auto" learns from a program's calls; 0: it does not. Raises ParameterError."""
-    return hurries() or _switch("LEARN") is not False
+    return hurries() or _switch("LEARN", "online, 1 or 0") is not False
 
 
 def hurries() -> bool:
@@ -80,8 +80,11 @@ def order() -> str | None:
 
 
 def wants_thread() -> bool:
-    """``HIERCOLL_PROGRESS=thread``: calls in the background go on in a thread."""
-    return _text("PROGRESS") == "thread"
+    """``HIERCOLL_PROGRESS=thread``: calls in the background go on in a thread. Raises ParameterError."""
+    name = _text("PROGRESS").strip().lower()
+    if name not in ("", "thread", *OFF):
+        raise ParameterError("HIERCOLL_PROGRESS", "thread or 0", repr(_text("PROGRESS")))
+    return name == "thread"
 
 
 def engine() -> str:

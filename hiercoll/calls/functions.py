@@ -1015,7 +1015,7 @@ def configure(
     session = get_session(comm)
     if tune is not None and tune not in LEARN:
         raise ParameterError("tune", "'online', 'off' or None", repr(tune), session.rank)
-    if timeout is not None and not 0 <= timeout < float("inf"):
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 <= timeout < float("inf")):
         raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), session.rank)
     session.use_table(table)
     session.policy.learn(LEARN[tune] if tune is not None else session.learns)

@@ -37,8 +37,11 @@ class Group(click.Group):
             return super().invoke(ctx)
         except HiercollError as error:
             raise click.ClickException(str(error)) from None
+        except BrokenPipeError:  # whoever reads has seen enough: as click does it
+            raise
         except OSError as error:
-            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{where}{error.strerror}") from None
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)

@@ -125,7 +125,9 @@ def verify(
     Of reductions it says in which order they were proved to combine contributions: any, that of the ranks, or fixed;
     with --accumulate how often a result is rounded. Exits with 1 if anything is refuted.
     """
-    if sum([everything, combinations, bool(collective)]) != 1:
+    if sum([everything, combinations, bool(collective)]) > 1:
+        raise click.UsageError("a collective, --all and --combinations exclude each other")
+    if not (everything or combinations or collective):
         raise click.UsageError("name a collective (and an algorithm), or say --all or --combinations")
     chosen = every_algorithm(combinations)
     if algorithm and collective:

@@ -19,6 +19,7 @@ from hiercoll.cuda.arrays import device_array, new_like, with_axes_reversed
 from hiercoll.errors import BufferOverlapError, BufferSizeError, BufferTypeError
 from hiercoll.memory import Now, Transfer, host_buffer
 from hiercoll.memory.regions import packing
+from hiercoll.runtime.datatypes import own_datatype
 from hiercoll.runtime.request import Data
 from hiercoll.runtime.specifications import (
     UNREADABLE,
@@ -51,7 +52,8 @@ def equal_blocks(
     writable: bool = True,
 ) -> Data:
     """Equal blocks in a buffer that is given as mpi4py takes it or, ``strict``, in an array of any fixed-size type.
-    Elements that are to be ``combined`` stay as they are, with what lies between their parts."""
+    Elements that are to be ``combined`` stay as they are, with what lies between their parts; where these are
+    ``writable``, in a copy, of which their parts alone come back."""
     if strict and not isinstance(spec, list | tuple):
         return _array(session, spec, argument, blocks, writable)
     message = read_message(session, block_message, spec, argument, blocks, writable=writable)
@@ -66,7 +68,28 @@ def equal_blocks(
     if block and not (element.plain and (message.address or combined)):
         return copied_blocks(session, message, blocks, argument, block)
     place = _device(session, message.buffer, argument, writable)
-    return Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
+    data = Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
+    has_gaps = message.element.size < message.element.extent and not message.datatype.is_predefined
+    return _between_gaps(data, message.datatype) if combined and writable and block and has_gaps else data
+
+
+def _between_gaps(data: Data, datatype: MPI.Datatype) -> Data:
+    """Elements that are combined in a copy, with whatever lies between their parts there; the parts come back."""
+    copied = put_aside(data)
+    own = own_datatype(datatype, copied.owner)
+    elements = data.nbytes // datatype.extent
+    packed = np.empty(own.Pack_size(elements, MPI.COMM_SELF), np.uint8)
+    theirs, ours = (MPI.buffer.fromaddress(address, data.nbytes) for address in (data.address, copied.address))
+
+    def parts_back() -> None:
+        own.Pack(ours, packed, 0, MPI.COMM_SELF)
+        own.Unpack(packed, 0, theirs, MPI.COMM_SELF)
+
+    def start(outward: bool) -> Transfer:
+        assert copied.copying is not None
+        return copied.copying(outward) if outward else Now(parts_back)
+
+    return copied._replace(copying=start)
 
 
 def _array(session: Session | Beginning, array: Any, argument: str, blocks: int, writable: bool) -> Data:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from weakref import finalize
 
 from mpi4py import MPI
 
@@ -113,3 +114,16 @@ def _subarray(inner: MPI.Datatype, how: dict[str, Any]) -> Pieces:
         offset += start * stride
         stride *= size
     return moved(pieces, offset)
+
+
+def own_datatype(datatype: MPI.Datatype, owner: object) -> MPI.Datatype:
+    """A duplicate, as long as there is the ``owner``: a program may free its own one while a call is under way, or a
+    plan that it has made (MPI 4.1, 5.1.9), and its handle may be another one's then."""
+    own = datatype.Dup()
+    finalize(owner, _free, own).atexit = False
+    return own
+
+
+def _free(datatype: MPI.Datatype) -> None:
+    if not MPI.Is_finalized():
+        datatype.Free()

@@ -118,6 +118,10 @@ class PlanFactory:
 
         Raises BufferSizeError, ParameterError and ConstraintError on all ranks alike, DeviceMemoryError.
         """
+        if request.operation is not None and request.operation is not (how := request.operation.lasting):
+            plan = self.make(replace(request, operation=how), lifetime, traced=traced)
+            plan.keep_alive(how)
+            return plan
         # All ranks come here for a plan that a program holds. Some know a call, for which it must stay as it is.
         is_found_out_once = request.transport.shared and lifetime is not Lifetime.HELD
         if is_found_out_once and request.common in self._roomless:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.memory import OPERATIONS, Reduction
-from hiercoll.runtime.datatypes import element_of
+from hiercoll.runtime.datatypes import element_of, own_datatype
 
 HALF = ("float16", "bfloat16")  # types that can be widened; the second is of the package ml_dtypes
 PREDEFINED = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC")
@@ -43,6 +43,7 @@ class Operation:
     is_exact: bool
     on_device: Reduction | None = None
     narrow: np.dtype[Any] | None = None
+    is_lasting: bool = False  # see `lasting`
 
     @property
     def given_item(self) -> int:
@@ -55,6 +56,15 @@ class Operation:
         handles be others'."""
         handles = [each.handle if each.is_predefined else (each.handle, id(each)) for each in (self.op, self.datatype)]
         return (*handles, self.narrow)
+
+    @property
+    def lasting(self) -> Operation:
+        """The same for a plan: with a datatype of its own, unless it is one of MPI's (see `own_datatype`)."""
+        if self.is_lasting or self.datatype.is_predefined:
+            return self
+        kept = replace(self, is_lasting=True)
+        object.__setattr__(kept, "datatype", own_datatype(self.datatype, kept))
+        return kept
 
     def combining(self, pieces: Pieces) -> partial[None]:
         """What puts left (+) right into the target, piece by piece."""

@@ -93,8 +93,12 @@ def duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
     """The ranks of ``comm`` in the same order, without its attributes and callbacks, which ``Dup`` would run, and with
     fewer messages than ``Split`` takes; of mpi4py's own kind, for what is left to the MPI library. Collective."""
     progress.before_blocking()
-    group = comm.Get_group()
+    # MPICH 5.0 tells more ranks of a Cartesian communicator or graph than it has, where it is smaller than the one that
+    # it was made from.
+    told = comm.Get_group()
+    group = told.Incl(range(comm.size))
     made = MPI.Comm.Create(comm, group)
+    told.Free()
     group.Free()
     return cast(MPI.Intracomm, made)
 

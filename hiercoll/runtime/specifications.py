@@ -13,7 +13,6 @@ from functools import cache, lru_cache, partial
 from operator import index
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
-from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from mpi4py import MPI
 
 from hiercoll.memory.regions import NOTHING, Block, Element, packing
 from hiercoll.runtime import compiled
-from hiercoll.runtime.datatypes import element_of
+from hiercoll.runtime.datatypes import element_of, own_datatype
 
 _to_oneself = Lock()  # for messages of one thread at a time: they all look the same
 # What a specification may raise that mpi4py does not understand, or that names no datatype of its own.
@@ -306,19 +305,11 @@ def apart(message: Message | TypedMessage, blocks: int) -> Apart:
 
 def lasting(blocks: Apart, owner: npt.NDArray[np.uint8]) -> Apart:
     """The same, to be copied as long as there is the ``owner``: with datatypes of one's own, where only MPI knows where
-    bytes lie. A program may free its own ones while a call is under way (MPI 4.1, 5.1.9)."""
+    bytes lie (see `own_datatype`)."""
     if all(each.element.pieces is not None for each in blocks.blocks):
         return blocks
-    own = [each.Dup() if block.nbytes else each for block, each in zip(blocks.blocks, blocks.datatypes, strict=True)]
-    made = [each for block, each in zip(blocks.blocks, own, strict=True) if block.nbytes]
-    finalize(owner, _free, made).atexit = False
-    return blocks._replace(datatypes=own)
-
-
-def _free(datatypes: Sequence[MPI.Datatype]) -> None:
-    if not MPI.Is_finalized():
-        for datatype in datatypes:
-            datatype.Free()
+    pairs = zip(blocks.blocks, blocks.datatypes, strict=True)
+    return blocks._replace(datatypes=[own_datatype(each, owner) if block.nbytes else each for block, each in pairs])
 
 
 class EngineCopy:

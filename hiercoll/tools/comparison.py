@@ -16,6 +16,8 @@ from hiercoll.units import format_size, format_time
 
 MOST_TIMES = 500  # that a sample keeps
 MOST_KINDS = 8  # of calls that are told apart at a place
+SHORT = 20e-6  # seconds of a call, from which on it takes clearly longer than a report does, and than taking turns
+TOO_SHORT = ": no verdict, since the report takes as long as such calls do"
 
 
 class Sample:
@@ -154,7 +156,9 @@ def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:
     if gain := kind["gain"]:
         low, high = gain["interval"] or (None, None)
         within = " (too few calls for an interval)" if low is None else f" ({low:.2f} to {high:.2f})"
-        yield f"    native / {gain['algorithm']}: {gain['ratio']:.2f}{within}{_verdict(low, high)}"
+        both = [kind["ran"][name]["median"] for name in (NATIVE, gain["algorithm"])]
+        verdict = TOO_SHORT if min(both) < SHORT else _verdict(low, high)
+        yield f"    native / {gain['algorithm']}: {gain['ratio']:.2f}{within}{verdict}"
     if kind["trials"]["calls"]:
         yield f"    trials: {kind['trials']['calls']} calls, {format_time(kind['trials']['seconds'])}"
     if kind["words"]:

@@ -260,12 +260,13 @@ class Recorder:
             return
         if report is not None:
             data = {"about": about, "synchronised": self.sync, "compared": compares, "costs": costs, "sites": records}
+            is_written = _write(report, json.dumps(data, indent=1))  # first: who reads the rest may close the pipe
             console = Console(stderr=True, width=160, highlight=False)
             _print(console, records, self.sync)
             _print_left(console, records)
             _print_compared(console, records, compares)
             console.print(_cost_words(costs))
-            if _write(report, json.dumps(data, indent=1)):
+            if is_written:
                 console.print(f"written to {report}")
         if trace is not None and events is not None:
             _write(trace, json.dumps({"traceEvents": _events(events)}))
@@ -467,6 +468,7 @@ def _short(site: str) -> str:
 
 
 TAKING_TURNS = "Native and hiercoll took turns."
+NOTHING_TO_COMPARE = "All calls were native's: hiercoll had chosen nothing else that could take turns with it."
 ONE_AFTER_THE_OTHER = (
     "Native's calls were mostly earlier ones than hiercoll's; with --compare, they take turns through the whole run."
 )
@@ -487,8 +489,10 @@ def _print_compared(console: Console, records: list[dict[str, Any]], compares: b
         for line in lines(record["collective"], _short(record["site"]), kind):
             console.print(line, markup=False, soft_wrap=True)
     console.print(WHAT_TIMES_ARE)
-    if compares or any(kind["gain"] for _, kind in kinds):
+    if any(kind["gain"] for _, kind in kinds):
         console.print(TAKING_TURNS if compares else ONE_AFTER_THE_OTHER)
+    elif compares:
+        console.print(NOTHING_TO_COMPARE)
 
 
 def _cost_words(costs: dict[str, float]) -> str:

@@ -152,15 +152,16 @@ class Policy:
         if algorithm == "auto" and params:
             name, value = next(iter(params.items()))
             raise ParameterError(f"parameter {name!r}", "none with algorithm='auto'", repr(value), rank)
+        forced = self.forced.get(collective.name) if algorithm == "auto" and not self._disabled else None
         if algorithm == NATIVE:
             self._check_form(params, wanted.held)
-            if not wanted.combining.native and self._topology.size > 1:
-                order = wanted.combining.order.name.lower()
-                raise ConstraintError("algorithm 'native'", "order 'any'", repr(order), rank)
+        is_native = algorithm == NATIVE or (forced is not None and forced.is_native)
+        if is_native and not wanted.combining.native and self._topology.size > 1:
+            order = wanted.combining.order.name.lower()
+            raise ConstraintError("algorithm 'native'", "order 'any'", repr(order), rank)
         if self._disabled:
             return NATIVE_VARIANT
         if algorithm == "auto":
-            forced = self.forced.get(collective.name)
             return forced if forced is not None else self._automatic(wanted)
         if algorithm == NATIVE:
             return Variant(NATIVE, dict(params))

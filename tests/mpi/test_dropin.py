@@ -16,6 +16,7 @@ import hiercoll
 from hiercoll import settings
 from hiercoll.calls import dropin
 from hiercoll.collectives import Collective, called
+from hiercoll.runtime.lifetime import get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
 ITEMS = 6
@@ -158,6 +159,35 @@ def test_what_is_made_of_it(comm: MPI.Intracomm, make: Callable[[Any], Any], is_
     np.testing.assert_array_equal(recv, np.arange(made.size))
     for each in (made, plain):
         each.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: c.Create_cart([SIZE - 1]),
+        lambda c: c.Create_graph(list(range(1, SIZE)), [(r + 1) % (SIZE - 1) for r in range(SIZE - 1)]),
+    ],
+)
+def test_made_of_fewer_ranks(comm: MPI.Intracomm, make: Callable[[Any], Any]) -> None:
+    """Of which MPICH's group has all those of the communicator that it was made from."""
+    made = make(hiercoll.Intracomm(comm))
+    if made == MPI.COMM_NULL:
+        return
+    send, recv = np.arange(made.size) + 10 * made.rank, np.full(made.size, -1)
+    expected = made.rank + 10 * np.arange(made.size)
+    for algorithm in ("native", "bruck"):
+        recv.fill(-1)
+        hiercoll.alltoall(made, send, recv, algorithm=algorithm)
+        np.testing.assert_array_equal(recv, expected)
+    assert get_session(made).topology.size == made.size == get_session(made).comm.size
+    recv.fill(-1)
+    plan = made.Alltoall_init(send, recv)
+    plan.Start()
+    plan.Wait()
+    plan.Free()
+    np.testing.assert_array_equal(recv, expected)
+    made.Free()
 
 
 class Derived(hiercoll.Intracomm):

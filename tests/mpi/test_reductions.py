@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -460,3 +460,81 @@ def test_what_cannot_be_widened(comm: MPI.Intracomm, how: Any, message: str) -> 
         hiercoll.allreduce(comm, np.ones(3), **how)
     with pytest.raises(hiercoll.ArgumentError, match="accumulate: expected"):
         hiercoll.allreduce(comm, np.ones(3, ">f2" if how["accumulate"] == "float32" else "f2"), **how)
+
+
+def _add(left: MPI.buffer, right: MPI.buffer, datatype: MPI.Datatype) -> None:
+    """Of every int32, or of those between which gaps of as many bytes lie."""
+    step = 1 + (datatype.size < datatype.extent)
+    ours, theirs = (np.frombuffer(each, np.int32) for each in (left, right))
+    theirs[::step] += ours[::step]
+
+
+@pytest.fixture
+def added() -> Iterator[MPI.Op]:
+    op = MPI.Op.Create(_add, commute=True)
+    yield op
+    op.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "native"])
+@pytest.mark.parametrize("form", ["allreduce_init", "iallreduce"])
+def test_datatypes_that_are_freed_before_the_call_is_over(
+    comm: MPI.Intracomm, added: MPI.Op, algorithm: str, form: str
+) -> None:
+    """Whose handles are another one's then (MPI 4.1, 5.1.9)."""
+    send, recv = np.arange(8, dtype=np.int32), np.full(8, -1, np.int32)
+    pair = MPI.INT32_T.Create_contiguous(2).Commit()
+    call = getattr(hiercoll, form)(comm, [send, 4, pair], [recv, 4, pair], op=added, algorithm=algorithm)
+    pair.Free()
+    other = MPI.INT32_T.Create_vector(1, 1, 1).Commit()
+    for _ in range(2 if form == "allreduce_init" else 1):
+        if form == "allreduce_init":
+            recv.fill(-1)
+            call()
+        else:
+            call.wait()
+        np.testing.assert_array_equal(recv, SIZE * send)
+    if form == "allreduce_init":
+        call.free()
+    other.Free()
+
+
+@pytest.mark.parametrize("how", [{"order": "fixed"}, {"algorithm": "ring"}, {"algorithm": "native"}])
+def test_what_lies_between_elements_stays(comm: MPI.Intracomm, added: MPI.Op, how: dict[str, str]) -> None:
+    """Of a datatype with gaps no byte is written that is none of its own (MPI 4.1, 5.1.1)."""
+    kind = MPI.INT32_T.Create_resized(0, 8).Commit()
+    send, expected = np.full((SIZE, 4, 2), 1, np.int32), np.full((4, 2), -1, np.int32)
+    send[..., 1], expected[:, 0] = 7777 + RANK, SIZE
+    one = [send[0], 4, kind]
+
+    def result(of: int = -1) -> tuple[Array, list[Any]]:
+        made = np.full((4, 2), -1, np.int32)
+        made[:, 0] = of
+        return made, [made, 4, kind]
+
+    for _ in range(3):  # new, kept, known
+        recv, spec = result()
+        hiercoll.allreduce(comm, one, spec, op=added, **how)
+        np.testing.assert_array_equal(recv, expected)
+    recv, spec = result(1)
+    hiercoll.allreduce(comm, MPI.IN_PLACE, spec, op=added, **how)
+    np.testing.assert_array_equal(recv, expected)
+    recv, spec = result()
+    hiercoll.iallreduce(comm, one, spec, op=added, **how).wait()
+    np.testing.assert_array_equal(recv, expected)
+    recv, spec = result()
+    with hiercoll.allreduce_init(comm, one, spec, op=added, **how) as plan:
+        for factor in (1, 2):
+            send[..., 0] = factor
+            plan()
+            np.testing.assert_array_equal(recv, expected * [factor, 1])
+    send[..., 0] = 1
+    if "algorithm" in how and how["algorithm"] == "ring":
+        how = {}
+    recv, spec = result()
+    hiercoll.reduce(comm, one, spec if RANK == 0 else None, op=added, **how)
+    np.testing.assert_array_equal(recv, expected if RANK == 0 else np.full((4, 2), -1))
+    recv, spec = result()
+    hiercoll.reduce_scatter(comm, [send, 4, kind], spec, op=added, **how)
+    np.testing.assert_array_equal(recv, expected)
+    kind.Free()

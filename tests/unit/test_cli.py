@@ -305,7 +305,7 @@ def test_timeline_files_that_cannot_be_written(run: Run, option: str) -> None:
         ("show alltoall", "Missing argument"),
         ("list gossip", "gossip"),
         ("verify", "name a collective (and an algorithm), or say --all"),
-        ("verify alltoall --all", "name a collective (and an algorithm), or say --all"),
+        ("verify alltoall --all", "a collective, --all and --combinations exclude each other"),
         ("verify alltoall brooke", "got 'brooke'"),
         ("verify alltoall bruck:radix=0", "at least 2, got 0"),
         ("verify alltoall bruck -l 3+0", "got '3+0'"),

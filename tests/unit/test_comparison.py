@@ -84,6 +84,15 @@ def test_words(native: float, words: str) -> None:
     assert said[3].startswith("    native / bruck: ") and said[3].endswith(f": {words}")
 
 
+def test_short_calls_get_no_verdict() -> None:
+    """It takes a report as long to see them."""
+    record = compared([kind(native=spread(6e-6, 60, 1), bruck=spread(3e-6, 60, 2))])
+    said = list(lines("alltoall", "program.py:3", record))
+    assert said[3].startswith("    native / bruck: ") and said[3].endswith(
+        "no verdict, since the report takes as long as such calls do"
+    )
+
+
 def test_few_calls_show_nothing() -> None:
     said = list(lines("alltoall", "program.py:3", compared([kind(native=[2.0] * 60, bruck=[1.0] * 6)])))
     assert said[-1] == "    native / bruck: 2.00 (too few calls for an interval)"

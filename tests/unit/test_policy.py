@@ -23,14 +23,15 @@ from hiercoll.collectives import (
     BCAST,
     COLLECTIVES,
     Collective,
+    Order,
     called,
 )
-from hiercoll.errors import ArgumentError, ParameterError, UnknownAlgorithmError
+from hiercoll.errors import ArgumentError, ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.model.machine import get_machine
 from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
-from hiercoll.tuner import Spread
+from hiercoll.tuner import Combining, Spread
 from hiercoll.tuning.budget import FIRST
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner
 from hiercoll.tuning.policy import AGAIN, ASKING, OF_A_KIND, PROBING, Policy, Wanted, forced_variants, size_class
@@ -149,6 +150,13 @@ def test_forms_of_native() -> None:
 
 
 # Forced and disabled
+
+
+def test_forced_native_keeps_to_the_order() -> None:
+    """As one that a call names: its order is not known."""
+    chosen = policy(forced={"allreduce": NATIVE_VARIANT})
+    with pytest.raises(ConstraintError, match="order 'any'"):
+        chosen.select(Wanted(ALLREDUCE, 64, False, combining=Combining(Order.FIXED, native=False)), "auto", {})
 
 
 def test_forced_algorithms_are_auto() -> None:

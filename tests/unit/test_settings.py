@@ -24,8 +24,18 @@ def test_switches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"HIERCOLL_{name}", word)
         assert SWITCHES[name]() is meant, word
     monkeypatch.setenv(f"HIERCOLL_{name}", "maybe")
-    with pytest.raises(ParameterError, match=f"HIERCOLL_{name}: expected 1 or 0, got 'maybe'"):
+    expected = "online, 1 or 0" if name == "LEARN" else "1 or 0"
+    with pytest.raises(ParameterError, match=f"HIERCOLL_{name}: expected {expected}, got 'maybe'"):
         SWITCHES[name]()
+
+
+def test_a_thread_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word, meant in (("", False), ("0", False), ("thread", True), ("Thread", True)):
+        monkeypatch.setenv("HIERCOLL_PROGRESS", word)
+        assert settings.wants_thread() is meant
+    monkeypatch.setenv("HIERCOLL_PROGRESS", "threads")
+    with pytest.raises(ParameterError, match="HIERCOLL_PROGRESS: expected thread or 0, got 'threads'"):
+        settings.wants_thread()
 
 
 def test_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
