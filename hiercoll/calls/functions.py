@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -1015,12 +1016,16 @@ def configure(
     session = get_session(comm)
     if tune is not None and tune not in LEARN:
         raise ParameterError("tune", "'online', 'off' or None", repr(tune), session.rank)
-    if timeout is not None and not (isinstance(timeout, int | float) and 0 <= timeout < float("inf")):
+    if timeout is not None and not _is_deadline(timeout):
         raise ParameterError("timeout", "a number of seconds, 0 for no deadline", repr(timeout), session.rank)
     session.use_table(table)
     session.policy.learn(LEARN[tune] if tune is not None else session.learns)
     if timeout is not None:
         session.set_timeout(float(timeout))
+
+
+def _is_deadline(seconds: Any) -> bool:
+    return isinstance(seconds, Real) and 0 <= float(seconds) < inf
 
 
 def _result(given: Any) -> Any:

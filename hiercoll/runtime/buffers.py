@@ -70,7 +70,9 @@ def equal_blocks(
     place = _device(session, message.buffer, argument, writable)
     data = Data(message.address + start, blocks, block, message.datatype, message.buffer, place=place)
     has_gaps = message.element.size < message.element.extent and not message.datatype.is_predefined
-    return _between_gaps(data, message.datatype) if combined and writable and block and has_gaps else data
+    if combined and writable and block and has_gaps and place == "host":  # devices do not combine such elements
+        return _between_gaps(data, message.datatype)
+    return data
 
 
 def _between_gaps(data: Data, datatype: MPI.Datatype) -> Data:

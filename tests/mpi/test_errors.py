@@ -308,6 +308,6 @@ def test_deadlines_do_not_disturb(comm: MPI.Intracomm, timeout: float) -> None:
     assert watch is not None and watch.number >= 10 and all(entry[SECONDS] is not None for entry in watch.record)
     hiercoll.configure(comm, timeout=0)
     assert get_session(comm).watch is None
-    for wrong in (-1, float("inf")):
+    for wrong in (-1, float("inf"), "x", [1]):
         with pytest.raises(ParameterError, match="timeout"):
             hiercoll.configure(comm, timeout=wrong)
