@@ -88,6 +88,7 @@ def test_within_a_node(comm: MPI.Intracomm) -> None:
 @several
 def test_deadline(comm: MPI.Intracomm) -> None:
     """Of a rank that does not answer, the other one says so; what MPI may still write to is kept."""
+    get_session(WORLD)  # which all ranks make together
     topology = on(2)
     watch = Watch(0.3, "0" * 16, RANK, topology.node_of, range(SIZE), lambda what: None)
     before = len(plan.abandoned)
