@@ -78,7 +78,7 @@ def equal_blocks(
 def _between_gaps(data: Data, datatype: MPI.Datatype) -> Data:
     """Elements that are combined in a copy, with whatever lies between their parts there; the parts come back."""
     copied = put_aside(data)
-    own = own_datatype(datatype, copied.owner)
+    own = own_datatype(datatype)
     elements = data.nbytes // datatype.extent
     packed = np.empty(own.Pack_size(elements, MPI.COMM_SELF), np.uint8)
     theirs, ours = (MPI.buffer.fromaddress(address, data.nbytes) for address in (data.address, copied.address))
@@ -315,7 +315,7 @@ def copied_blocks(
     lying = _lying(session, message, blocks, argument)
     sizes = np.array([each.nbytes for each in lying.blocks], np.int64)
     data = np.empty(int(sizes.sum()), np.uint8)
-    lying = lasting(lying, data)
+    lying = lasting(lying)
 
     def start(outward: bool) -> Transfer:
         return Now(copying(lying, data, outward=outward), data)

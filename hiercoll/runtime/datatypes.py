@@ -116,14 +116,14 @@ def _subarray(inner: MPI.Datatype, how: dict[str, Any]) -> Pieces:
     return moved(pieces, offset)
 
 
-def own_datatype(datatype: MPI.Datatype, owner: object) -> MPI.Datatype:
-    """A duplicate, as long as there is the ``owner``: a program may free its own one while a call is under way, or a
-    plan that it has made (MPI 4.1, 5.1.9), and its handle may be another one's then."""
+def own_datatype(datatype: MPI.Datatype) -> MPI.Datatype:
+    """A duplicate that is freed with this object: a program may free its own one while a call is under way, or after it
+    has made a plan (MPI 4.1, 5.1.9), and its handle may be another one's then."""
     own = datatype.Dup()
-    finalize(owner, _free, own).atexit = False
+    finalize(own, _free, own.handle).atexit = False
     return own
 
 
-def _free(datatype: MPI.Datatype) -> None:
+def _free(handle: int) -> None:
     if not MPI.Is_finalized():
-        datatype.Free()
+        MPI.Datatype.fromhandle(handle).Free()

@@ -118,10 +118,9 @@ class PlanFactory:
 
         Raises BufferSizeError, ParameterError and ConstraintError on all ranks alike, DeviceMemoryError.
         """
-        if request.operation is not None and request.operation is not (how := request.operation.lasting):
-            plan = self.make(replace(request, operation=how), lifetime, traced=traced)
-            plan.keep_alive(how)
-            return plan
+        how = None if request.operation is None else request.operation.lasting
+        if how is not request.operation:
+            request = replace(request, operation=how)
         # All ranks come here for a plan that a program holds. Some know a call, for which it must stay as it is.
         is_found_out_once = request.transport.shared and lifetime is not Lifetime.HELD
         if is_found_out_once and request.common in self._roomless:
@@ -141,6 +140,7 @@ class PlanFactory:
             request.place(plan.move)
             plan.tags = self._tags(schedule)
         plan.frame(request.before, request.after)
+        plan.keep_alive(how)
         if lifetime is Lifetime.BACKGROUND:
             plan.guests = request.owners
         elif lifetime is not Lifetime.KEPT:

@@ -43,7 +43,6 @@ class Operation:
     is_exact: bool
     on_device: Reduction | None = None
     narrow: np.dtype[Any] | None = None
-    is_lasting: bool = False  # see `lasting`
 
     @property
     def given_item(self) -> int:
@@ -60,11 +59,7 @@ class Operation:
     @property
     def lasting(self) -> Operation:
         """The same for a plan: with a datatype of its own, unless it is one of MPI's (see `own_datatype`)."""
-        if self.is_lasting or self.datatype.is_predefined:
-            return self
-        kept = replace(self, is_lasting=True)
-        object.__setattr__(kept, "datatype", own_datatype(self.datatype, kept))
-        return kept
+        return self if self.datatype.is_predefined else replace(self, datatype=own_datatype(self.datatype))
 
     def combining(self, pieces: Pieces) -> partial[None]:
         """What puts left (+) right into the target, piece by piece."""

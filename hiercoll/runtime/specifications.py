@@ -303,13 +303,13 @@ def apart(message: Message | TypedMessage, blocks: int) -> Apart:
     return Apart(message.address, message.nbytes, tuple(map(Block, places, counts, elements)), datatypes)
 
 
-def lasting(blocks: Apart, owner: npt.NDArray[np.uint8]) -> Apart:
-    """The same, to be copied as long as there is the ``owner``: with datatypes of one's own, where only MPI knows where
-    bytes lie (see `own_datatype`)."""
+def lasting(blocks: Apart) -> Apart:
+    """The same, to be copied later: with datatypes of its own, where only MPI knows where bytes lie (see
+    `own_datatype`)."""
     if all(each.element.pieces is not None for each in blocks.blocks):
         return blocks
     pairs = zip(blocks.blocks, blocks.datatypes, strict=True)
-    return blocks._replace(datatypes=[own_datatype(each, owner) if block.nbytes else each for block, each in pairs])
+    return blocks._replace(datatypes=[own_datatype(each) if block.nbytes else each for block, each in pairs])
 
 
 class EngineCopy:
