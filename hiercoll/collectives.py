@@ -27,6 +27,8 @@ Tokens: TypeAlias = "npt.NDArray[np.int64]"
 End: TypeAlias = Literal["send", "recv"]
 Made = TypeVar("Made")
 UNDEFINED = -1
+# In place of the name of an algorithm, or of a transport: what hiercoll finds best, and the MPI library's own.
+AUTO, NATIVE = "auto", "native"
 
 
 class Holds(Enum):

@@ -16,9 +16,7 @@ import json
 import os
 import re
 import stat
-import sys
 import time
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,12 +31,12 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll import settings
-from hiercoll.collectives import COLLECTIVES, called, tuned
-from hiercoll.errors import LearnedWarning, TableError
+from hiercoll.collectives import COLLECTIVES, NATIVE, called, tuned
+from hiercoll.errors import TableError
+from hiercoll.folders import listed, places, places_of, plain, ranks_of, warn
 from hiercoll.model.adapters import adapters
 from hiercoll.tables import (
     MEMORIES,
-    NATIVE,
     NATIVE_VARIANT,
     Choice,
     Entry,
@@ -64,7 +62,6 @@ STALE = 24 * 3600.0  # seconds after which nobody goes on with a file that is ha
 
 _variants: dict[str, Variant] = {}  # by what a file says; files of many jobs name the same few
 _LAYOUT = re.compile(r"(?:(\d{1,7})x(\d{1,7})|(\d{1,7}(?:\+\d{1,7})*))(?::(cyclic|irregular)(?:=([0-9a-f]{12}))?)?")
-_FOLDER = re.compile(r"[^_]+_(\d{1,7})_[^_]+_[a-z]+_[0-9a-f]{12}")  # see `Setting.folder`
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\+00:00)?")
 
 Key: TypeAlias = tuple[str, int, bool]  # collective, size, in place
@@ -89,7 +86,7 @@ class Setting:
     @property
     def folder(self) -> str:
         """The name of its sub-folder: one to read, and a digest that no other setting has."""
-        return f"{_plain(self.mpi)}_{self.ranks}_{_plain(self.layout)}_{self.memory}_{_digest(asdict(self))}"
+        return f"{plain(self.mpi)}_{self.ranks}_{plain(self.layout)}_{self.memory}_{_digest(asdict(self))}"
 
 
 @dataclass(frozen=True)
@@ -167,23 +164,17 @@ def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
     """The sizes of communicators for which there may be something, with this MPI library: from the names in one folder,
     so that a program for which there is nothing reads no files; and from what this job has not written yet."""
     own = [] if folder is not None else [setting for setting in list(_job_files) if setting.mpi == mpi]
-    found = (_ranks_of(place.name) for place in _places_of(mpi, _base(folder)))
+    found = (ranks_of(place.name) for place in places_of(mpi, _base(folder)))
     return frozenset([*found, *(setting.ranks for setting in own)])
 
 
 def gaining_ranks(mpi: str, most: int) -> frozenset[int]:
     """Those, up to ``most``, for which something is known that is faster than the MPI library's own."""
-    places = [place for place in _places_of(mpi, settings.learned_folder()) if _ranks_of(place.name) <= most]
-    found = [setting for place in places for setting in _gaining(place, _changed(place))]
+    folders = [place for place in places_of(mpi, settings.learned_folder()) if ranks_of(place.name) <= most]
+    found = [setting for place in folders for setting in _gaining(place, _changed(place))]
     files = [file for file in list(_job_files.values()) if file.setting.mpi == mpi and file.setting.ranks <= most]
     own = [file.setting for file in files if _gains(file.lessons)]
     return frozenset(setting.ranks for setting in [*found, *own])
-
-
-def _ranks_of(folder: str) -> int:
-    """Of a setting with a sub-folder of this name; 0 if it is the name of something else."""
-    match = _FOLDER.fullmatch(folder)
-    return int(match[1]) if match else 0
 
 
 def _gains(lessons: Iterable[Lesson]) -> bool:
@@ -220,7 +211,7 @@ def read(setting: Setting, folder: Path | None = None) -> Lessons:
 def read_all(folder: Path | None = None) -> Known:
     """All that is known, by setting; see `read`."""
     known: Known = {}
-    for place in _places(_base(folder)):
+    for place in places(_base(folder)):
         known |= _gathered(place)
     return {setting: lessons for setting, lessons in known.items() if lessons}
 
@@ -237,30 +228,9 @@ def _base(folder: Path | None) -> Path | None:
     return settings.learned_folder() if folder is None else folder
 
 
-def _listed(folder: Path | None) -> list[str]:
-    """The names in a folder, in order; none if there is no such folder."""
-    try:
-        return [] if folder is None else sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        _warn("read", f"{folder}: {error.strerror}; what earlier jobs have learned there is not used")
-        return []
-
-
-def _places(base: Path | None) -> list[Path]:
-    """The sub-folders of settings."""
-    return [base / name for name in _listed(base) if _ranks_of(name)] if base is not None else []
-
-
-def _places_of(mpi: str, base: Path | None) -> list[Path]:
-    """Those of one MPI library."""
-    return [place for place in _places(base) if place.name.startswith(f"{_plain(mpi)}_")]
-
-
 def _files(place: Path) -> list[Path]:
     """The files of a setting, oldest first: their names begin with a date."""
-    return [place / name for name in _listed(place) if name.endswith(".json") and not name.startswith(".")]
+    return [place / name for name in listed(place) if name.endswith(".json") and not name.startswith(".")]
 
 
 def _gathered(place: Path) -> Known:
@@ -285,7 +255,7 @@ def _gathered(place: Path) -> Known:
             break
     if wrong:
         others = f" (and {len(wrong) - 1} more there)" if len(wrong) > 1 else ""
-        _warn("read", f"{wrong[0]}{others}; what earlier jobs have learned there is not used")
+        warn("read", f"{wrong[0]}{others}; what earlier jobs have learned there is not used")
     return known
 
 
@@ -437,7 +407,7 @@ class JobFile:
             if sound is None:
                 raise TableError("what was learned", "lesson", "an algorithm for calls", repr(lesson.variant.key))
         except TableError as error:
-            _warn("keep", f"{error}; it is not kept")
+            warn("keep", f"{error}; it is not kept")
             return
         with self._lock:
             before = self._lessons.get(lesson.key)
@@ -468,7 +438,7 @@ class JobFile:
             write_whole(self.path, _dumped(self.setting, self._lessons.values()))
             self._waits = False
         except OSError as error:
-            _warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
+            warn("keep", f"{error.filename or self.path}: {error.strerror}; what this job learns is not kept")
         now = time.perf_counter()
         self._next = now + PATIENCE * (now - begin)
 
@@ -502,7 +472,7 @@ def flush() -> None:
 def forget(folder: Path | None = None) -> int:
     """Delete what jobs have learned, and say how many files that were. Raises OSError."""
     count = 0
-    for place in _places(_base(folder)):
+    for place in places(_base(folder)):
         for path in [*_files(place), *place.glob(".*.tmp")]:
             path.unlink(missing_ok=True)
             count += path.suffix == ".json"
@@ -543,7 +513,7 @@ def write_whole(path: Path, text: str) -> None:
 def _stamp() -> str:
     """A name that no other job gives its file, and that sorts by the time."""
     date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    return f"{date}_{_plain(os.uname().nodename)}_{os.getpid()}_{_token()}"
+    return f"{date}_{plain(os.uname().nodename)}_{os.getpid()}_{_token()}"
 
 
 def _token() -> str:
@@ -662,26 +632,6 @@ def _choices(lessons: list[Lesson]) -> tuple[Choice, ...]:
 
 
 # ---- small things
-
-
-_warned: set[str] = set()  # in what this process has had a problem: "read", "keep"
-
-
-def _warn(what: str, problem: str) -> None:
-    """Once in a process, and never as an error, whatever the filters say: this happens on one rank, in the middle of
-    calls in which the others wait for it."""
-    if what in _warned:
-        return
-    _warned.add(what)
-    try:
-        warnings.warn(LearnedWarning(problem), stacklevel=2)
-    except LearnedWarning:
-        print(f"LearnedWarning: {problem}", file=sys.stderr)
-
-
-def _plain(text: str) -> str:
-    """The text as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9.+=-]+", "-", text)[:60]
 
 
 def _digest(value: Any) -> str:

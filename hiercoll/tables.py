@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hiercoll import settings
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
 from hiercoll.algorithms.registry import spelled
-from hiercoll.collectives import COLLECTIVES, tuned
+from hiercoll.collectives import AUTO, COLLECTIVES, NATIVE, tuned
 from hiercoll.errors import ArgumentError, MachineError, TableError
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
-from hiercoll.schedule.transports import AUTO, parse_transport
+from hiercoll.schedule.transports import parse_transport
 from hiercoll.topology import MOST_RANKS, Topology
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "hiercoll table", 1
 MODEL = "model"  # in place of a table's name
-NATIVE = "native"
 NATIVE_FORMS = ("nonblocking", "persistent")  # besides the blocking one; the second for plans only
 # Libraries, and forms of their own collectives, that deliver wrong data. Intel MPI 2021.18.1 on 8 ranks of one host,
 # started again and again by mpi4py alone: Allgather_init of 8 bytes is wrong, and crashes with 1 KiB; Bcast_init of

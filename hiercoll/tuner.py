@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
 from hiercoll.algorithms.registry import Value, automatic, tried
-from hiercoll.collectives import COLLECTIVES, Order, Sizes
+from hiercoll.collectives import COLLECTIVES, NATIVE, Order, Sizes
 from hiercoll.model.cost import DEFAULT_LINKS, Links, RankCounts, count_rank, predict
 from hiercoll.schedule import Schedule
 from hiercoll.statistics import median
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, Entry, Table, Variant
+from hiercoll.tables import NATIVE_VARIANT, Entry, Table, Variant
 from hiercoll.topology import Topology, parse_layout
 
 if TYPE_CHECKING:  # few programs are told of a machine, and all would wait for what models it

@@ -38,8 +38,8 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.cli.common import SizesType
 from hiercoll.collectives import COLLECTIVES, Collective
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session, known_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.tools.cores import Cores
 from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted

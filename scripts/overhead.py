@@ -29,8 +29,8 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll import settings
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.statistics import quartiles
 from hiercoll.tables import COLD, ROW, SINGLE, Choice, Entry, Table, Variant
 from hiercoll.tools.bench import provenance

@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.runtime.native import mpi_library
+from hiercoll.runtime.library import mpi_library
 from hiercoll.tools.cores import Cores
 
 WORLD = MPI.COMM_WORLD

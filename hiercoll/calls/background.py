@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from hiercoll import settings
+from hiercoll.collectives import NATIVE
 from hiercoll.errors import ThreadError
 from hiercoll.runtime import progress
-from hiercoll.runtime.checking import Describe
-from hiercoll.runtime.engines import Pending
-from hiercoll.runtime.plan import Plan, abandoned
-from hiercoll.runtime.session import Session
+from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.watch import BEGAN, SECONDS
-from hiercoll.tables import NATIVE
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.checking import Describe
+    from hiercoll.runtime.engines import Pending
+    from hiercoll.runtime.plan import Plan
+    from hiercoll.runtime.session import Session
 
 
 class BackgroundCall:

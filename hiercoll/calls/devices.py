@@ -11,7 +11,7 @@ from hiercoll.collectives import Collective
 from hiercoll.cuda import device_at
 from hiercoll.cuda.arrays import new_like, stream_of
 from hiercoll.errors import BufferTypeError
-from hiercoll.runtime.request import Arguments
+from hiercoll.runtime.arguments import Arguments
 
 Place: TypeAlias = "tuple[object, ...]"
 

@@ -12,23 +12,23 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.calls.aliases import operation_and_order, uneven_alias, uses_device
+from hiercoll.calls.aliases import uneven_alias
 from hiercoll.calls.background import BackgroundCall, begun, waitall
 from hiercoll.calls.devices import new_on_device
-from hiercoll.calls.known import begin_known, call_known, known_by_name, remember_typed, run_known_on_device
+from hiercoll.calls.given import operation_and_order, uses_device
+from hiercoll.calls.known import begin_known, call_known, known_by_name, run_known_on_device
+from hiercoll.calls.native import own_method, serve_first, serve_native
 from hiercoll.calls.plain import is_plain, new_result
+from hiercoll.calls.routes import remember_typed
 from hiercoll.calls.serving import (
     begin,
     checked_request,
     hold,
     learner_of_plain,
     learner_of_unknown,
-    own_method,
     remember_plain,
     repeat,
     serve,
-    serve_first,
-    serve_native,
     serve_plain,
     serve_unknown_sizes,
     sizes_are_unknown,
@@ -40,10 +40,12 @@ from hiercoll.collectives import (
     ALLTOALL,
     ALLTOALLV,
     ALLTOALLW,
+    AUTO,
     BARRIER,
     BCAST,
     GATHER,
     GATHERV,
+    NATIVE,
     REDUCE,
     REDUCE_SCATTER,
     REDUCE_SCATTERV,
@@ -55,15 +57,14 @@ from hiercoll.cuda import is_device_array
 from hiercoll.errors import BufferTypeError, ParameterError
 from hiercoll.memory.arrays import host_buffer
 from hiercoll.runtime import compiled, native, progress
+from hiercoll.runtime.arguments import LIMIT, Arguments
 from hiercoll.runtime.beginning import Beginning
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import by_handle, first_calls, get_session, get_topology
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.reading import make_request
-from hiercoll.runtime.request import LIMIT, Arguments
 from hiercoll.runtime.session import Session
-from hiercoll.schedule.transports import AUTO
-from hiercoll.tables import NATIVE, Table
+from hiercoll.tables import Table
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 MOST_SOUND = 256  # calls of which it is remembered

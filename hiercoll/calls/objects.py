@@ -16,20 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from hiercoll.collectives import GATHER, SCATTER, Collective
+from hiercoll.collectives import GATHER, NATIVE, SCATTER, Collective
+from hiercoll.runtime.arguments import Mode
 from hiercoll.runtime.compiled import observers
 from hiercoll.runtime.lifetime import by_handle
-from hiercoll.runtime.request import Mode
-from hiercoll.tables import NATIVE
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 FIRST = 256  # bytes of a first message: 8 of the size, and the object's first ones
 ALIGNED = 64  # bytes, of which the places of buffers that are out of band are multiples
 

@@ -8,9 +8,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.collectives import Collective, Holds
+from hiercoll.runtime.arguments import Arguments
 from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.operations import find_operation
-from hiercoll.runtime.request import Arguments
 from hiercoll.runtime.session import Session
 
 PLAIN = frozenset("bBhHiIlLqQfd")  # types of elements, as NumPy spells them

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from time import monotonic
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpi4py import MPI
 
 from hiercoll.calls.background import Again, BackgroundCall
 from hiercoll.runtime import progress
-from hiercoll.runtime.checking import Describe
-from hiercoll.runtime.plan import Plan
-from hiercoll.runtime.session import Session, duplicate
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.checking import Describe
+    from hiercoll.runtime.plan import Plan
+    from hiercoll.runtime.session import Session
 
 PATIENCE = 10.0  # seconds until a call that has failed, and that nobody asks for, ends the job
 NOTHING = [None, 0, MPI.BYTE]
@@ -29,6 +31,8 @@ NOTHING = [None, 0, MPI.BYTE]
 @cache
 def _self() -> MPI.Intracomm:
     """Where the sends are. Under the lock: two threads would each make one."""
+    from hiercoll.runtime.session import duplicate
+
     return duplicate(MPI.COMM_SELF)
 
 

@@ -5,7 +5,6 @@ Functions and drop-in communicators both come here, with calls that are not `kno
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,8 +14,9 @@ from typing import TypeAlias, TypeVar
 
 from mpi4py import MPI
 
-from hiercoll.calls.aliases import are_arrays, arrays_of, operation_and_order, suits_mpi4py, uneven_alias, uses_device
+from hiercoll.calls.aliases import uneven_alias
 from hiercoll.calls.background import BackgroundCall
+from hiercoll.calls.given import are_arrays, arrays_of, operation_and_order, suits_mpi4py, uses_device
 from hiercoll.calls.known import (
     Copied,
     by_name,
@@ -26,27 +26,28 @@ from hiercoll.calls.known import (
     known_call,
     remember,
     remember_begun,
-    remember_native,
     remember_plan,
-    remember_typed,
     run_copied,
     run_kept,
     run_known_on_device,
 )
+from hiercoll.calls.native import own_method, serve_native
 from hiercoll.calls.plain import by_bytes, is_plain
-from hiercoll.collectives import Collective, Sizes
+from hiercoll.calls.routes import remember_typed
+from hiercoll.collectives import NATIVE, Collective, Sizes
 from hiercoll.cuda.arrays import NO_PRODUCERS
 from hiercoll.errors import ArgumentError, ConstraintError
 from hiercoll.runtime import progress
-from hiercoll.runtime.beginning import Beginning
+from hiercoll.runtime.arguments import LIMIT, NO_PARAMS, Arguments, Mode, spelled
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.factory import Lifetime
 from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.reading import make_request, own_spread, served_by, within_reach
-from hiercoll.runtime.request import LIMIT, NO_PARAMS, Arguments, Mode, Request, spelled
+from hiercoll.runtime.request import Request
 from hiercoll.runtime.session import Session
-from hiercoll.tables import NATIVE, NATIVE_VARIANT
-from hiercoll.tuning.learning import Learner, count
+from hiercoll.tables import NATIVE_VARIANT
+from hiercoll.tuning.budget import count
+from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted
 
 Made = TypeVar("Made")
@@ -85,13 +86,6 @@ def serve(session: Session, request: Request, given: Arguments, native: Native =
     if request.learner is None:
         return or_native(session, partial(_serve, session, given), request)
     return _serve_learning(session, request.collective, given, request.learner, lambda: request, native)
-
-
-def own_method(state: Session | Beginning, collective: Collective, given: Arguments) -> Callable[[], object]:
-    """mpi4py's own call."""
-    buffers = (given.send, given.recv)[2 - collective.buffers :]
-    more = [getattr(given, name) for name in collective.more]
-    return partial(getattr(state.user, collective.native), *buffers, *more)
 
 
 def learner_of_plain(session: Session, collective: Collective, given: Arguments) -> Learner | None:
@@ -269,32 +263,6 @@ def _serve_at_length(session: Session, given: Arguments, request: Request) -> tu
             raise
         by_name = given._replace(algorithm=NATIVE, params=NO_PARAMS)
         return _serve(session, by_name, replace(request, variant=NATIVE_VARIANT, learner=None)), False
-
-
-def serve_first(first: Beginning, collective: Collective, given: Arguments, native: Callable[[], object]) -> None:
-    """Leave a call to the MPI library, ``native``, on a communicator on which hiercoll is not set up."""
-    run_native(native, first.tally)
-    remember_native(first, collective, given, None)
-    first.served()
-
-
-def serve_native(
-    session: Session, collective: Collective, given: Arguments, native: Callable[[], object], tally: array[int] | None
-) -> None:
-    """Leave a call by "auto" to the MPI library, ``native``, and let it serve such calls, as many as are left; all of
-    them without a ``tally``."""
-    run_native(native, tally)
-    remember_native(session, collective, given, tally)
-
-
-def run_native(native: Callable[[], object], tally: array[int] | None) -> None:
-    """The MPI library's own collective, counted, if there is a ``tally``."""
-    if progress.active:
-        progress.before_blocking()
-    begin = perf_counter()
-    native()
-    if tally is not None:
-        count(tally, perf_counter() - begin)
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:

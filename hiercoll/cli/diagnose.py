@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hiercoll.cli.common import main
-from hiercoll.runtime.watch import diagnose as lines_of
+from hiercoll.tools.diagnosis import diagnose as lines_of
 
 
 @main.command()

@@ -14,10 +14,9 @@ from rich.table import Table as Grid
 
 from hiercoll import settings
 from hiercoll.cli.common import wide_console
-from hiercoll.collectives import COLLECTIVES, Sizes
+from hiercoll.collectives import COLLECTIVES, NATIVE, Sizes
 from hiercoll.errors import ArgumentError, LearnedWarning
 from hiercoll.learned import Known, Lesson, Setting, read_all, setting_of
-from hiercoll.tables import NATIVE
 from hiercoll.topology import Topology
 from hiercoll.tuner import is_able
 from hiercoll.tuning.policy import size_class

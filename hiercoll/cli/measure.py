@@ -30,8 +30,9 @@ from hiercoll.cli.common import (
     wide_console,
     world,
 )
+from hiercoll.collectives import NATIVE
 from hiercoll.errors import ArgumentError
-from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, ROW, SINGLE, TIMINGS, Variant, describe_timing
+from hiercoll.tables import NATIVE_FORMS, NATIVE_VARIANT, ROW, SINGLE, TIMINGS, Variant, describe_timing
 from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:

@@ -33,13 +33,13 @@ from hiercoll.cli.common import (
     tell_once,
     world,
 )
-from hiercoll.collectives import COLLECTIVES
+from hiercoll.collectives import COLLECTIVES, NATIVE
 from hiercoll.model.cost import count_rank
 from hiercoll.model.goal import to_goal
 from hiercoll.model.simulate import Event, count_rounds, simulate
 from hiercoll.schedule import Join, Schedule
 from hiercoll.schedule.transports import named
-from hiercoll.tables import NATIVE, NATIVE_FORMS
+from hiercoll.tables import NATIVE_FORMS
 from hiercoll.tools.proving import ALL_LAYOUTS, Case, Outcome, cases, decide_all, every_algorithm, generate
 from hiercoll.tools.timeline import matrix_text, to_svg, to_trace
 from hiercoll.topology import LAYOUT_HELP, Topology, parse_layout

@@ -33,13 +33,12 @@ from hiercoll.cli.common import (
     world,
 )
 from hiercoll.cli.learned import append_lines, learned_folder, learned_words, lessons_for, print_learned, read_learned
-from hiercoll.collectives import COLLECTIVES, Order, Sizes, called, tuned
+from hiercoll.collectives import COLLECTIVES, NATIVE, Order, Sizes, called, tuned
 from hiercoll.errors import ArgumentError, TableError
 from hiercoll.learned import forget, table_of, write_whole
 from hiercoll.model.cost import Links
 from hiercoll.model.machine import get_machine
 from hiercoll.tables import (
-    NATIVE,
     OLD,
     PLAN,
     SINGLE,

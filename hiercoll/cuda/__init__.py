@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hiercoll.cuda.arrays import is_device_array
-from hiercoll.cuda.device import Device
-from hiercoll.cuda.mappings import clear_all
-from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import NEEDED, DeviceError
 
-__all__ = ["Device", "DeviceMemory", "arrays", "bind", "device_at", "is_device_array", "unmap", "use"]
+if TYPE_CHECKING:
+    from hiercoll.cuda.device import Device
+
+__all__ = ["arrays", "bind", "device_at", "is_device_array", "unmap", "use"]
 
 Provider: TypeAlias = "Callable[[int], Device]"
 
@@ -82,6 +82,8 @@ def unmap(comm: Any) -> None:
     """End all mappings of other processes' device memory in this process; those that are needed again are made anew.
     When it returns, no rank of ``comm`` has any left, and memory that was exchanged may be given back to the driver
     (by ``torch.cuda.empty_cache()``, say); CUDA leaves open what happens if others still have it mapped. Collective."""
+    from hiercoll.cuda.mappings import clear_all
+
     clear_all()
     comm.Barrier()
 

@@ -5,7 +5,7 @@
  * library. Messages are begun anew at each start, relative to bases that each start may have others of: what has been
  * compiled for one pair of buffers runs on every other one.
  *
- * A program is an array of 64-bit words, made by compiled.py; see `enum kind`. They are done one after the other; or,
+ * A program is an array of 64-bit words, made by programs.py; see `enum kind`. They are done one after the other; or,
  * where there is a flow of steps, a step's words are done as soon as all steps that it needs are complete. */
 
 #include "_engine.h"

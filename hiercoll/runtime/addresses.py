@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hiercoll.cuda import DeviceMemory
+from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import DeviceError
 from hiercoll.memory import HANDLE_BYTES, Array
 from hiercoll.schedule import BufferName

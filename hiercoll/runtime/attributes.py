@@ -13,12 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hiercoll.runtime import compiled
-
-
-def may_copy() -> bool:
-    """Whether the MPI library copies attributes in duplicates alone, which all ranks make in the same order as other
-    calls. Open MPI does in `Create_group`, too, which a thread may call while another one makes the first call."""
-    return MPI.get_vendor()[0] != "Open MPI"
+from hiercoll.runtime.library import may_copy
 
 
 class Attribute:

@@ -8,26 +8,29 @@ that learning may cost of the time of these calls pays for that, or when a call 
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from math import inf
 from time import monotonic, perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
-from hiercoll.learned import gaining_ranks
+from hiercoll.folders import places_of, ranks_of
 from hiercoll.runtime import compiled, progress
-from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.checking import wait_for
-from hiercoll.runtime.memories import Memories
-from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.watch import Watch
-from hiercoll.topology import Topology
+from hiercoll.runtime.library import mpi_library
 from hiercoll.tuning.budget import SHARE, Before, in_common
-from hiercoll.tuning.policy import Policy
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.memories import Memories
+    from hiercoll.runtime.watch import Watch
+    from hiercoll.topology import Topology
+    from hiercoll.tuning.policy import Policy
 
 FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 FIRST = 48  # calls before ranks look at their time: an agreement may cost as much as two short calls
@@ -39,8 +42,6 @@ SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
 LOOKS = 2  # agreements that a look at times costs as much as, until that is known
 LOOK = 1.0  # seconds after which files are looked for again
-MEMORIES = Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
-
 
 # What a rank may wish, or have.
 IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_THREADS = 1, 2, 4, 8, 16
@@ -72,20 +73,41 @@ class Alike:
     def __init__(self, rank: int, size: int) -> None:
         self.routes = compiled.make_routes(_cannot_fail, rank, size)  # their calls, by arguments
         self.routes.open(True)
-        self.topology = Topology((0,) * size)  # not known yet: as if there were one node
-        self.policy = Policy(rank, self.topology, "", True, list, list)  # native for everything
         self.sound: set[object] = set()  # see Session
         self.choices = until_changed()  # which they never are
+        self._rank, self._size = rank, size
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Not known yet: as if there were one node."""
+        from hiercoll.topology import Topology
+
+        return Topology((0,) * self._size)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Native for everything."""
+        from hiercoll.tuning.policy import Policy
+
+        return Policy(self._rank, self.topology, "", True, list, list)
 
 
 _alike = lru_cache(64)(Alike)
+
+
+@cache
+def _memories() -> Memories:
+    """What `make_request` asks for the places of buffers."""
+    from hiercoll.runtime.agreement import Agreement
+    from hiercoll.runtime.memories import Memories
+
+    return Memories(lambda: MPI.COMM_SELF, Agreement(0, np.copy, np.copy, lambda what: None), 0, 1)
 
 
 class Beginning:
     """A communicator on which hiercoll is not set up; so far as `make_request` asks, it is like a session."""
 
     stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
-    memories = MEMORIES
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
@@ -108,9 +130,23 @@ class Beginning:
         self.tally = array("q", (self._calls, 0)) if tally is None else tally
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.meeting = _meeting
-        alike = _alike(self.rank, self.size)
-        self.routes, self.topology, self.policy, self.sound = alike.routes, alike.topology, alike.policy, alike.sound
-        self.choices = alike.choices
+        self._alike = alike = _alike(self.rank, self.size)
+        self.routes, self.sound, self.choices = alike.routes, alike.sound, alike.choices
+
+    @property
+    def topology(self) -> Topology:
+        """See `Alike`."""
+        return self._alike.topology
+
+    @property
+    def policy(self) -> Policy:
+        """See `Alike`."""
+        return self._alike.policy
+
+    @property
+    def memories(self) -> Memories:
+        """See `Session`."""
+        return _memories()
 
     def goes_on(self, known: float) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
@@ -149,6 +185,24 @@ class Beginning:
             self.since = 0.0
 
 
+def world_ranks(comm: MPI.Intracomm) -> list[int]:
+    """The ranks of MPI_COMM_WORLD that the ranks of ``comm`` have."""
+    from hiercoll.topology import translated
+
+    return translated(range(comm.size), comm, MPI.COMM_WORLD)
+
+
+def first_watch(comm: MPI.Intracomm, seconds: float) -> Watch | None:
+    """What keeps a deadline before anything is known of the ranks; None where there is none."""
+    if not seconds:
+        return None
+    from hiercoll.runtime.watch import UNKNOWN, Watch
+
+    world = world_ranks(comm)
+    name = f"{zlib.crc32(repr(world).encode()):08x}"
+    return Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None)
+
+
 _meeting = 0.0  # seconds that ranks last took to agree on wishes
 
 
@@ -157,7 +211,8 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, nbytes: int, *, is_first: bo
     has one; ``nbytes``: of this rank in the first call, as far as it is known; ``is_first``: hiercoll has not been set
     up on this rank yet. Raises CollectiveTimeout and CollectiveFailed. Collective."""
     global _meeting
-    own = _wishes(comm) | _length_of(nbytes) | IS_FIRST * is_first | HAS_THREADS * progress.other_threads()
+    own = _wishes(comm, is_first=is_first) | _length_of(nbytes)
+    own |= IS_FIRST * is_first | HAS_THREADS * progress.other_threads()
     wishes = np.array(own, np.int64)
     since = perf_counter()
     if comm.size > 1:
@@ -173,7 +228,7 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, nbytes: int, *, is_first: bo
 _seen: tuple[float, int, bool, frozenset[int]] = (-LOOK, 0, False, frozenset())
 
 
-def _wishes(comm: MPI.Intracomm) -> int:
+def _wishes(comm: MPI.Intracomm, *, is_first: bool) -> int:
     """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have found.
     Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
@@ -183,9 +238,19 @@ def _wishes(comm: MPI.Intracomm) -> int:
         return wishes
     now, most = monotonic(), max(comm.size, MPI.COMM_WORLD.size)
     if now > _seen[0] + LOOK or most > _seen[1]:
-        _seen = (now, most, settings.own_table() is not None, gaining_ranks(mpi_library(), most))
+        _seen = (now, most, settings.own_table() is not None, _gaining(most, is_first=is_first))
     _, _, has_table, gaining = _seen
     return wishes | HAS_TABLE * has_table | sum({_learned_on(size) for size in gaining})
+
+
+def _gaining(most: int, *, is_first: bool) -> frozenset[int]:
+    """Numbers of ranks, up to ``most``, for which something is known that is faster than native."""
+    places = places_of(mpi_library(), settings.learned_folder())
+    if is_first and not any(ranks_of(place.name) <= most for place in places):
+        return frozenset()
+    from hiercoll.learned import gaining_ranks
+
+    return gaining_ranks(mpi_library(), most)
 
 
 def _cannot_fail(*_: object) -> None:

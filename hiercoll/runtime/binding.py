@@ -19,11 +19,12 @@ from mpi4py import MPI
 from hiercoll.errors import PlanError
 from hiercoll.memory import Layout, Memory, common_pieces
 from hiercoll.runtime.addresses import Addresses
-from hiercoll.runtime.compiled import Compiled, load
+from hiercoll.runtime.compiled import load
 from hiercoll.runtime.engines import Dataflow, Flags, Message, Notice, Part, Section, free_parts
 from hiercoll.runtime.engines import Sequence as InSequence
 from hiercoll.runtime.messages import INT_MAX, Datatypes, message
 from hiercoll.runtime.operations import Operation
+from hiercoll.runtime.programs import Compiled
 from hiercoll.runtime.sizes import GivenSizes, SizeTable
 from hiercoll.runtime.window import Window
 from hiercoll.schedule import (

@@ -5,18 +5,21 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.errors import CollectiveMismatch
 from hiercoll.runtime import progress
-from hiercoll.runtime.engines import Pending
-from hiercoll.runtime.plan import abandoned
-from hiercoll.runtime.sizes import Sizes
+from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.watch import Entry, Watch, ranks_in_words
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from hiercoll.runtime.engines import Pending
+    from hiercoll.runtime.sizes import Sizes
 
 SHOWN = 256  # bytes of a call's description that ranks show each other
 BYTES = ("u1", "uint8")

@@ -12,8 +12,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.collectives import Collective, Holds
+from hiercoll.runtime.arguments import Arguments
 from hiercoll.runtime.compiled import value_of
-from hiercoll.runtime.request import Arguments
 
 # Send and recv; one buffer, a root; an operation; send and recv, a root; an operation, a root. As in _calls.c
 EXCHANGE, SPREAD, COMBINE, ROOTED, COMBINE_AT = range(5)

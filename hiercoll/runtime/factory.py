@@ -22,7 +22,7 @@ from mpi4py import MPI
 from hiercoll.algorithms import get_algorithm
 from hiercoll.algorithms.alltoallv import TOGETHER
 from hiercoll.collectives import Sizes
-from hiercoll.cuda import DeviceMemory
+from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError
 from hiercoll.memory import HANDLE_BYTES, BlockLayout, Layout, Memory, Now, Transfer, UnevenLayout, WideLayout
 from hiercoll.runtime import native, progress

@@ -17,24 +17,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
-from hiercoll.learned import flush
 from hiercoll.runtime import compiled, progress
+from hiercoll.runtime.arguments import Arguments, buffer_of
 from hiercoll.runtime.attributes import Attribute
-from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Beginning, agree
-from hiercoll.runtime.plan import abandoned
-from hiercoll.runtime.request import Arguments
-from hiercoll.runtime.session import Session, first_watch
-from hiercoll.runtime.specifications import buffer_of
-from hiercoll.topology import Topology
+from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Beginning, agree, first_watch
+from hiercoll.runtime.progress import abandoned
 from hiercoll.tuning.budget import Before
-from hiercoll.tuning.policy import forced_variants
+
+if TYPE_CHECKING:
+    from hiercoll.runtime.session import Session
+    from hiercoll.topology import Topology
 
 PATIENCE = 1.0  # seconds that a rank which ends by an exception waits for the others' word
 
@@ -65,7 +64,7 @@ class Unmade(NamedTuple):
     broken: str = SET_UP
 
 
-State = Session | Beginning | Unmade
+State: TypeAlias = "Session | Beginning | Unmade"
 # By handle, of all communicators on which there was a call but those whose calls only the compiled engine has counted.
 _states: dict[int, State] = {}
 
@@ -99,7 +98,7 @@ def _main_thread() -> int | None:
 def forget(comm: MPI.Comm) -> None:
     """A communicator is about to be freed: free its session now, if there is one. The MPI library's own stay."""
     state = _states.get(comm.handle)
-    if state is None or not isinstance(state, Session) or comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+    if state is None or isinstance(state, Beginning | Unmade) or comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
         return
     if not MPI.Is_finalized():
         _held().take(comm)
@@ -109,7 +108,7 @@ def _deleted(handle: int) -> None:
     """The user's communicator is being freed, possibly on one rank in an exception's `finally`."""
     by_handle.pop(handle, None)
     state = _states.pop(handle, None)
-    if isinstance(state, Session) and _live.pop(state.name, None) is not None:
+    if not isinstance(state, Beginning | Unmade | None) and _live.pop(state.name, None) is not None:
         agreed = state.vote(sys.exc_info()[1] is None)(monotonic() + PATIENCE)
         if agreed:
             state.free()
@@ -122,8 +121,11 @@ def _free_all(*_: object) -> None:
     if MPI.Is_finalized():
         return
     sound = getattr(sys, "last_value", None) is None
-    with suppress(Exception):  # other ranks wait for this one
-        flush()
+    if set_ups.count:  # else nothing was learned
+        from hiercoll.learned import flush
+
+        with suppress(Exception):  # other ranks wait for this one
+            flush()
     compiled.close()
     by_handle.clear()
     states = [_live.pop(name) for name in sorted(_live)]
@@ -220,7 +222,6 @@ def get_session(comm: MPI.Intracomm) -> Session:
     """
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
-    global _set_up
     session: Any = None
     if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
         session = _states.get(comm.handle) or _goes_on_counting(comm)
@@ -229,29 +230,38 @@ def get_session(comm: MPI.Intracomm) -> Session:
             got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
             raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
-        before = session
-        try:
-            session = Session(
-                comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special
-            )
-            session.policy.pay(Before() if before is None else before.paid, session.set_up_seconds)
-        except (CollectiveTimeout, CollectiveFailed):
-            _keep(comm, Unmade(comm.rank))
-            raise
-        _keep(comm, session)
-        _set_up = session.set_up_seconds
-        set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up
-        _live[session.name] = session
-        if not session.threadless:
-            by_handle[comm.handle] = session
-            compiled.register(comm.handle, session.routes)
+        session = _make_session(comm, session)
     _check_thread()
     if session.broken:
         got = f"one on which {session.broken} was interrupted; go on with a duplicate, comm.Dup()"
         raise CommunicatorError("comm", "a sound communicator", got, session.rank)
     if session.name not in _live:
         raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", session.rank)
-    return cast(Session, session)
+    return cast("Session", session)
+
+
+def _make_session(comm: MPI.Intracomm, before: Beginning | None) -> Session:
+    """Set hiercoll up on a communicator; ``before``: what has counted its calls. Collective. Raises as
+    `get_session`."""
+    global _set_up
+    # Most of hiercoll: a program with few calls, or short ones, does without, on each of its ranks.
+    from hiercoll.runtime.session import Session
+    from hiercoll.tuning.policy import forced_variants
+
+    try:
+        session = Session(comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special)
+        session.policy.pay(Before() if before is None else before.paid, session.set_up_seconds)
+    except (CollectiveTimeout, CollectiveFailed):
+        _keep(comm, Unmade(comm.rank))
+        raise
+    _keep(comm, session)
+    _set_up = session.set_up_seconds
+    set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up
+    _live[session.name] = session
+    if not session.threadless:
+        by_handle[comm.handle] = session
+        compiled.register(comm.handle, session.routes)
+    return session
 
 
 def known_session(comm: MPI.Intracomm) -> Session | None:

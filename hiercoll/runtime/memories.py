@@ -15,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
-from hiercoll.cuda import Device, DeviceMemory
+from hiercoll.cuda.device import Device
+from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError, TransportWarning
 from hiercoll.memory import HANDLE_BYTES, Array, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.runtime.agreement import Agreement

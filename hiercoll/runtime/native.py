@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,10 @@ from hiercoll.collectives import Holds
 from hiercoll.errors import ConstraintError
 from hiercoll.memory import SINGLE, Array, Now, convert, elements
 from hiercoll.runtime.engines import Between, Engine, Native, NativePersistent
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.messages import native_message
 from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.request import Data, Request
-
-
-@cache
-def mpi_library() -> str:
-    """Name and version of the MPI library, as in tables: "MPICH 5.0.2"."""
-    vendor, version = MPI.get_vendor()
-    return f"{vendor} {'.'.join(map(str, version))}"
 
 
 def engine(comm: MPI.Intracomm, request: Request, rank: int, sent: int, received: int, *, held: bool) -> Engine:

@@ -11,16 +11,15 @@ from hiercoll.errors import PlanError
 from hiercoll.memory import Memory, Transfer
 from hiercoll.runtime import progress
 from hiercoll.runtime.binding import Binding, bind_engine
-from hiercoll.runtime.compiled import Compiled
 from hiercoll.runtime.engines import Between, Dataflow, Engine, Pending, Traced
 from hiercoll.runtime.engines import Sequence as InSequence
+from hiercoll.runtime.programs import Compiled
 from hiercoll.runtime.watch import BEGAN, SECONDS, Entry, Watch
 from hiercoll.schedule import Schedule
 from hiercoll.schedule.lowering import Steps
 from hiercoll.schedule.transports import ON_HOST
 
 REQUEST_BYTES = 1200  # that an MPI library keeps for a persistent request, measured: 0.9 to 1.3 kB
-abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
 
 
 class Plan:
@@ -273,7 +272,7 @@ class Plan:
             if self.active:
                 raise PlanError(f"plan {self.name} is active: wait for it before freeing it")
             if self.broken:  # messages may be under way: MPI keeps the requests, we keep what they use
-                abandoned.append((self._engine, self._owners, self.guests))
+                progress.abandoned.append((self._engine, self._owners, self.guests))
             else:
                 self._engine.free()
             self._engine, self._run, self._owners, self.guests, self.is_freed = None, None, (), (), True

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hiercoll.model.cost import Link
 from hiercoll.runtime.checking import Successive, wait_for
-from hiercoll.runtime.plan import abandoned
+from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
 

@@ -27,6 +27,7 @@ class Background(Protocol):
 
 active: list[Background] = []
 listening: list[Background] = []  # goes on after what is under way, or may start something
+abandoned: list[object] = []  # what MPI may still use; kept until it has ended (see `lifetime`)
 lock = threading.RLock()
 _wanted = threading.Event()
 _thread: threading.Thread | None = None

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.collectives import Collective, Contract, Holds, Order, Sizes
+from hiercoll.collectives import AUTO, NATIVE, Collective, Contract, Holds, Order, Sizes
 from hiercoll.cuda import is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS, Producers, stream_handle
 from hiercoll.cuda.kernel import can_combine
 from hiercoll.errors import ArgumentError, BufferSizeError, BufferTypeError, ConstraintError, ParameterError
 from hiercoll.memory import SINGLE
+from hiercoll.runtime.arguments import LIMIT, Arguments, Mode
 from hiercoll.runtime.buffers import (
     array_like,
     check_alike,
@@ -31,7 +32,7 @@ from hiercoll.runtime.buffers import (
     uneven_blocks,
 )
 from hiercoll.runtime.operations import HALF, Operation, accumulated, find_operation
-from hiercoll.runtime.request import LIMIT, Arguments, Data, Mode, Request
+from hiercoll.runtime.request import Data, Request
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import (
     Message,
@@ -41,9 +42,9 @@ from hiercoll.runtime.specifications import (
     typed_message,
     vector_message,
 )
-from hiercoll.schedule.transports import AUTO, DIRECT, Transport, parse_transport
+from hiercoll.schedule.transports import DIRECT, Transport, parse_transport
 from hiercoll.settings import ORDERS
-from hiercoll.tables import NATIVE, Variant
+from hiercoll.tables import Variant
 from hiercoll.tuner import FREE, Combining, Spread
 from hiercoll.tuning.policy import Wanted
 

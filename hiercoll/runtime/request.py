@@ -8,60 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.collectives import Collective
+from hiercoll.collectives import NATIVE, Collective
 from hiercoll.cuda.arrays import NO_PRODUCERS, Producers
 from hiercoll.memory import Transfer
+from hiercoll.runtime.arguments import Arguments, Mode, spelled
 from hiercoll.runtime.checking import Description
 from hiercoll.runtime.operations import Operation
 from hiercoll.runtime.sizes import Blocks
 from hiercoll.runtime.sizes import Sizes as Bytes
 from hiercoll.runtime.specifications import basic_type
-from hiercoll.schedule.transports import AUTO, DIRECT, Transport
-from hiercoll.tables import NATIVE, Variant
+from hiercoll.schedule.transports import DIRECT, Transport
+from hiercoll.tables import Variant
 from hiercoll.tuner import FREE, Combining
 from hiercoll.tuning.learning import Learner
-
-LIMIT = 4096  # bytes: blocks of uneven sizes below it travel together
-NO_PARAMS: dict[str, Any] = {}
-
-
-class Mode(Enum):
-    """Who starts what serves a call: the call itself, whoever looks after what is under way, the program, or mpi4py, to
-    which messages of objects are left."""
-
-    BLOCKING = ""
-    BACKGROUND = "i"
-    HELD = "persistent "
-    OBJECTS = "objects "
-
-
-class Arguments(NamedTuple):
-    """What a program gives. ``recv`` is the one buffer of collectives that have one; ``limit`` is in bytes; ``op`` and
-    ``order`` are of reductions."""
-
-    send: Any
-    recv: Any
-    root: Any = 0
-    algorithm: Any = "auto"
-    params: dict[str, Any] = NO_PARAMS
-    transport: Any = AUTO
-    stream: Any = None
-    limit: Any = LIMIT
-    op: Any = MPI.SUM
-    order: Any = None
-    recvcounts: Any = None  # in elements, of reductions to blocks of any sizes
-    accumulate: Any = None  # the type that elements of half precision are combined in
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """What the program gives by names that tell calls apart, besides those that all calls have."""
-        return self.params if self.accumulate is None else {**self.params, "accumulate": self.accumulate}
 
 
 class Data(NamedTuple):
@@ -312,8 +276,3 @@ class Request:
         is_for_root = self.collective.is_rooted and len(sizes) < size
         each[slice(self.root, self.root + 1) if is_for_root else slice(None)] = sizes if len(sizes) else 0
         return each
-
-
-def spelled(collective: Collective, algorithm: Any, params: dict[str, Any]) -> str:
-    """Collective and algorithm in words."""
-    return " ".join([collective.name, str(algorithm), *(f"{name}={value}" for name, value in params.items())])

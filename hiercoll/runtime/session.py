@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import warnings
-import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -30,24 +29,25 @@ from hiercoll.errors import ArgumentError, HiercollError, TableError, TableWarni
 from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
-from hiercoll.runtime.beginning import SET_UP, until_changed
+from hiercoll.runtime.beginning import SET_UP, first_watch, until_changed, world_ranks
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache, Idle
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
 from hiercoll.runtime.factory import Lifetime, PlanFactory
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.memories import Memories, takes_device_memory
-from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.plan import Plan, abandoned
+from hiercoll.runtime.plan import Plan
 from hiercoll.runtime.probing import Probe
+from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.request import Key as RequestKey
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.tags import Tags
-from hiercoll.runtime.watch import BEGAN, UNKNOWN, Entry, Watch
+from hiercoll.runtime.watch import BEGAN, Entry, Watch
 from hiercoll.runtime.window import Window
 from hiercoll.runtime.windows import Windows
 from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
-from hiercoll.topology import Topology, discover, translated
+from hiercoll.topology import Topology, discover
 from hiercoll.tuner import is_able
 from hiercoll.tuning.budget import SHARE
 from hiercoll.tuning.learning import Finding, Learner
@@ -73,20 +73,6 @@ def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
     complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
     for _ in range(2):  # one that is late finds all of the others' first marks, but not their second ones
         wait_for(MPI.Comm.Ibarrier(comm).Test, what, watch)
-
-
-def first_watch(comm: MPI.Intracomm, seconds: float) -> Watch | None:
-    """What keeps a deadline before anything is known of the ranks; None where there is none."""
-    if not seconds:
-        return None
-    world = world_ranks(comm)
-    name = f"{zlib.crc32(repr(world).encode()):08x}"
-    return Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None)
-
-
-def world_ranks(comm: MPI.Intracomm) -> list[int]:
-    """The ranks of MPI_COMM_WORLD that the ranks of ``comm`` have."""
-    return translated(range(comm.size), comm, MPI.COMM_WORLD)
 
 
 def duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:

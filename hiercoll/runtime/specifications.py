@@ -133,11 +133,6 @@ def typed_message(spec: Any, blocks: int, *, readonly: bool) -> TypedMessage:
     return TypedMessage(buffer, address, nbytes, numbers, places, datatypes)
 
 
-def buffer_of(spec: Any) -> Any:
-    """What a specification is of, without the counts or datatypes that it may come with."""
-    return spec[0] if type(spec) in (list, tuple) and spec else spec
-
-
 def is_in_place(spec: Any) -> bool:
     """Whether a send specification says that the data are in the receive buffer: MPI.IN_PLACE, or None."""
     return spec is None or spec is MPI.IN_PLACE

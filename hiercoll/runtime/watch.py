@@ -1,25 +1,22 @@
-"""Deadlines, and the records of calls that ranks write when one passes; what all records together show.
+"""Deadlines, and the records of calls that ranks write when one passes.
 
 A rank that has waited for longer than its deadline raises `CollectiveTimeout`, which names whom it
-waits for, and writes what it knows to a folder that the hosts share. `diagnose` reads them all:
-who is silent, who is in another call, who is behind.
+waits for, and writes what it knows to a folder that the hosts share. `hiercoll.tools.diagnosis` reads them all.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import time
 from array import array
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hiercoll import settings
-from hiercoll.errors import CollectiveFailed, CollectiveTimeout, DiagnosisError
+from hiercoll.errors import CollectiveFailed, CollectiveTimeout
 from hiercoll.runtime.progress import wait_politely
 
 if TYPE_CHECKING:
@@ -119,11 +116,13 @@ class Watch:
         file = folder / f"hiercoll-{self.name[:8]}-{self.world[self.rank]}.json"
         about = {
             "communicator": self.name, "rank": self.rank, "world": list(self.world), "node_of": list(self.node_of),
-            "host": platform.node(), "process": os.getpid(), "call": plan.name,
+            "host": os.uname().nodename, "process": os.getpid(), "call": plan.name,
             "number": plan.entry[NUMBER] if plan.entry else 0,
             "waited": waited, "timeout": self.timeout, "pending": [each._asdict() for each in pending],
             "record": [dict(zip(FIELDS, entry, strict=True)) for entry in self.record],
         }  # fmt: skip
+        import json  # for each process that starts, too much
+
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(".part")
@@ -132,58 +131,6 @@ class Watch:
         except OSError:  # the error that is about to be raised says more
             return None
         return file
-
-
-def diagnose(folder: Path) -> list[str]:
-    """What the records in a folder tell, line by line. Raises DiagnosisError."""
-    records: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for file in sorted(folder.glob("hiercoll-*.json")):
-        try:
-            about = json.loads(file.read_text())
-            records[about["communicator"]][about["rank"]] = about
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DiagnosisError(f"{file}: not a flight record of hiercoll ({error})") from None
-    if not records:
-        raise DiagnosisError(f"{folder}: no flight records (hiercoll-*.json)")
-    return [line for ranks in records.values() for line in _one_communicator(ranks)]
-
-
-def _one_communicator(ranks: dict[int, dict[str, Any]]) -> list[str]:
-    some = next(iter(ranks.values()))
-    size = len(some["world"])
-    lines = [f"communicator of {size} ranks, {len(ranks)} of which have reported:"]
-    calls: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for rank, about in sorted(ranks.items()):
-        calls[about["number"], about["call"]].append(rank)
-        waits = ", ".join(f"{each['verb']} rank {each['peer']}" for each in about["pending"][:3]) or "the MPI library"
-        step = f" step {about['pending'][0]['step']}" if about["pending"] else ""
-        lines.append(
-            f"  rank {rank} ({_who(about, rank)}, host {about['host']}): in #{about['number']} {about['call']}{step},"
-            f" waits for {waits}, for {about['waited']:.1f} s"
-        )
-    silent = [rank for rank in range(size) if rank not in ranks]
-    for rank in silent:
-        waiting = [other for other, about in sorted(ranks.items()) if any(p["peer"] == rank for p in about["pending"])]
-        told = f"; waited for by {ranks_in_words(waiting)}" if waiting else ""
-        lines.append(f"  rank {rank} ({_who(some, rank)}): SILENT: dead, stopped, or not in a call of hiercoll{told}")
-    if len(calls) > 1:
-        usual = max(calls, key=lambda call: len(calls[call]))
-        for (number, name), members in sorted(calls.items()):
-            if (number, name) != usual:
-                kind = "BEHIND" if number < usual[0] else "AHEAD" if number > usual[0] else "IN ANOTHER CALL"
-                lines.append(
-                    f"  {ranks_in_words(members)}: {kind}: #{number} {name}, where others are in #{usual[0]} {usual[1]}"
-                )
-    if not silent and len(calls) == 1:
-        lines.append(
-            "  all ranks are in the same call: messages of it are lost, or sizes differ (see HIERCOLL_CHECK=1)"
-        )
-    return lines
-
-
-def _who(about: dict[str, Any], rank: int) -> str:
-    node = about["node_of"][rank]
-    return f"world rank {about['world'][rank]}" + ("" if node == UNKNOWN else f", node {node}")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hiercoll.runtime.cache import Cache
-from hiercoll.runtime.plan import abandoned
+from hiercoll.runtime.progress import abandoned
 
 
 class Windows:

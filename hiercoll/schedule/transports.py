@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from hiercoll.collectives import AUTO
 from hiercoll.errors import ConstraintError, ParameterError
 from hiercoll.schedule import (
     MESSAGES,
@@ -102,7 +103,6 @@ def places_on_node(emit: Callable[[int], Schedule], topology: Topology, rank: in
 
 
 DIRECT = Transport()
-AUTO = "auto"
 FREED = 1  # the tag of the notice that a rank has read another one's places of the node's buffer: all others are even
 MOST_SEGMENTS = 64  # parts of a message that passes through the host
 

@@ -22,21 +22,20 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY, Params
 from hiercoll.algorithms.registry import automatic
-from hiercoll.collectives import Collective, Sizes, get_collective
+from hiercoll.collectives import AUTO, NATIVE, Collective, Sizes, get_collective
 from hiercoll.errors import HiercollError
 from hiercoll.model.cost import Links
 from hiercoll.model.simulate import Event
+from hiercoll.runtime.arguments import Arguments, Mode
 from hiercoll.runtime.buffers import place_of
 from hiercoll.runtime.factory import Lifetime
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.operations import find_operation
 from hiercoll.runtime.probing import Probe
 from hiercoll.runtime.reading import combining_of, make_request, spread_of
-from hiercoll.runtime.request import Arguments, Mode
-from hiercoll.schedule.transports import AUTO
 from hiercoll.statistics import LEVEL, median_interval, quartiles, ratio_interval
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, SINGLE, Variant
+from hiercoll.tables import NATIVE_VARIANT, SINGLE, Variant
 from hiercoll.tools.measuring import CONTROL, SAMPLE, Arrays, Contest, HostArrays
 from hiercoll.tools.workload import Workload
 from hiercoll.topology import Topology

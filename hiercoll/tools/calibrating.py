@@ -21,8 +21,8 @@ from mpi4py import MPI
 
 from hiercoll.model.calibration import AT_ONCE, LARGE, ROOTED, Key, Sample, Setting
 from hiercoll.model.machine import LEVELS, Machine, level
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import duplicate
 from hiercoll.statistics import quartiles
 from hiercoll.tools.places import caches_of, place_of, sizes_of

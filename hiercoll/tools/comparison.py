@@ -8,9 +8,8 @@ from math import inf, isfinite
 from statistics import median
 from typing import Any, NamedTuple
 
-from hiercoll.collectives import COLLECTIVES
+from hiercoll.collectives import COLLECTIVES, NATIVE
 from hiercoll.statistics import median_interval, quotient_interval
-from hiercoll.tables import NATIVE
 from hiercoll.tuning.learning import Learner
 from hiercoll.units import format_size, format_time
 

@@ -28,11 +28,10 @@ import hiercoll
 from hiercoll import cuda
 from hiercoll.calls.dropin import Collectives
 from hiercoll.calls.functions import Plan
-from hiercoll.collectives import Sizes, get_collective
+from hiercoll.collectives import AUTO, NATIVE, Sizes, get_collective
 from hiercoll.errors import ConstraintError, DeviceError, HiercollError, NativeWarning
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.schedule.transports import AUTO
-from hiercoll.tables import COLD, NATIVE, ROW, SINGLE, Variant
+from hiercoll.tables import COLD, ROW, SINGLE, Variant
 from hiercoll.tools.cores import Cores
 from hiercoll.tools.workload import POISON, Bytes, Workload
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from hiercoll import settings
 from hiercoll.collectives import Sizes
-from hiercoll.runtime.request import Mode
+from hiercoll.runtime.arguments import Mode
 from hiercoll.runtime.session import Session
 from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Policy, Wanted

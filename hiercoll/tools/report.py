@@ -17,16 +17,16 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 
-from hiercoll.calls.aliases import is_on_device
 from hiercoll.calls.dropin import call_name, ignore, observe
-from hiercoll.collectives import Collective, Contract, Holds, Sizes
+from hiercoll.calls.given import is_on_device
+from hiercoll.collectives import NATIVE, Collective, Contract, Holds, Sizes
 from hiercoll.errors import ArgumentError
 from hiercoll.learned import write_whole
 from hiercoll.runtime import progress
+from hiercoll.runtime.arguments import Mode
 from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
 from hiercoll.runtime.operations import Operation, find_operation
 from hiercoll.runtime.reading import combining_of
-from hiercoll.runtime.request import Mode
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import (
     UNREADABLE,
@@ -36,7 +36,6 @@ from hiercoll.runtime.specifications import (
     typed_message,
     vector_message,
 )
-from hiercoll.tables import NATIVE
 from hiercoll.tools.bench import provenance
 from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
 from hiercoll.tools.reasons import Reason, reason

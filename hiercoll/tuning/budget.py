@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hiercoll.tables import Variant
+if TYPE_CHECKING:
+    from hiercoll.tables import Variant
 
 SHARE = 0.05  # of the time of calls, that finding out may cost
 REINVESTED = 0.25  # of what has been found already saves, that finding out may cost besides
@@ -44,6 +45,12 @@ def in_common(slowest: float, fastest: float, least: float) -> float:
     fastest rank's excess over their usual call. The slowest's alone would count noise: in any call some rank is late.
     """
     return max(least, (slowest + fastest) / 2)
+
+
+def count(tally: array[int], seconds: float) -> None:
+    """A call has taken so long, of those that a tally counts: how many are left, and nanoseconds that they took."""
+    tally[0] -= 1
+    tally[1] += int(seconds * 1e9)
 
 
 def _plan_of(variant: Variant) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.statistics import chance_of_pairs, median
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
-from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind
+from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind, count
 
 LONGEST = 240  # calls between two looks
 FOREVER = 1 << 40  # calls
@@ -90,12 +90,6 @@ class Finding:
     calls: int
     date: str = ""
     untried: tuple[Variant, ...] = ()
-
-
-def count(tally: array[int], seconds: float) -> None:
-    """A call has taken so long, of those that a tally counts: how many are left, and nanoseconds that they took."""
-    tally[0] -= 1
-    tally[1] += int(seconds * 1e9)
 
 
 @dataclass

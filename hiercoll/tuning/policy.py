@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.algorithms.registry import automatic, neighbours
-from hiercoll.collectives import COLLECTIVES, Collective, Sizes
+from hiercoll.collectives import AUTO, COLLECTIVES, NATIVE, Collective, Sizes
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import DEFAULT_LINKS, Links
-from hiercoll.schedule.transports import AUTO
-from hiercoll.tables import NATIVE, NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
+from hiercoll.tables import NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, is_able, modelled, uneven_choices
 from hiercoll.tuning.budget import PLAN_SECONDS, SHARE, Before, Budget

@@ -21,12 +21,11 @@ from typing import Any, Protocol, TypeAlias
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.algorithms.registry import searched
+from hiercoll.collectives import AUTO, NATIVE
 from hiercoll.model.cost import DEFAULT_LINKS, Links
-from hiercoll.schedule.transports import AUTO
 from hiercoll.statistics import LEVEL, chance, discoveries, quartiles
 from hiercoll.tables import (
     COLD,
-    NATIVE,
     NATIVE_FORMS,
     NATIVE_VARIANT,
     PLAN,

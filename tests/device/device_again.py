@@ -12,11 +12,11 @@ from machines import BEFORE, BLOCK, RANK, SIZE, Machine, telling
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.calls import dropin, functions, serving
+from hiercoll.calls import functions, served, serving
 from hiercoll.collectives import ALLTOALL
 from hiercoll.runtime import factory
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.tools.workload import buffers
 from hiercoll.tuning.learning import Finding
@@ -32,7 +32,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(collective.name)
         return make(session, collective, *given, **options)
 
-    for module in (functions, dropin, serving):
+    for module in (functions, served, serving):
         monkeypatch.setattr(module, "make_request", counted)
     return found
 

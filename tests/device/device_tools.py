@@ -19,12 +19,12 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.cli import main
-from hiercoll.cuda import DeviceMemory
 from hiercoll.cuda.arrays import Producers
 from hiercoll.cuda.device import copy_shape, reduction_shape
+from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.memory import SINGLE, BlockLayout, Reduction, Transfer, WideLayout
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.schedule import RECV, SCRATCH, SEND, Get
 from hiercoll.tables import Choice, Entry, Table, Variant, load
 from hiercoll.tools.bench import Bench

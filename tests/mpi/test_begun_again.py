@@ -19,9 +19,9 @@ from hiercoll.calls import dropin, serving
 from hiercoll.calls.background import NativeCall
 from hiercoll.collectives import ALLTOALL, called
 from hiercoll.runtime import compiled
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
-from hiercoll.runtime.plan import abandoned
+from hiercoll.runtime.progress import abandoned
 from hiercoll.tables import Choice, Entry, Table, Variant
 from hiercoll.tuning.learning import Finding
 from hiercoll.tuning.policy import Wanted

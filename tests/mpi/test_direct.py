@@ -13,13 +13,13 @@ from conftest import WORLD
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.calls import known
-from hiercoll.calls.aliases import suits_mpi4py
+from hiercoll.calls import routes
+from hiercoll.calls.given import suits_mpi4py
 from hiercoll.collectives import BCAST, get_collective
 from hiercoll.runtime import compiled
+from hiercoll.runtime.arguments import Arguments
 from hiercoll.runtime.direct import COMBINE, COMBINE_AT, EXCHANGE, ROOTED, SPREAD, Direct, direct
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.request import Arguments
 
 SIZE, RANK = WORLD.size, WORLD.rank
 ITEMS = 3
@@ -165,7 +165,7 @@ def test_the_function_is_called(comm: MPI.Intracomm, kind: Any, monkeypatch: pyt
         made = direct(*given)
         return made and made._replace(operation=compiled.value_of(MPI.MAX))
 
-    monkeypatch.setattr(known, "direct", other)
+    monkeypatch.setattr(routes, "direct", other)
     results = []
     for _ in range(3):
         result = kind(np.full(1237, -1.0))  # a size of its own: others may be known
@@ -178,7 +178,7 @@ def test_the_function_is_called(comm: MPI.Intracomm, kind: Any, monkeypatch: pyt
 def test_errors_are_mpi4pys(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library refuses in a call that is known is MPI.Exception; seen by giving it a wrong root."""
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    monkeypatch.setattr(known, "direct", lambda *given: (made := direct(*given)) and made._replace(root=SIZE))
+    monkeypatch.setattr(routes, "direct", lambda *given: (made := direct(*given)) and made._replace(root=SIZE))
     buffer = np.ones(1237)
     hiercoll.bcast(comm, buffer)
     if SIZE > 1:  # some libraries do not look at it on one rank

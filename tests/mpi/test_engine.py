@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import hiercoll
 from hiercoll.algorithms import REGISTRY, get_algorithm
-from hiercoll.calls import dropin
+from hiercoll.calls import dropin, served
 from hiercoll.collectives import ALLTOALL, ALLTOALLV
 from hiercoll.runtime import binding, compiled
 from hiercoll.runtime.lifetime import get_session
@@ -54,13 +54,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def python_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Calls of drop-in communicators that Python has looked at, by collective."""
     seen: Counter[str] = Counter()
-    original = dropin._serve
+    for module, name in ((served, "_serve"), (dropin, "serve_first")):
+        original = getattr(module, name)
 
-    def serve(comm: Any, collective: Any, *rest: Any) -> str:
-        seen[collective.name] += 1
-        return original(comm, collective, *rest)
+        def serve(where: Any, collective: Any, *rest: Any, original: Any = original) -> Any:
+            seen[collective.name] += 1
+            return original(where, collective, *rest)
 
-    monkeypatch.setattr(dropin, "_serve", serve)
+        monkeypatch.setattr(module, name, serve)
     return seen
 
 

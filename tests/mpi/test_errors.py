@@ -22,8 +22,8 @@ from hiercoll import (
     UnknownAlgorithmError,
 )
 from hiercoll.runtime import factory
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.watch import SECONDS
 from hiercoll.runtime.window import untouched_bytes
 from hiercoll.tables import Choice, Entry, Table, Variant

@@ -23,15 +23,14 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import learned, settings
 from hiercoll.algorithms import REGISTRY
-from hiercoll.calls import dropin
+from hiercoll.calls import dropin, served
 from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collective
 from hiercoll.errors import BufferSizeError, CommunicatorError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.runtime import beginning, compiled, lifetime, progress
-from hiercoll.runtime.attributes import may_copy
+from hiercoll.runtime.library import may_copy, mpi_library
 from hiercoll.runtime.lifetime import first_calls, get_session, known_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuning import policy
@@ -40,6 +39,8 @@ from hiercoll.tuning.learning import FEWER, Finding, Learner
 from hiercoll.tuning.policy import Policy, Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size
+# What Python does with blocking calls of drop-in communicators that the compiled engine does not know.
+LOOKS = ((dropin, "serve_first"), (served, "_serve"), (served, "serve_native"))
 several = pytest.mark.mpi(min_size=2)  # for one rank there is nothing to learn
 
 
@@ -396,9 +397,9 @@ def test_native_calls_as_programs_spell_them(
     for _ in range(6):
         getattr(ours, method)(*given)
     looked: list[object] = []
-    for name in ("_serve", "serve_native"):
-        serve = getattr(dropin, name)
-        monkeypatch.setattr(dropin, name, lambda *args, serve=serve: (looked.append(args[1:3]), serve(*args))[1])
+    for module, name in LOOKS:
+        serve = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, serve=serve: (looked.append(args[1:3]), serve(*args))[1])
     buffer = emptied(given)
     getattr(ours, method)(*given)
     assert not looked
@@ -421,8 +422,8 @@ def test_calls_of_nothing(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, 
     for name in ("Allgather", "Alltoall", "Allreduce"):
         getattr(ours, name)(send, recv)
         with monkeypatch.context() as patch:
-            for looked in ("_serve", "serve_native"):
-                patch.setattr(dropin, looked, None)
+            for looks in LOOKS:
+                patch.setattr(*looks, None)
             getattr(ours, name)(send, recv)
 
 
@@ -447,7 +448,7 @@ def test_calls_of_algorithms_as_programs_spell_them(
     for _ in range(3):
         method, given, due = spelled(how)  # in other places each time
         getattr(ours, method)(*given)
-    monkeypatch.setattr(dropin, "_serve", None)
+    monkeypatch.setattr(served, "_serve", None)
     others = [spelled(how) for _ in range(3)]
     for method, given, due in others:
         buffer = emptied(given)
@@ -607,7 +608,7 @@ def test_world_does_not_agree_for_all(
 @several
 def test_families_where_something_is_known(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first communicator is set up at once; those that are made from it once calls have taken as long as that."""
-    monkeypatch.setattr(beginning, "gaining_ranks", lambda library, most: frozenset([SIZE]))
+    monkeypatch.setattr(beginning, "_gaining", lambda most, is_first: frozenset([SIZE]))
     monkeypatch.setattr(lifetime, "set_ups", lifetime.SetUps())
     ours = hiercoll.Intracomm(comm)
     exchange(ours)

@@ -23,8 +23,8 @@ import hiercoll
 from hiercoll import topology
 from hiercoll.collectives import COLLECTIVES, Collective, Holds, InPlace, Sizes, get_collective
 from hiercoll.errors import DeviceError, HiercollError
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.session import from_root
 from hiercoll.tables import (
     COLD,

@@ -14,8 +14,8 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import ConstraintError
 from hiercoll.runtime import progress
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.runtime.plan import Plan
 from hiercoll.schedule import most_tags
 from hiercoll.tables import Choice, Entry, Figure, Table, Variant

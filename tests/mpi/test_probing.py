@@ -11,7 +11,7 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll.errors import CollectiveTimeout
 from hiercoll.model.cost import DEFAULT_LINKS, Link
-from hiercoll.runtime import plan, probing
+from hiercoll.runtime import probing, progress
 from hiercoll.runtime.checking import Successive, wait_for
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.probing import LARGE, LARGEST, SMALL, STEP, Probe
@@ -91,14 +91,14 @@ def test_deadline(comm: MPI.Intracomm) -> None:
     get_session(WORLD)  # which all ranks make together
     topology = on(2)
     watch = Watch(0.3, "0" * 16, RANK, topology.node_of, range(SIZE), lambda what: None)
-    before = len(plan.abandoned)
+    before = len(progress.abandoned)
     if RANK == 0:
         with pytest.raises(CollectiveTimeout, match="how fast links are"):
             probe(comm, watch).network(topology, KNOWN)
-        assert len(plan.abandoned) == before + 1
+        assert len(progress.abandoned) == before + 1
     WORLD.Barrier()
     if RANK < 2:  # it comes late: nothing is left under way
-        running = cast(Successive, plan.abandoned.pop()) if RANK == 0 else Successive(probe(comm)._follow(0))
+        running = cast(Successive, progress.abandoned.pop()) if RANK == 0 else Successive(probe(comm)._follow(0))
         wait_for(running.is_over, "a late rank", Watch(20, "0" * 16, RANK, topology.node_of, range(SIZE), print))
         assert (running.result is None) == (RANK == 1)
     WORLD.Barrier()

@@ -15,7 +15,7 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.collectives import Order, fixed_tree
-from hiercoll.runtime import binding, compiled
+from hiercoll.runtime import binding, programs
 from hiercoll.runtime.lifetime import get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -406,7 +406,7 @@ def test_auto_asks_for_what_accumulates(comm: MPI.Intracomm, monkeypatch: pytest
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each message that either engine prepares, sent or received."""
     found: list[int] = []
-    in_words, in_python = compiled.LaidOut.message, binding.message
+    in_words, in_python = programs.LaidOut.message, binding.message
 
     def words(self: Any, op: Any) -> Any:
         made: Any = in_words(self, op)
@@ -418,7 +418,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(made[1])
         return made
 
-    monkeypatch.setattr(compiled.LaidOut, "message", words)
+    monkeypatch.setattr(programs.LaidOut, "message", words)
     monkeypatch.setattr(binding, "message", spec)
     return found
 

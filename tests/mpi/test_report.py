@@ -16,11 +16,11 @@ from mpi4py import MPI
 import hiercoll
 from hiercoll import settings
 from hiercoll.calls import dropin, serving
-from hiercoll.collectives import ALLTOALL, called, get_collective
+from hiercoll.collectives import ALLTOALL, NATIVE, called, get_collective
 from hiercoll.runtime import beginning, compiled, lifetime
 from hiercoll.runtime.lifetime import get_session, known_session
 from hiercoll.runtime.session import Session
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
+from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.tools.reasons import Reason
 from hiercoll.tools.report import Recorder, received
 from hiercoll.tuning.learning import Finding

@@ -22,8 +22,8 @@ from hiercoll.algorithms import get_algorithm
 from hiercoll.calls import dropin
 from hiercoll.cli import main
 from hiercoll.collectives import ALLTOALL, get_collective
+from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
-from hiercoll.runtime.native import mpi_library
 from hiercoll.tables import OLD, Choice, Entry, Figure, Table, Variant, dump, load
 from hiercoll.tools.bench import Bench
 from hiercoll.tools.cores import Cores

@@ -14,8 +14,9 @@ from test_tables import ENTRY, LANE, MPI, PAIRWISE
 
 from hiercoll.cli import main
 from hiercoll.cli.tune import _Notes
+from hiercoll.collectives import NATIVE
 from hiercoll.learned import JobFile, Lesson, setting_of
-from hiercoll.tables import NATIVE, PLAN, Choice, Entry, Table, Variant, dump, load
+from hiercoll.tables import PLAN, Choice, Entry, Table, Variant, dump, load
 from hiercoll.topology import parse_layout
 from hiercoll.tuning.search import Selection
 

@@ -8,9 +8,10 @@ from statistics import mean, median
 
 import pytest
 
-from hiercoll.__main__ import main
+from hiercoll.collectives import NATIVE
+from hiercoll.options import main
 from hiercoll.statistics import median_interval
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
+from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tools.comparison import MOST_TIMES, Kind, Learned, Sample, compared, lines
 from hiercoll.tuning.budget import Budget
 from hiercoll.tuning.learning import Finding, Learner

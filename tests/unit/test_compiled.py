@@ -23,8 +23,8 @@ from mpi4py import MPI
 from hiercoll.algorithms import Algorithm, get_algorithm
 from hiercoll.collectives import COLLECTIVES, GATHERV, SCATTERV, Collective
 from hiercoll.memory import BlockLayout, UnevenLayout
-from hiercoll.runtime import compiled
-from hiercoll.runtime.compiled import (
+from hiercoll.runtime import compiled, programs
+from hiercoll.runtime.programs import (
     COPY,
     COPY_BLOCKS,
     DONE,
@@ -48,7 +48,7 @@ from hiercoll.schedule import SEND as SENT
 from hiercoll.schedule.lowering import lower
 from hiercoll.topology import Topology
 
-SHARED, SIZES = map(compiled.BASES.index, ("shared", "sizes"))
+SHARED, SIZES = map(programs.BASES.index, ("shared", "sizes"))
 needs_engine = pytest.mark.skipif(compiled.load()[0] is None, reason=f"no compiled engine: {compiled.load()[1]}")
 
 
@@ -301,7 +301,7 @@ with warnings.catch_warnings(record=True) as told:
     from mpi4py import MPI
     for _ in range(3):
         hiercoll.alltoall(MPI.COMM_SELF, np.arange(4), algorithm="pairwise")
-from hiercoll.runtime import compiled
+from hiercoll.runtime import compiled, programs
 print(compiled.load()[0], len(told), *[each.message for each in told], sep="; ")
 """
 
@@ -345,7 +345,7 @@ def test_arrays_that_look_otherwise() -> None:
     assert outcome(fault) == f"None; 1; {why}"
 
 
-def shown(code: compiled.Code, datatypes: dict[object, MPI.Datatype]) -> list[Any]:
+def shown(code: programs.Code, datatypes: dict[object, MPI.Datatype]) -> list[Any]:
     """The words, with what a datatype is like instead of its handle."""
     known = {compiled.value_of(each): like for like, each in datatypes.items()}
     return [known.get(word, word) for word in code.words]

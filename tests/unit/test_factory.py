@@ -24,14 +24,16 @@ from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCA
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.runtime import compiled, window
 from hiercoll.runtime.agreement import Agreement
+from hiercoll.runtime.arguments import Arguments, Mode
 from hiercoll.runtime.binding import Binding
 from hiercoll.runtime.cache import Cache, Idle
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.memories import Memories
 from hiercoll.runtime.operations import Operation
-from hiercoll.runtime.plan import Plan, abandoned
+from hiercoll.runtime.plan import Plan
+from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.reading import make_request
-from hiercoll.runtime.request import Arguments, Data, Mode, Request
+from hiercoll.runtime.request import Data, Request
 from hiercoll.runtime.session import MAX_PLANS, MAX_SEEN, MAX_SHARED, MAX_SPARE, MAX_WINDOWS, Session
 from hiercoll.runtime.tags import Tags
 from hiercoll.runtime.window import (

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiercoll import learned, settings
+from hiercoll import folders, learned, settings
 from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.cli import main
 from hiercoll.errors import LearnedWarning
@@ -61,7 +61,7 @@ LESSON = Lesson("alltoall", 64, False, BRUCK, 1e-5, 2e-5, 40, "2026-11-22T10:00:
 @pytest.fixture(autouse=True)
 def first_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     """As in a process that has warned of nothing; and what a test does not expect is found."""
-    monkeypatch.setattr(learned, "_warned", set())
+    monkeypatch.setattr(folders, "_warned", set())
     yield
     assert "LearnedWarning" not in capsys.readouterr().err  # where warnings are errors, they are printed instead
 
@@ -671,7 +671,7 @@ def work(folder: str, number: int) -> None:
         job.keep(replace(LESSON, size=100_000 + number * EACH + turn))
         if len(read(SETTING, Path(folder))) < 2 * (turn + 1):
             raise SystemExit(3)
-    raise SystemExit(bool(learned._warned))
+    raise SystemExit(bool(folders._warned))
 
 
 @pytest.fixture

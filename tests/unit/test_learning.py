@@ -12,7 +12,8 @@ from math import exp, inf
 
 import pytest
 
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, Variant
+from hiercoll.collectives import NATIVE
+from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
 from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, MEETINGS, REINVESTED, SHARE, THINKING, Budget, Kind

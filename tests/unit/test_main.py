@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hiercoll.__main__ import _own_words, start
+from hiercoll.__main__ import start
 from hiercoll.cli import main
+from hiercoll.options import _own_words
 
 
 @pytest.mark.parametrize(

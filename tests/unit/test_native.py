@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, Collective
+from hiercoll.collectives import ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, BCAST, NATIVE, Collective
 from hiercoll.errors import ConstraintError
 from hiercoll.runtime import native
 from hiercoll.runtime.request import Data, Request
-from hiercoll.tables import NATIVE, Variant
+from hiercoll.tables import Variant
 
 RANK, RANKS = 1, 3
 

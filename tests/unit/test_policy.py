@@ -22,6 +22,7 @@ from hiercoll.collectives import (
     BARRIER,
     BCAST,
     COLLECTIVES,
+    NATIVE,
     Collective,
     Order,
     called,
@@ -29,7 +30,7 @@ from hiercoll.collectives import (
 from hiercoll.errors import ArgumentError, ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
 from hiercoll.model.machine import get_machine
-from hiercoll.tables import NATIVE, NATIVE_VARIANT, Choice, Entry, Table, Variant
+from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Combining, Spread
 from hiercoll.tuning.budget import FIRST

@@ -11,7 +11,8 @@ from math import exp, inf
 
 import pytest
 
-from hiercoll.tables import COLD, NATIVE, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
+from hiercoll.collectives import NATIVE
+from hiercoll.tables import COLD, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
 from hiercoll.tuner import Spread, rank_by_model, uneven_choices
 from hiercoll.tuning.search import (

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from hiercoll import CollectiveTimeout
 from hiercoll.cli import main
 from hiercoll.errors import DiagnosisError
-from hiercoll.runtime.watch import NUMBER, RECORDED, SECONDS, Entry, Watch, diagnose
+from hiercoll.runtime.watch import NUMBER, RECORDED, SECONDS, Entry, Watch
+from hiercoll.tools.diagnosis import diagnose
 
 
 class Pending(NamedTuple):
