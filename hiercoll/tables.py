@@ -148,6 +148,10 @@ class Entry:
         """What it is for; two entries for the same replace each other."""
         return (self.collective, self.mpi, self.memory, self.nodes, self.placement)
 
+    def is_about(self, mpi: str) -> bool:
+        """Whether it was measured with this MPI library, of whatever version."""
+        return self.mpi.split(" ")[0] == mpi.split(" ")[0]
+
     @property
     def is_old(self) -> bool:
         """Whether it was made from timings that are not to be compared with calls."""
@@ -211,7 +215,6 @@ class Table:
         with this layout, or else the nearest; None without any for collective, library and memory."""
         if not self.entries:
             return None
-        vendor = mpi.split(" ")[0]
 
         def distance(entry: Entry) -> tuple[float, ...]:
             return (*layout_distance(entry, topology), entry.mpi != mpi)
@@ -219,9 +222,13 @@ class Table:
         suited = [
             entry
             for entry in self.entries
-            if (entry.collective, entry.memory) == (collective, memory) and entry.mpi.split(" ")[0] == vendor
+            if (entry.collective, entry.memory) == (collective, memory) and entry.is_about(mpi)
         ]
         return min(suited, key=distance, default=None)
+
+    def knows(self, mpi: str) -> bool:
+        """Whether an entry is about this MPI library, of whatever version."""
+        return any(entry.is_about(mpi) for entry in self.entries)
 
     def decides(self, collective: str, mpi: str, memory: str, topology: Topology) -> bool:
         """Whether it says what "auto" means there: an entry, or the model."""

@@ -237,11 +237,13 @@ def modelled(
 
 @dataclass(frozen=True)
 class Decision:
-    """What is run and why; ``ranking`` is what was compared, fastest first, in seconds."""
+    """What is run and why; ``ranking`` is what was compared, fastest first, in seconds of calls; ``is_measured``: by
+    times that were measured for this very layout."""
 
     variant: Variant
     reason: str
     ranking: tuple[Candidate, ...] = ()
+    is_measured: bool = False
 
 
 ROOT_ALONE = "its nature: the root alone knows all sizes, so that ranks cannot choose by them"
@@ -396,7 +398,7 @@ def _by_entry(
     if not able(variant):
         others = ranking or modelled(entry.collective, topology, block, inplace, combining, links=links)
         variant = others[0].variant
-    return Decision(variant, why, ranking)
+    return Decision(variant, why, ranking, is_measured=True)
 
 
 _ORDERED = {Order.ANY: "one order", Order.RANK: "the order of ranks", Order.FIXED: "the fixed order"}

@@ -172,10 +172,11 @@ def memory_option(more: str = "") -> Callable[[F], F]:
 
 
 def parse_algorithm(text: str) -> tuple[str, Params]:
-    """Name and given parameters of ``name:key=value,key=value``. Raises ArgumentError."""
-    name, _, rest = text.partition(":")
+    """Name and given parameters of ``name:key=value,key=value``, or, as they are printed, ``name key=value key=value``.
+    Raises ArgumentError."""
+    name, *rest = re.split("[: ]", text.strip(), maxsplit=1)
     params: Params = {}
-    for piece in filter(None, rest.split(",")):
+    for piece in filter(None, re.split("[, ]", "".join(rest))):
         key, equals, value = piece.partition("=")
         if not equals or not key:
             raise ArgumentError("algorithm", "name:parameter=value,parameter=value", repr(text))

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table as Grid
 
 import hiercoll
-from hiercoll.algorithms import get_algorithm
+from hiercoll.algorithms import REGISTRY, get_algorithm
 from hiercoll.cli.common import (
     CALLED,
     SIZES_HELP,
@@ -37,6 +37,7 @@ from hiercoll.units import format_size, format_time
 
 if TYPE_CHECKING:
     from hiercoll.tools.bench import Bench, Result
+    from hiercoll.topology import Topology
 
 
 @main.command()
@@ -127,6 +128,8 @@ def bench(
             raise ArgumentError("--transport", f"none with {collective}", ", ".join(transports))
         given = {name: _subjects(name, algorithms, control) for name in measured(collective, memory)}
         for name, subjects in given.items():
+            if algorithms and comm.rank == 0:
+                _tell_refusals(name, subjects, runner.topology)
             results = _bench_one(runner, name, _with_transports(subjects, transports, name), sizes_of(name, sizes))
             if comm.rank == 0:
                 _print_results(name, results, about)
@@ -168,6 +171,14 @@ def _subjects(collective: str, algorithms: tuple[str, ...], control: bool) -> li
                 get_algorithm(CALLED[collective].family, subject.algorithm).resolve(subject.params)
         subjects = [NATIVE_VARIANT, *(subject for subject in given if not subject.is_native)]
     return [*subjects, b.CONTROL_VARIANT] if control else subjects
+
+
+def _tell_refusals(collective: str, subjects: list[Variant], topology: Topology) -> None:
+    """Which algorithms that were asked for are not measured, and why."""
+    for each in subjects:
+        entry = REGISTRY[CALLED[collective].family].get(each.algorithm)
+        if entry is not None and (why := entry.refusal(topology, each.params)) is not None:
+            click.echo(f"{each.spelled(collective)} is left out: it needs {why}, and ranks lie as {topology}", err=True)
 
 
 def _bench_one(runner: Bench, collective: str, subjects: list[Variant], sizes: list[int]) -> list[Result]:

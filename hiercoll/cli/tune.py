@@ -131,8 +131,8 @@ def _tune(
         raise ArgumentError("--sizes", "sizes of at least one byte", min(sizes))
     runner = b.Bench(comm, arrays=arrays_of(comm, memory))
     about = b.provenance(comm, runner.topology, memory)
-    notes = _Notes(_notes_of(output, about), about, fresh) if comm.rank == 0 else None
     from_root(comm, lambda: load(output) if output.exists() else Table())  # which is said to be wrong before all work
+    notes = _Notes(_notes_of(output, about), about, fresh) if comm.rank == 0 else None
     links, transports = runner.links(), runner.transports()
     begin, entries = runner.clock(), []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn())
@@ -487,6 +487,9 @@ def explain(
     for candidate in decision.ranking[:6]:
         ratio = f"{candidate.seconds / best:.2f}" if best else ""
         click.echo(f"  {format_time(candidate.seconds):>10}  {ratio:>5}  {candidate.variant.spelled(collective)}")
+    if decision.is_measured and decision.ranking and decision.ranking[0].variant.key != decision.variant.key:
+        why = "these are times of calls" if held else "it was not faster beyond chance, or slower in rows of calls"
+        click.echo(f"not the first of these: {why}")
 
 
 def _combining(collective: str, exact: bool) -> Combining:

@@ -117,9 +117,10 @@ def from_root(comm: MPI.Intracomm, read: Callable[[], Read]) -> Read:
     return found
 
 
-def read_table(table: Table | str | Path | None) -> Table:
-    """A table, one in a file, or (None) that of the environment. Raises TableError; what the environment names and
-    cannot be used is a TableWarning instead."""
+def read_table(table: Table | str | Path | None, library: str) -> Table:
+    """A table, one in a file, or (None) that of the environment, for this MPI library. Raises TableError; what the
+    environment names and cannot be used is a TableWarning instead, and so is a file in which nothing is about the
+    library."""
     try:
         given = environment_table() if table is None else table
     except TableError as error:
@@ -128,6 +129,11 @@ def read_table(table: Table | str | Path | None) -> Table:
     found = given if isinstance(given, Table) else load(given)
     if any(entry.is_old for entry in found.entries):
         warnings.warn(TableWarning(f"{found.source}: made from {OLD}, not from calls: tune again"), stacklevel=4)
+    is_named = isinstance(table, str | Path) or (table is None and settings.table() is not None)
+    if is_named and found.entries and not found.knows(library):
+        others = ", ".join(sorted({entry.mpi for entry in found.entries}))
+        what = f"{found.source}: made with {others}, and says nothing about {library}: tune with that, too"
+        warnings.warn(TableWarning(what), stacklevel=4)
     return found
 
 
@@ -271,7 +277,7 @@ class Session:
                     times, untried = (lesson.seconds, lesson.native), tuple(filter(can_run, lesson.untried))
                     found = Finding(lesson.variant, *times, lesson.calls, lesson.date, untried)
                     known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = found
-        return read_table(None), known
+        return read_table(None, self.library), known
 
     def _keep(self, wanted: Wanted, finding: Finding) -> None:
         """Let later jobs know what has been found."""
@@ -331,7 +337,7 @@ class Session:
         """
 
         self.meet("agreement on a table")
-        self.policy.table = from_root(self.user, partial(read_table, table))
+        self.policy.table = from_root(self.user, partial(read_table, table, self.library))
         self.forget_choices()
 
     @property

@@ -1,18 +1,24 @@
-"""A program with its collectives through hiercoll."""
+"""A program with its collectives through hiercoll.
+
+MPI begins when the program imports `mpi4py.MPI`, as its `mpi4py.rc` says, or calls `MPI.Init`, and not before: then
+hiercoll replaces the communicators.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from mpi4py import MPI
 from mpi4py.run import run_command_line, set_abort_status
-from mpi4py.util import pkl5
 
 from hiercoll import settings
-from hiercoll.calls import dropin
 
 
 def run(
@@ -23,36 +29,23 @@ def run(
     compare: bool = False,
     trace: Path | None = None,
 ) -> None:
-    """Replace the communicator and run a program: words as Python takes them. ``forced``: algorithm and parameters by
-    collective; the others are options of ``python -m hiercoll``, with the files to write."""
-    recorder: Any = None
-    plain = MPI.COMM_WORLD
-    MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
-    pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
+    """Run a program: words as Python takes them. ``forced``: algorithm and parameters by collective; the others are
+    options of ``python -m hiercoll``, with the files to write."""
     settings.forced.update(forced or {})
     settings.compares = compare
-    if report or trace:
-        from hiercoll.tools.report import Recorder
-
-        recorder = Recorder(sync=sync, trace=trace is not None)
-        recorder.install()
 
     def finish() -> None:
-        """The report, once."""
-        nonlocal recorder
-        if recorder is not None and not MPI.Is_finalized():
-            whole, recorder = recorder, None
-            whole.finish(plain, report, trace, compares=compare)
+        if report or trace:
+            print("hiercoll: the program has not used MPI: there is nothing to report", file=sys.stderr)
 
-    def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
-        """As mpi4py's, after the report, for which ranks still need MPI."""
-        finish()
-        original()
+    def replace() -> None:
+        nonlocal finish
+        finish = _replace(report, sync, trace)
 
-    MPI.Finalize = finalize
+    _when_loaded("mpi4py.MPI", partial(_when_initialised, replace))
     try:
         try:
-            run_command_line(program)
+            _run_alone(program)
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
@@ -68,3 +61,111 @@ def run(
     except BaseException:
         set_abort_status(1)
         raise
+
+
+def _run_alone(program: list[str]) -> None:
+    """Run a program, with its frames at the beginning of a chunk of Python's stack, as if nothing had called it.
+
+    CPython (from 3.11 on) keeps frames in chunks of 16 KiB. A loop that calls a function across the end of one maps and
+    unmaps the next each time. Below the frames of hiercoll that happened in other loops than where a program is run by
+    itself: imports of some took up to a fifth longer.
+    """
+    run_command_line(program)
+
+
+_run_alone.__code__ = _run_alone.__code__.replace(co_stacksize=2000)  # words: this frame takes nearly all of a chunk
+
+
+def _replace(report: Path | None, sync: bool, trace: Path | None) -> Callable[[], None]:
+    """Replace the program's communicators. Returns what is to be called at its end, while there is MPI."""
+    from mpi4py import MPI
+    from mpi4py.util import pkl5
+
+    from hiercoll.calls import dropin
+
+    plain, recorder = MPI.COMM_WORLD, None
+    MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
+    pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
+    if report or trace:
+        from hiercoll.tools.report import Recorder
+
+        recorder = Recorder(sync=sync, trace=trace is not None)
+        recorder.install()
+
+    def finish() -> None:
+        """The report, once."""
+        nonlocal recorder
+        if recorder is not None and not MPI.Is_finalized():
+            whole, recorder = recorder, None
+            whole.finish(plain, report, trace, compares=settings.compares)
+
+    def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
+        """As mpi4py's, after the report, for which ranks still need MPI."""
+        finish()
+        original()
+
+    MPI.Finalize = finalize
+    return finish
+
+
+def _when_initialised(then: Callable[[], None]) -> None:
+    """Call something once MPI has begun: now, or when the program lets it begin."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized():
+        then()
+        return
+
+    def initialise(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        found = original(*given, **named)
+        then()
+        return found
+
+    for name in ("Init", "Init_thread"):
+        setattr(MPI, name, wraps(getattr(MPI, name))(partial(initialise, getattr(MPI, name))))
+
+
+def _when_loaded(name: str, then: Callable[[], None]) -> None:
+    """Call something once a module is loaded: at once, or when it is imported, before whoever does gets it."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module, as others would, and lets it be loaded by `_Loader`."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib`."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._then)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads a module as another loader does, and calls something after that."""
+
+    def __init__(self, loader: Loader, then: Callable[[], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See `importlib`."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib`."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then()

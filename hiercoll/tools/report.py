@@ -496,7 +496,8 @@ def _print_compared(console: Console, records: list[dict[str, Any]], compares: b
 
 def _cost_words(costs: dict[str, float]) -> str:
     calls, learning = costs["calls_seconds"], max(0.0, costs["learning_seconds"])
-    share = f", {100 * learning / calls:.1f} % of the {format_time(calls)} that calls took" if calls else ""
+    of_calls = f"of the {format_time(calls)} that calls took the rank that waited the least"
+    share = f", {100 * learning / calls:.1f} % {of_calls}" if calls else ""
     set_up = f"communicators set up: {costs['set_ups']:.0f}, in {format_time(costs['set_up_seconds'])}"
     saved = f"; what it found has saved {format_time(costs['saved_seconds'])}" if costs["saved_seconds"] > 0.0 else ""
     return f"{set_up}; learning cost {format_time(learning)} besides{share}{saved}"

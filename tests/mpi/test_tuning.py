@@ -237,6 +237,55 @@ def test_old_table(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder:
     )
 
 
+@pytest.mark.parametrize("how", ["environment", "argument"])
+def test_table_of_another_library(on_layout: OnLayout, monkeypatch: pytest.MonkeyPatch, folder: Path, how: str) -> None:
+    """Whoever names it is told on rank 0 that nothing in it is about this one."""
+    path = folder / "table.json"
+    (entry,) = table_for(on_layout(f"1x{WORLD.size}"), Variant("pairwise")).entries
+    if WORLD.rank == 0:
+        path.write_text(dump(Table((replace(entry, mpi="Another MPI 7.0"),))))
+    WORLD.Barrier()
+    monkeypatch.setenv("HIERCOLL_TABLE", str(path) if how == "environment" else "")
+    comm = on_layout(f"1x{WORLD.size}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if how == "argument":
+            hiercoll.configure(comm, table=path)
+        send = filled("alltoall", comm, 8)
+        assert np.array_equal(hiercoll.alltoall(comm, send), native("alltoall", comm, send, 8))
+    told = [str(each.message) for each in caught if each.category is hiercoll.TableWarning]
+    due = f"{path}: made with Another MPI 7.0, and says nothing about {mpi_library()}: tune with that, too"
+    assert told == [due] * (WORLD.rank == 0)
+
+
+def test_tune_leaves_nothing_beside_what_it_cannot_write(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What is there is no table: that is said before all work."""
+    world, path = WORLD.Dup(), folder / "notes.txt"
+    monkeypatch.setattr("hiercoll.cli.tune.world", lambda: world)
+    if WORLD.rank == 0:
+        path.write_text("mine")
+    WORLD.Barrier()
+    done = CliRunner().invoke(main, ["tune", "alltoall", "--budget", "4s", "-o", str(path)])
+    WORLD.Barrier()
+    assert done.exit_code == 1 and sorted(each.name for each in folder.glob("notes*")) == ["notes.txt"]
+    world.Free()
+
+
+@pytest.mark.ranks([3])
+def test_bench_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was asked for; names may be written as they are printed."""
+    world = WORLD.Dup()
+    monkeypatch.setattr("hiercoll.cli.measure.world", lambda: world)
+    command = ["bench", "alltoall", "-s", "8", "--seconds", ".02", "-a", "pairwise exchange=xor", "-a", "bruck radix=3"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    if WORLD.rank == 0:
+        said = " ".join(done.output.split())
+        assert "pairwise exchange=xor is left out: it needs a power-of-two" in said, said
+        assert "bruck radix=3" in said.partition("native")[2]
+    world.Free()
+
+
 def test_configure_changes_what_auto_runs(on_layout: OnLayout) -> None:
     """Calls seen before, with their plans, follow the new table too."""
     comm = on_layout(f"1x{WORLD.size}")

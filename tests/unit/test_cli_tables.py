@@ -85,6 +85,16 @@ def test_explain(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert model.exit_code == 0 and "by the cost model" in model.output
 
 
+def test_explain_says_why_the_fastest_is_not_taken(tmp_path: Path) -> None:
+    """Where it was measured: more than its median counts."""
+    faster, said = replace(ENTRY, choices=(Choice(0, PAIRWISE),)), "not the first of these: "
+    (tmp_path / "table.json").write_text(dump(Table((faster,))))
+    asked = ("explain", "alltoall", "-s", "64", "--table", tmp_path / "table.json")
+    assert f"{said}it was not faster beyond chance" in hiercoll(*asked, "-l", "2x4").output
+    assert f"{said}these are times of calls" in hiercoll(*asked, "-l", "2x4", "--plan").output
+    assert said not in hiercoll(*asked, "-l", "64x4").output  # the model's
+
+
 @pytest.mark.parametrize(
     ("collective", "due"),
     [
