@@ -265,6 +265,7 @@ def _blocking(collective: Collective) -> Method:
         if self.handle not in by_handle:
             if self == MPI.COMM_NULL:
                 native(self, *given)  # raises what is wrong
+                return NATIVE
             first = None if uses_device(arguments) else first_calls(self, arguments)
             if first is not None:
                 serve_first(first, collective, arguments, partial(native, self, *given))
