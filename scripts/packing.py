@@ -26,7 +26,7 @@ import hiercoll
 from hiercoll.memory.regions import Block
 from hiercoll.runtime import compiled
 from hiercoll.runtime.datatypes import element_of
-from hiercoll.runtime.specifications import Apart, copy_blocks
+from hiercoll.runtime.specifications import Apart, copying
 from hiercoll.statistics import quartiles
 from hiercoll.tools.bench import provenance
 from hiercoll.units import format_size, format_time
@@ -48,7 +48,7 @@ def subjects(run: int, stride: int, outward: bool) -> tuple[dict[str, Copy], Cal
     pack: Copy = partial(datatype.Pack, apart, packed, 0, MPI.COMM_SELF)
     unpack: Copy = partial(datatype.Unpack, packed, 0, apart, MPI.COMM_SELF)
     found: dict[str, Copy] = {
-        "hiercoll": partial(copy_blocks, blocks, packed, outward=outward),
+        "hiercoll": copying(blocks, packed, outward=outward),
         "MPI": pack if outward else unpack,
         "NumPy": partial(np.copyto, flat, view) if outward else partial(np.copyto, view, flat),
     }
