@@ -15,6 +15,7 @@ import click
 from hiercoll import settings
 from hiercoll.collectives import NATIVE, called
 from hiercoll.errors import ArgumentError
+from hiercoll.tools.program import run
 
 REPORT = Path("hiercoll-report.json")
 
@@ -72,8 +73,6 @@ def main(
         settings.engine()  # which is looked for before the program begins
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
-    from hiercoll.tools.program import run  # which asks for the engine
-
     if table is not None:
         os.environ["HIERCOLL_TABLE"] = table
     file = report_file or (REPORT if report or sync or compare else None)

@@ -24,11 +24,11 @@ from hiercoll.folders import places_of, ranks_of
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.checking import wait_for
 from hiercoll.runtime.library import mpi_library
+from hiercoll.runtime.watch import UNKNOWN, Watch
 from hiercoll.tuning.budget import SHARE, Before, in_common
 
 if TYPE_CHECKING:
     from hiercoll.runtime.memories import Memories
-    from hiercoll.runtime.watch import Watch
     from hiercoll.topology import Topology
     from hiercoll.tuning.policy import Policy
 
@@ -196,8 +196,6 @@ def first_watch(comm: MPI.Intracomm, seconds: float) -> Watch | None:
     """What keeps a deadline before anything is known of the ranks; None where there is none."""
     if not seconds:
         return None
-    from hiercoll.runtime.watch import UNKNOWN, Watch
-
     world = world_ranks(comm)
     name = f"{zlib.crc32(repr(world).encode()):08x}"
     return Watch(seconds, name, comm.rank, [UNKNOWN] * comm.size, world, lambda _: None)
