@@ -6,8 +6,9 @@
 other code and data (cold). Subjects take turns in random order; of each call, or row, the slowest rank's time
 counts. Reported is the median over turns with its quartiles.
 
-``--left``: in rows, what calls of drop-in communicators cost that are left to the MPI library, by collective, on one
-where hiercoll is not set up, and on one where it is; with HIERCOLL_LEARN=0 all of them are left.
+``--left``: in rows, what calls of drop-in communicators cost that are left to the MPI library, by collective, blocking
+and in the background: on one where hiercoll is not set up, on one where it is, and on one on which there are none but
+calls in the background; and by how much that is more than mpi4py's. With HIERCOLL_LEARN=0 all of them are left.
 On a busy machine the least of all turns is what to compare; on one rank, which waits for nobody, the way through
 hiercoll is all that differs.
 """
@@ -15,11 +16,11 @@ hiercoll is all that differs.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from array import array
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle, product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,6 +42,7 @@ TURNS = 31
 CALLS = {SINGLE: 20, ROW: 400, COLD: 4}  # in a turn
 Call = Callable[[], object]
 NAME = "scatter_destination"
+COMM = "comm"  # mpi4py's own
 
 
 def hand_written(comm: MPI.Intracomm, send: Any, recv: Any) -> Call:
@@ -102,7 +104,7 @@ def left(comm: MPI.Intracomm) -> dict[str, Call]:
     """Calls of mpi4py's communicator, twice, and of drop-in ones."""
     size, is_root = comm.size, comm.rank == 0
     send, recv, one = np.arange(size, dtype="i8"), np.zeros(size, "i8"), np.zeros(1, "i8")
-    column = MPI.INT.Create_vector(2, 1, 2).Commit()
+    column = MPI.INT.Create_vector(2, 1, 2).Create_resized(0, 16).Commit()
     spread = np.zeros(4 * size, "i4")
     typed = [spread, ([1] * size, [16 * peer for peer in range(size)]), [column] * size]
     into = [spread.copy(), *typed[1:]]
@@ -112,6 +114,9 @@ def left(comm: MPI.Intracomm) -> dict[str, Call]:
         "Alltoall of array.array": (array("q", send), array("q", recv)),
         "Alltoall of memoryview": (memoryview(send), memoryview(recv)),
         "Alltoall of bytearray": ([bytearray(send), MPI.INT64_T], [bytearray(recv), MPI.INT64_T]),
+        "Alltoall of columns": ([spread, 1, column], [spread.copy(), 1, column]),
+        "Allgatherv of columns": ([spread[:4], 1, column], [spread.copy(), ones, list(range(size)), column]),
+        "Allgatherv": (one, [recv, ones]),
         "Alltoallv": ([send, ones], [recv, ones]),
         "Alltoallw": (typed, into),
         "Allgather": (one, recv),
@@ -120,13 +125,27 @@ def left(comm: MPI.Intracomm) -> dict[str, Call]:
         "Gather": (one, recv if is_root else None),
         "Scatter": (send if is_root else None, one),
     }
-    subjects: dict[str, Call] = {}
-    new, ready = hiercoll.Intracomm(comm.Dup()), hiercoll.Intracomm(comm.Dup())
+    new, ready, unmet = (hiercoll.Intracomm(each) for each in (comm.Dup(), comm.Dup(), comm.Split()))
     get_session(ready)
-    for who, each in (("comm", comm), ("comm again", comm), ("drop-in", new), ("drop-in, set up", ready)):
-        calls = {name: partial(getattr(each, name.split()[0]), *given) for name, given in arguments.items()}
-        subjects |= {f"{name}, {who}": call for name, call in calls.items()}
+    subjects: dict[str, Call] = {}
+    users = {
+        COMM: comm,
+        "comm again": comm,
+        "drop-in": new,
+        "drop-in, set up": ready,
+        "drop-in, background alone": unmet,
+    }
+    for (name, given), (who, each) in product(arguments.items(), users.items()):
+        method, *kind = name.split(maxsplit=1)
+        if each is not unmet:
+            subjects[f"{name}, {who}"] = partial(getattr(each, method), *given)
+        begin = partial(getattr(each, f"I{method.lower()}"), *given)
+        subjects[f"{' '.join([f'I{method.lower()}', *kind])}, {who}"] = partial(_waited, begin)
     return subjects
+
+
+def _waited(begin: Callable[[], MPI.Request]) -> None:
+    begin().Wait()
 
 
 def report(times: dict[str, list[float]], timing: str, about: dict[str, Any], file: Path | None) -> None:
@@ -136,6 +155,10 @@ def report(times: dict[str, list[float]], timing: str, about: dict[str, Any], fi
         (low, middle, high), least = quartiles(values), min(values)
         seconds[name] = {"q1": low, "median": middle, "q3": high, "least": least}
         words = f"({format_time(low)} .. {format_time(high)}), least {format_time(least)}"
+        call, _, who = name.partition(", ")
+        if who and who != COMM and (plain := times.get(f"{call}, {COMM}")):
+            more, leasts = 1e6 * (middle - quartiles(plain)[1]), 1e6 * (least - min(plain))
+            words = f"{words}; {more:+.2f} us, of the least {leasts:+.2f}"
         print(f"{timing:6}  {name:50} {format_time(middle):>10}  {words}")
     if file:
         with file.open("a") as opened:
@@ -159,7 +182,7 @@ def main() -> None:
     send, recv = np.arange(comm.size, dtype="i8"), np.zeros(comm.size, dtype="i8")
     plan = hiercoll.alltoall_init(comm, send, recv, algorithm=NAME)
     native_plan = hiercoll.alltoall_init(comm, send, recv, algorithm="native")
-    pairs = itertools.cycle([(np.zeros_like(send), np.zeros_like(recv)) for _ in range(4096)])  # more than are cached
+    pairs = cycle([(np.zeros_like(send), np.zeros_like(recv)) for _ in range(4096)])  # more than are cached
     alltoall = hiercoll.alltoall
     subjects: dict[str, Call] = {
         "comm.Alltoall": partial(comm.Alltoall, send, recv),

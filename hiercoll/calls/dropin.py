@@ -30,8 +30,8 @@ from hiercoll.collectives import NATIVE, Collective, called
 from hiercoll.errors import ArgumentError
 from hiercoll.runtime import compiled
 from hiercoll.runtime.arguments import Arguments, Mode
-from hiercoll.runtime.beginning import Beginning
-from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, inherits, known_state
+from hiercoll.runtime.beginning import Alike, Beginning
+from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, inherits, met_so_far
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
@@ -300,10 +300,8 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Req
         return None
     # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
     # which MPI may not be given, the first call waits.
-    state = None if uses_device(given) else known_state(comm)
-    if isinstance(state, Beginning):
+    if not uses_device(given) and isinstance(state := met_so_far(comm), Beginning | Alike):
         remember_all_begun(state, collective)
-    if isinstance(state, Beginning) or (state is None and not uses_device(given)):
         return None
     from hiercoll.calls import served
 

@@ -299,7 +299,7 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         if plan is not None and not is_by_block and (learner is None or collective.sizes is Sizes.KNOWN):
             session.remember(uneven_alias(collective, given), plan, tally)
         return
-    is_seen = may_come_again(collective, given) and _is_readable(request, given)
+    is_seen = may_come_again(collective, given) and _is_readable(request, given) and _types_stay(given)
     if program is not None:
         if is_seen:
             remember_call(session, program, collective, given, tally)
@@ -331,7 +331,8 @@ def remember_plan(session: Session, request: Request, given: Arguments, plan: Pl
         return
     if given.limit != LIMIT or not session.unwatched:
         return
-    if not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
+    is_seen = may_come_again(collective, given) and _is_readable(request, given) and _types_stay(given)
+    if not collective.is_even or is_seen:
         again = Again(session, plan.alike, plan.is_by_block), plan.alike
         remember_call(session, again, collective, given, session.choices, collective.in_background)
 
@@ -345,10 +346,12 @@ def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
 
 def _is_readable(request: Request, given: Arguments) -> bool:
     """Whether the compiled engine sees where the data of a call with equal blocks lie: in arguments, but for what is
-    in place on all ranks, and of datatypes that are MPI's own, which nobody can free."""
+    in place on all ranks."""
     ends = (given.send, request.sent), (given.recv, request.received)
-    if request.collective.buffers and any(data and data.blocks and is_in_place(spec) for spec, data in ends):
-        return False
-    specs = [spec for spec, _ in ends if type(spec) in (list, tuple)]
-    types = [each for spec in specs for each in spec if isinstance(each, MPI.Datatype)]
-    return all(each.is_predefined for each in types)
+    return not (request.collective.buffers and any(data and data.blocks and is_in_place(spec) for spec, data in ends))
+
+
+def _types_stay(given: Arguments) -> bool:
+    """Whether the datatypes of a call are MPI's own, which nobody can free."""
+    specs = [spec for spec in (given.send, given.recv) if type(spec) in (list, tuple)]
+    return all(each.is_predefined for spec in specs for each in spec if isinstance(each, MPI.Datatype))

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hiercoll.calls.given import arrays_of, has_known_operation, is_in_elements, operation_and_order, suits_mpi4py
 from hiercoll.collectives import Collective, InBackground
 from hiercoll.runtime.arguments import LIMIT, Arguments
-from hiercoll.runtime.beginning import Beginning
+from hiercoll.runtime.beginning import Alike, Beginning
 from hiercoll.runtime.direct import direct
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def remember_native(
         remember_call(session, method, collective, given, tally)
 
 
-def remember_all_begun(state: Session | Beginning, collective: Collective) -> None:
-    """The same of all calls of drop-in communicators on memory of the host."""
+def remember_all_begun(state: Session | Beginning | Alike, collective: Collective) -> None:
+    """The same of all calls in the background of drop-in communicators on memory of the host."""
     method = getattr(MPI.Intracomm, collective.nonblocking)
     state.routes.remember_all(method, state.choices, collective.in_background)
 
@@ -112,7 +112,8 @@ def remember_call(
     choice = (given.root, given.algorithm, given.transport, *operation_and_order(collective, given))
     if not has_known_operation(collective, given):
         return
-    if not collective.is_even and not all(map(is_in_elements, (send, given.recv))):
+    is_program = not callable(target)  # which moves elements of arrays, one of mpi4py's whatever there is
+    if is_program and not collective.is_even and not all(map(is_in_elements, (send, given.recv))):
         return
     is_native = target is getattr(MPI.Intracomm, collective.native)
     function = direct(session.user, collective, given) if is_native else None

@@ -54,6 +54,11 @@ typedef struct {
     long long counts[2], types[2], operation;
 } Direct;
 
+/* What counts and displacements of an array count, in bytes: from one to the next, to the end of the first one, of data. */
+typedef struct {
+    int64_t extent, reach, size;
+} Element;
+
 /* A call, and what serves it: a program; mpi4py's method of communicators, which a function may stand for; or idle plans,
  * one of which Python starts (see `is_idle`). */
 typedef struct {
@@ -63,7 +68,8 @@ typedef struct {
     PyObject *target;
     PyObject *counter;          /* calls that the target still serves, and nanoseconds they took, in an array; or None */
     int64_t *left;              /* in there; NULL: it serves all */
-    int64_t items[2], bytes[2]; /* of send and recv: of an element, and of all of them */
+    Element elements[2];        /* of send and recv */
+    int64_t items[2], bytes[2]; /* of an element of the array, and of all of them */
     int buffers;                /* how many a method takes */
 } Known;
 
@@ -208,6 +214,7 @@ typedef struct {
     PyObject *given[2];     /* send and recv; None for what is not taken: send where there is one buffer */
     PyObject *blocks[2];    /* which blocks they have, if they come with that */
     PyObject *displacements[2]; /* of these, if they come after their counts */
+    PyObject *types[2];     /* of blocks of any sizes, if they come with a datatype */
     /* Owned until `end_call`, since a list that they came in may change while the call waits: */
     Array *arrays[2];       /* NULL for None, and for buffers of other kinds, such as a bytearray */
     Py_buffer views[2];     /* of these */
@@ -301,15 +308,15 @@ static PyObject *split(PyObject *given, PyObject **blocks)
 }
 
 /* The same of a buffer of blocks of any sizes, which may come with a datatype besides: [array, datatype], [array, counts,
- * datatype], [array, counts, displacements, datatype]. Python sees to it that it is that of the array's elements. */
-static PyObject *split_typed(Call *call, int end, PyObject **datatype)
+ * datatype], [array, counts, displacements, datatype]. */
+static PyObject *split_typed(Call *call, int end)
 {
     PyObject *given = call->given[end], **blocks = &call->blocks[end];
     Py_ssize_t count = Py_TYPE(given) == calls.array ? -1 : length_of(given);
     PyObject *last = count > 1 && count < 5 ? item_of(given, count - 1) : NULL;
-    *datatype = last && Py_TYPE(last) == calls.datatype ? last : NULL;
-    if (!*datatype)
+    if (!last || Py_TYPE(last) != calls.datatype)
         return split(given, blocks);
+    call->types[end] = last;
     *blocks = count > 2 ? item_of(given, 1) : NULL;
     call->displacements[end] = count > 3 ? item_of(given, 2) : NULL;
     return item_of(given, 0);
@@ -416,8 +423,7 @@ static int add_buffer(Call *call, int end)
         return add_number(&call->key, -4);
     if (kind->is_typed)
         return add_typed(call, end);
-    PyObject *datatype = NULL;
-    PyObject *buffer = kind->is_even ? add_numbers(call, call->given[end]) : split_typed(call, end, &datatype);
+    PyObject *buffer = kind->is_even ? add_numbers(call, call->given[end]) : split_typed(call, end);
     if (!buffer || Py_TYPE(buffer) != calls.array)
         return buffer && kind->is_even ? add_view(call, end, buffer) : -1;
     Array *array = (Array *)buffer;
@@ -430,7 +436,7 @@ static int add_buffer(Call *call, int end)
                                                          : elements(array);
     if (add_number(&call->key, size) < 0 || add_object(&call->key, array->type) < 0)
         return -1;
-    return datatype ? add_object(&call->key, datatype) : 0;
+    return call->types[end] ? add_object(&call->key, call->types[end]) : 0;
 }
 
 /* The sum of whole numbers in a list, or in an array of the usual types; -1 for anything else. */
@@ -477,6 +483,7 @@ static void begin_call(Call *call, PyObject *comm, PyObject *send, PyObject *rec
     call->arrays[0] = call->arrays[1] = NULL;
     call->blocks[0] = call->blocks[1] = NULL;
     call->displacements[0] = call->displacements[1] = NULL;
+    call->types[0] = call->types[1] = NULL;
     call->views[0].obj = call->views[1].obj = NULL;
     call->data[0] = call->data[1] = NULL;
     call->options[ALGORITHM] = call->options[TRANSPORT] = calls.automatic;
@@ -497,6 +504,7 @@ static int describe_any(Call *call, PyObject *collective)
     end_call(call);
     call->blocks[0] = call->blocks[1] = NULL;
     call->displacements[0] = call->displacements[1] = NULL;
+    call->types[0] = call->types[1] = NULL;
     for (int end = 0; end < 2; end++) {
         PyObject *given = call->given[end];
         if (given == calls.in_place || given == Py_None || PyObject_CheckBuffer(given))
@@ -549,12 +557,14 @@ static int read_numbers(PyObject *from, int64_t *numbers, Py_ssize_t count)
     return 0;
 }
 
-/* Sizes and places in bytes, of an array's counts or of (counts, displacements) in its elements; of one block that may be
- * a number, or all of the array. */
-static int read_blocks(const Call *call, int end, int64_t item, Py_ssize_t count, int64_t *sizes, int64_t *places)
+/* Sizes and places in bytes, from an array's counts or (counts, displacements); of one block that may be a number, or all
+ * of the array. */
+static int read_blocks(const Call *call, int end, const Known *known, Py_ssize_t count, int64_t *sizes, int64_t *places)
 {
     PyObject *displacements = call->displacements[end], *counts = call->blocks[end];
-    int64_t next = 0, most = elements(call->arrays[end]);
+    const Element *element = &known->elements[end];
+    int64_t item = element->extent, bytes = elements(call->arrays[end]) * known->items[end];
+    int64_t next = 0, most = bytes < element->reach ? 0 : (bytes - element->reach) / item + 1;
     if (count == 1 && !displacements && (!counts || PyLong_CheckExact(counts))) {
         int64_t size = counts ? PyLong_AsLongLong(counts) : most; /* a number that is too large: -1 */
         sizes[0] = size * item;
@@ -739,6 +749,21 @@ static int read_direct(PyObject *given, Direct *direct)
     return direct->counts[0] > most || direct->counts[1] > most ? -1 : 0;
 }
 
+/* Of an array, or of what comes with it; -1 for datatypes that begin before their place, or end before the next, or with
+ * an exception. */
+static int read_element(PyObject *datatype, int64_t item, Element *element)
+{
+    Element of_array = {item, item, item};
+    *element = of_array;
+    if (!datatype)
+        return 0;
+    int64_t begin = number_of(datatype, "true_lb"), length = number_of(datatype, "true_extent");
+    element->extent = number_of(datatype, "extent");
+    element->size = number_of(datatype, "size");
+    element->reach = begin + length;
+    return begin < 0 || length < 0 || element->extent <= 0 || PyErr_Occurred() ? -1 : 0;
+}
+
 /* Let ``target`` serve such calls, as long as the ``counter`` allows; 1, or -1 if it cannot. ``typed``: see
  * `read_typed`; ``direct``: see `read_direct`; None for other calls. */
 static int keep(Routes *routes, const Call *call, PyObject *target, PyObject *counter, PyObject *typed,
@@ -763,7 +788,7 @@ static int keep(Routes *routes, const Call *call, PyObject *target, PyObject *co
         known->bytes[end] = call->arrays[end]      ? known->items[end] * elements(call->arrays[end])
                             : call->views[end].obj ? call->views[end].len
                                                    : 0;
-        good = known->items[end] > 0;
+        good = known->items[end] > 0 && read_element(call->types[end], known->items[end], &known->elements[end]) == 0;
     }
     known->buffers = call->kind.buffers;
     if (!good)
@@ -931,9 +956,10 @@ static int have_blocks(Routes *routes, const Known *known, const Program *progra
         int64_t *numbers = routes->numbers + 2 * end * routes->size;
         int64_t *places = program ? program->tables[end].places : numbers + routes->size;
         int64_t *sizes = program ? program->tables[end].sizes : numbers;
-        if (read_blocks(call, end, known->items[end], count, sizes, places) < 0)
+        if (read_blocks(call, end, known, count, sizes, places) < 0)
             return 0;
-        own[end] = sizes[count == 1 ? 0 : routes->rank];
+        const Element *element = &known->elements[end];
+        own[end] = sizes[count == 1 ? 0 : routes->rank] / element->extent * element->size;
         routes->read[end] = count;
     }
     return own[0] < 0 || own[1] < 0 || own[0] == own[1];

@@ -59,6 +59,8 @@ static PyObject *free_communicator(PyObject *self, PyObject *const *args, Py_ssi
     if (states && find_handle(self, &comm) == 0) {
         PyObject *handle = PyLong_FromUnsignedLongLong((unsigned long long)comm);
         is_known = !handle || PyDict_Contains(states, handle);
+        if (!is_known)
+            unregister(handle);
         Py_XDECREF(handle);
     }
     if (let_pass() < 0)

@@ -27,7 +27,7 @@ from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorErr
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.arguments import Arguments, buffer_of
 from hiercoll.runtime.attributes import Attribute
-from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Beginning, agree, first_watch
+from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Alike, Beginning, agree, first_watch
 from hiercoll.runtime.progress import abandoned
 from hiercoll.tuning.budget import Before
 
@@ -208,6 +208,7 @@ def begins_with(wishes: int, comm: MPI.Intracomm) -> None:
 def _keep(comm: MPI.Intracomm, state: State) -> None:
     """What is known of the communicator, until it is freed."""
     _states[comm.handle] = state
+    compiled.register(comm.handle, None)
     if _held().get(comm) is None:
         _held().set(comm, IS_SPECIAL)
 
@@ -264,16 +265,26 @@ def _make_session(comm: MPI.Intracomm, before: Beginning | None) -> Session:
     return session
 
 
+def met_so_far(comm: MPI.Intracomm) -> Session | Beginning | Alike:
+    """The session of ``comm``, or what counts its calls, or, of one on which no call has let ranks agree, what lets the
+    compiled engine leave calls in the background to the MPI library. Local. Raises as `get_session`."""
+    state = _states.get(comm.handle) or _goes_on_counting(comm)
+    if state is None:
+        compiled.register(comm.handle, _unmet().routes)
+        return _unmet()
+    return state if isinstance(state, Beginning) else get_session(comm)
+
+
+@cache
+def _unmet() -> Alike:
+    """Of all communicators of which nothing is known but that."""
+    return Alike(0, 1)
+
+
 def known_session(comm: MPI.Intracomm) -> Session | None:
     """The session of ``comm`` if a call has made one. Local. Raises as `get_session`."""
-    state = known_state(comm)
-    return None if isinstance(state, Beginning) else state
-
-
-def known_state(comm: MPI.Intracomm) -> Session | Beginning | None:
-    """The same, or what counts the calls on ``comm``; None if there have been none."""
     state = _states.get(comm.handle)
-    return state if isinstance(state, Beginning | None) else get_session(comm)
+    return None if isinstance(state, Beginning | None) else get_session(comm)
 
 
 def _check_thread() -> None:

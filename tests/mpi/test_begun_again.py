@@ -19,6 +19,7 @@ from hiercoll.calls import dropin, serving
 from hiercoll.calls.background import NativeCall
 from hiercoll.collectives import ALLTOALL, called
 from hiercoll.runtime import compiled
+from hiercoll.runtime.beginning import Beginning
 from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.lifetime import get_session
 from hiercoll.runtime.progress import abandoned
@@ -49,7 +50,7 @@ def comm(on_layout: Callable[[str], MPI.Intracomm], monkeypatch: pytest.MonkeyPa
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Calls in the background that Python has looked at."""
     seen: Counter[str] = Counter()
-    begin, known_state = serving.begin, dropin.known_state
+    begin, met_so_far = serving.begin, dropin.met_so_far
 
     def of_function(session: Any, collective: Any, given: Any) -> Any:
         seen["functions"] += 1
@@ -57,10 +58,10 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def of_method(comm: Any) -> Any:
         seen["methods"] += 1
-        return known_state(comm)
+        return met_so_far(comm)
 
     monkeypatch.setattr(hiercoll.calls.functions, "begin", of_function)
-    monkeypatch.setattr(dropin, "known_state", of_method)
+    monkeypatch.setattr(dropin, "met_so_far", of_method)
     return seen
 
 
@@ -139,18 +140,80 @@ def test_methods(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> Non
 
 
 @needs_threads
+@pytest.mark.parametrize("is_met", [True, False], ids=["counted", "unmet"])
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_before_hiercoll_is_set_up(name: str, monkeypatch: pytest.MonkeyPatch, looked_at: Counter[str]) -> None:
-    """Once a blocking call has been counted, and they do not count."""
+def test_methods_before_hiercoll_is_set_up(
+    name: str, is_met: bool, monkeypatch: pytest.MonkeyPatch, looked_at: Counter[str]
+) -> None:
+    """Before a blocking call has been counted, and after it; they do not count."""
     monkeypatch.delenv("HIERCOLL_TABLE", raising=False)
-    ours = hiercoll.Intracomm(MPI.Intracomm(WORLD).Dup())
-    ours.Barrier()
+    ours = hiercoll.Intracomm(MPI.Intracomm(WORLD).Dup() if is_met else MPI.Intracomm(WORLD).Split())
+    if is_met:
+        ours.Barrier()
     left = (compiled.tally(ours.handle) or [0])[0]
     for turn in range(TURNS):
         call_of(ours, name, turn)
     assert looked_at.total() <= 1
     assert (compiled.tally(ours.handle) or [0])[0] == left
+    if not is_met:
+        ours.Barrier()
+        assert isinstance(dropin.met_so_far(ours), Beginning)
+        call_of(ours, name, TURNS)
     ours.Free()
+
+
+# By MPI's name: arguments in units of a derived datatype, the buffer that receives, on which rank.
+DERIVED: dict[str, tuple[Callable[[Arrays, MPI.Datatype], tuple[Any, ...]], int, int | None]] = {
+    "Ialltoall": (lambda a, kind: ([a[1], 1, kind], [a[2], 1, kind]), 2, None),
+    "Iallgather": (lambda a, kind: ([a[0], kind], [a[2], 1, kind]), 2, None),
+    "Ibcast": (lambda a, kind: ([a[0], 1, kind], LAST), 0, None),
+    "Igather": (lambda a, kind: ([a[0], 1, kind], [a[2], 1, kind], LAST), 2, LAST),
+    "Iallgatherv": (lambda a, kind: ([a[0], 1, kind], [a[2], ONES, list(range(SIZE)), kind]), 2, None),
+}
+ONES = [1] * SIZE
+
+
+@needs_threads
+@pytest.mark.parametrize("name", DERIVED)
+def test_methods_of_derived_datatypes(name: str, comm: MPI.Intracomm, looked_at: Counter[str]) -> None:
+    """Those that are left to the MPI library are looked at once, too: with gaps, and by types that are freed."""
+    ours = hiercoll.Intracomm(comm)
+    make, place, root = DERIVED[name]
+    _, _, _, due, step = CASES[name]
+    for number in range(2):
+        first = MPI.DOUBLE.Create_vector(2, 1, ITEMS - 1)
+        kind = first.Create_resized(0, ITEMS * MPI.DOUBLE.extent).Commit()
+        first.Free()
+        for turn in range(TURNS):
+            buffers = arrays(turn)
+            before = buffers[place].copy()
+            getattr(ours, name)(*make(buffers, kind)).Wait()
+            if root not in (None, RANK):
+                continue
+            want = due + turn * step
+            gaps = slice(1, None, ITEMS)
+            want[gaps] = before[gaps]
+            np.testing.assert_array_equal(buffers[place], want)
+        assert looked_at.total() == number + 1
+        kind.Free()
+    with pytest.raises((MPI.Exception, ValueError)):  # the latter where mpi4py is to count
+        getattr(ours, name)(*make(arrays(0), kind))
+
+
+def test_counts_of_derived_datatypes(comm: MPI.Intracomm) -> None:
+    """Functions look at each call's, where methods of the same communicator need not: they stay in their buffers."""
+    kind = MPI.DOUBLE.Create_contiguous(ITEMS).Commit()
+    places = list(range(SIZE))
+    for _ in range(3):
+        _, _, recv, _ = arrays(0)
+        hiercoll.Intracomm(comm).Allgatherv([arrays(0)[0], 1, kind], [recv, ONES, places, kind])
+        np.testing.assert_array_equal(recv, GATHERED)
+        hiercoll.allgatherv(comm, [arrays(0)[0], 1, kind], [recv, ONES, places, kind])
+    for wrong in ([*places[:-1], SIZE], [*places[:-1], 1 << 60], [*places[:-1], -1]):
+        for function in (hiercoll.allgatherv, hiercoll.iallgatherv):
+            with pytest.raises(hiercoll.HiercollError):
+                function(comm, [arrays(0)[0], 1, kind], [recv, ONES, wrong, kind])
+    kind.Free()
 
 
 NAMED = dict.fromkeys(("Igather", "Iscatter", "Igatherv", "Iscatterv"), "linear") | {

@@ -355,6 +355,8 @@ def spelled(how: str) -> tuple[str, list[Any], Any]:
         "counts": ("Alltoallv", [[send, ones, places, MPI.INT64_T], [recv, (ones, places), MPI.INT64_T]], turned),
         "counts in place": ("Allgatherv", [MPI.IN_PLACE, [np.full(SIZE, RANK), ones]], everyone),
         "types": ("Alltoallw", [[send, kinds], [recv, (ones, [8 * at for at in places]), kinds]], turned),
+        "derived": ("Alltoall", [[send, 1, PAIR], [recv, 1, PAIR]], turned),
+        "counts of derived": ("Allgatherv", [[mine, 1, PAIR], [recv, ones, places, PAIR]], everyone),
         "rooted counts": ("Gatherv", [mine, [recv, ones] if RANK == 0 else None], everyone),
         "bytes": ("Allgather", [bytearray([RANK]), bytearray(SIZE)], everyone),
         "bytes in place": ("Allgather", [MPI.IN_PLACE, [bytearray([RANK] * SIZE), 1, MPI.BYTE]], everyone),
@@ -366,7 +368,8 @@ def spelled(how: str) -> tuple[str, list[Any], Any]:
 
 
 EVEN = ["count and type", "type", "name", "one", "reduction", "rooted", "bytes", "bytes in place", "other arrays"]
-SPELLINGS = [*EVEN, "counts", "counts in place", "types", "rooted counts"]
+SPELLINGS = [*EVEN, "counts", "counts in place", "types", "rooted counts", "derived", "counts of derived"]
+PAIR = MPI.INT32_T.Create_contiguous(2).Commit()  # as long as the elements of arrays
 
 
 def emptied(given: list[Any]) -> Any:
