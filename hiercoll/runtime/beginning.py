@@ -12,7 +12,6 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
-from math import inf
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.checking import wait_for
 from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.watch import UNKNOWN, Watch
-from hiercoll.tuning.budget import SHARE, Before, in_common
+from hiercoll.tuning.budget import LEADS, SHARE, Before, in_common, part_of_share
 
 if TYPE_CHECKING:
     from hiercoll.runtime.memories import Memories
@@ -37,6 +36,10 @@ FIRST = 48  # calls before ranks look at their time: an agreement may cost as mu
 LONG = 1 << 16  # bytes of a first call, from which on ranks look earlier; for each power of two after half as many
 MARGIN = 1.25  # times as many calls as are needed by what is known, until the next look: a look takes as long as a few
 GROWTH = 8  # times as many calls have been served at the next look, at most
+# Where another communicator leads, which may have found something meanwhile:
+SOONER = 3  # times as many at the next look, at most
+LOOKING = 0.25  # of what may be spent, that later looks cost
+PATIENCE = 8  # times as much must pay for a set-up, until it has
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
@@ -152,8 +155,8 @@ class Beginning:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
         is estimated by what it takes to agree. Collective."""
         self.since = perf_counter()
-        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known]
-        least, meeting, slowest, negated, known = _largest(self.comm, mine)
+        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, *self._news]
+        least, meeting, slowest, negated, known, part, gains = _largest(self.comm, mine)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
@@ -161,16 +164,36 @@ class Beginning:
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
-        each, share = self.seconds / self._served, 1.0 if self.is_informed else SHARE
+        leads = part >= LEADS
+        share = SHARE if gains else SHARE * part / (1 if leads else PATIENCE)
+        share = 1.0 if self.is_informed else share
         needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
         if needed <= share * self.seconds:
             return False
         look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
         lacking = (needed + 2 * look) / share - self.seconds
-        calls = max(MARGIN * lacking / each, min(look / (SHARE * each), FIRST), 1) if each else inf
-        self._calls = int(min(calls, (GROWTH - 1) * self._served, LONGEST))
+        self._calls = self._until_next(look, lacking, part)
         self.tally[:] = array("q", (self._calls, 0))
         return True
+
+    def _until_next(self, look: float, lacking: float, part: float) -> int:
+        """Calls until the next look, which costs so many seconds, where calls of so many seconds are ``lacking``."""
+        each = self.seconds / self._served
+        if not each:
+            return min((GROWTH - 1) * self._served, LONGEST)
+        most: float = (GROWTH - 1) * self._served
+        if part < LEADS:
+            most = min((SOONER - 1) * self._served, max(FIRST, look / (LOOKING * SHARE * part * each)))
+        return int(min(max(MARGIN * lacking / each, min(look / (SHARE * each), FIRST), 1), most, LONGEST))
+
+    @property
+    def _news(self) -> tuple[float, bool]:
+        """On rank 0: which part of what learning may cost is for this communicator; where another one leads, whether
+        something has been found meanwhile that is faster than native on so many ranks."""
+        if self.rank:
+            return 0.0, False
+        part = own_part(self.size)
+        return part, part < LEADS and bool(_wishes(self.comm, is_first=True) & _learned_on(self.size))
 
     @property
     def paid(self) -> Before:
@@ -183,6 +206,13 @@ class Beginning:
         if self.since:
             self._aside += perf_counter() - self.since - self._usual
             self.since = 0.0
+
+
+def own_part(size: int) -> float:
+    """See `part_of_share`: of a communicator of so many ranks, of which this process is the first. That of the first
+    process of all leads, or one of all ranks."""
+    world = MPI.COMM_WORLD
+    return part_of_share(size, world.size, leads=world.rank == 0 or size >= world.size)
 
 
 def world_ranks(comm: MPI.Intracomm) -> list[int]:

@@ -29,7 +29,7 @@ from hiercoll.errors import ArgumentError, HiercollError, TableError, TableWarni
 from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.runtime import checking, compiled, native, progress
 from hiercoll.runtime.agreement import Agreement
-from hiercoll.runtime.beginning import SET_UP, first_watch, until_changed, world_ranks
+from hiercoll.runtime.beginning import SET_UP, first_watch, own_part, until_changed, world_ranks
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache, Idle
 from hiercoll.runtime.checking import Describe, Description, Later, wait_for
@@ -149,6 +149,7 @@ class Settings(NamedTuple):
     still: float  # nothing is learned
     hurries: float  # it is learned at once
     timeout: float  # seconds
+    part: float  # of what learning may cost, of rank 0's job
     has_more: float  # to tell than numbers: rank 0
     name: float  # rank 0's number for one
     seconds: float  # since the set-up began
@@ -241,6 +242,7 @@ class Session:
             still=not settings.learns(),
             hurries=settings.hurries(),
             timeout=timeout,
+            part=0.0 if self.rank else own_part(self.size),
             has_more=self._has_more(),
             name=0 if self.rank else int.from_bytes(os.urandom(8), "little") >> (64 - NAME_BITS),
             seconds=perf_counter() - began,
@@ -251,7 +253,7 @@ class Session:
         self.order = STRICTNESS[int(common.order)]
         self.disabled, self.stages, self.check = bool(common.disabled), bool(common.stages), bool(common.checks)
         self.threadless, self._compares = bool(common.threadless), bool(common.compares)
-        self.learns = 0.0 if common.still else inf if common.hurries else SHARE
+        self.learns = 0.0 if common.still else inf if common.hurries else SHARE * common.part
         self.name = f"{int(common.name):0{NAME_BITS // 4}x}"  # orders communicators alike on all ranks
         self.set_up_seconds = common.seconds
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hiercoll.tables import Variant
 
 SHARE = 0.05  # of the time of calls, that finding out may cost
+LEADS = 0.75  # of that, or more, which is for the communicator that finds out for others like it
 REINVESTED = 0.25  # of what has been found already saves, that finding out may cost besides
 CAUTION = 0.95  # of that, which is planned for: what is estimated may take longer
 FIRST, FEWEST = 16, 3  # calls of a kind, at least, whose time says something; so few of long ones
@@ -38,6 +39,16 @@ class Before(NamedTuple):
     call: float = 0.0
     agreements: float = 0.0
     meeting: float = 0.0
+
+
+def part_of_share(size: int, whole: int, *, leads: bool) -> float:
+    """Which part of ``SHARE`` finding out may cost on a communicator of so many of the ``whole`` job's ranks.
+
+    What takes longer on one communicator may let all ranks wait, as of a grid of processes the rows wait for each other
+    by way of the columns: parts of communicators that are there side by side add up to one. `LEADS` of it is for the
+    one that ``leads``, from which others take over what it has found; the rest is divided among all by size.
+    """
+    return LEADS * leads + (1 - LEADS) * min(size / whole, 1.0)
 
 
 def in_common(slowest: float, fastest: float, least: float) -> float:

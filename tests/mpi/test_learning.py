@@ -628,6 +628,33 @@ def test_families_where_something_is_known(comm: MPI.Intracomm, monkeypatch: pyt
     child.Free()
 
 
+@pytest.mark.mpi(min_size=3)
+def test_communicators_side_by_side(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What learning may cost is divided among them. One that does not lead is set up when something is known, or for
+    far more calls."""
+    monkeypatch.setattr(lifetime, "_set_up", 0.0)
+    turned = WORLD.Split(0, -RANK)
+    assert get_session(comm).learns == get_session(turned).learns == beginning.SHARE
+    turned.Free()
+    beside = comm.Split(RANK > 0)  # of all ranks but one; that one leads
+    exchange(beside)
+    state = first_calls(beside)
+    assert state is not None
+    if RANK > 0:
+        calls = array("q", (0, beginning.FIRST * 10**9))  # of a second
+        paid = 0.9 * beginning.SHARE * beginning.FIRST  # enough for one that leads
+        for known in (paid, 2 * paid):
+            state.tally[:] = calls
+            assert state.goes_on(known)
+        assert state.tally[0] <= 3 * (beginning.SOONER - 1) * beginning.FIRST
+        monkeypatch.setattr(beginning, "_gaining", lambda most, is_first: frozenset([SIZE - 1]))
+        state.tally[:] = calls
+        assert not state.goes_on(2 * paid)
+        part = 0.25 * (SIZE - 1) / SIZE
+        assert abs(get_session(beside).policy.budget.share - part * beginning.SHARE) < 1e-9
+    beside.Free()
+
+
 @several
 def test_families_with_a_wish(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank's environment asks for goes for what is made from a communicator, too."""

@@ -16,7 +16,18 @@ from hiercoll.collectives import NATIVE
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
-from hiercoll.tuning.budget import FIRST, LONGEST_WAIT, MEETINGS, REINVESTED, SHARE, THINKING, Budget, Kind
+from hiercoll.tuning.budget import (
+    FIRST,
+    LEADS,
+    LONGEST_WAIT,
+    MEETINGS,
+    REINVESTED,
+    SHARE,
+    THINKING,
+    Budget,
+    Kind,
+    part_of_share,
+)
 from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, MOST_ALIKE, ROUNDS, Finding, Learner
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
@@ -110,6 +121,15 @@ def noisy(cost: Cost, sigma: float, seed: int = 0) -> Cost:
 
 def by_radix(variant: Variant, call: int, native: int = 9) -> float:
     return 1e-3 * (1.0 + 0.1 * int(variant.params.get("radix", native)))
+
+
+@pytest.mark.parametrize("sizes", [[16], [4] * 4, [5, 3, 4], [1] * 7])
+def test_parts_add_up(sizes: list[int]) -> None:
+    """Of what finding out may cost, for communicators side by side; those of other jobs' ranks have no more."""
+    whole = sum(sizes)
+    parts = [part_of_share(size, whole, leads=number == 0) for number, size in enumerate(sizes)]
+    assert abs(sum(parts) - 1.0) < 1e-9 and parts[0] >= LEADS > max(parts[1:], default=0.0)
+    assert part_of_share(2 * whole, whole, leads=True) == 1.0
 
 
 @pytest.mark.parametrize(("native", "pairs"), [(9, LOOKS), (4, ROUNDS[0])])
