@@ -929,7 +929,7 @@ static int run_direct(const Direct *known, const Call *call)
     Direct direct = *known; /* Python may forget the call while it runs */
     intptr_t comm = (intptr_t)get_handle((char *)call->comm + calls.offset);
     const char *send = call->given[0] == calls.in_place ? calls.in_place_address : call->data[0];
-    char *recv = call->data[1];
+    char *recv = call->given[1] == calls.in_place ? calls.in_place_address : call->data[1];
     int code;
     Py_BEGIN_ALLOW_THREADS
     code = (direct.is_large ? call_many : call_few)(&direct, send, recv, comm);

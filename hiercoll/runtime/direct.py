@@ -53,14 +53,13 @@ def direct(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Dir
     send, recv = blocks = [_block(*each, comm.size) for each in zip(buffers, holds, strict=True)]
     if send is None or recv is None:
         return None
-    if shape != COMBINE and (given.send is MPI.IN_PLACE or given.recv is MPI.IN_PLACE):
+    never_in_place = given.send if collective.of_root == 0 else given.recv
+    if never_in_place is MPI.IN_PLACE or send == recv == _Block():
         return None
-    if collective.operation:
-        if _Block() not in blocks and send != recv:
-            return None
-        send = recv = recv if send == _Block() else send
-    elif shape == ROOTED:  # the other one does not matter, but is to be sound
-        send, recv = (recv if send == _Block() else send), (send if recv == _Block() else recv)
+    if collective.operation and _Block() not in blocks and send != recv:
+        return None
+    # The other one does not matter, but is to be sound.
+    send, recv = (recv if send == _Block() else send), (send if recv == _Block() else recv)
     operation = value_of(given.op) if collective.operation else 0
     return Direct(collective.native, shape, given.root, *send, *recv, operation)
 

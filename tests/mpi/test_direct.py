@@ -85,8 +85,14 @@ def test_what_the_function_is_called_with(name: str) -> None:
     if name == "allreduce":
         assert direct(WORLD, record, Arguments(send, recv[1:])) is None
         assert direct(WORLD, record, Arguments(send, np.zeros(items, "i8"))) is None
-    if name != "allreduce":
-        assert direct(WORLD, record, Arguments(MPI.IN_PLACE, recv)) is None or name in ("bcast", "scatter")
+    in_place = Arguments(MPI.IN_PLACE, recv) if name != "scatter" else Arguments(send, MPI.IN_PLACE)
+    if RANK == 0 and name != "bcast":
+        assert direct(WORLD, record, in_place) == made
+    wrong = Arguments(in_place.recv, in_place.send)  # the other one
+    if RANK == 0 or name not in ("gather", "reduce", "scatter"):
+        assert direct(WORLD, record, wrong) is None
+    elif name != "scatter":
+        assert direct(WORLD, record, in_place) is None
     if name in ("gather", "scatter", "reduce") and RANK == 0:
         for nothing in ((None, recv), (send, None)):  # as mpi4py takes it, in place, or wrong
             assert direct(WORLD, record, Arguments(*nothing)) is None
@@ -113,7 +119,7 @@ def test_data(comm: MPI.Intracomm, kind: str, spelled: Spelled, algorithm: str) 
     for turn in range(4):
         blocks, recv, one = tokens(RANK, turn, ITEMS * SIZE, kind), np.empty(ITEMS * SIZE, kind), np.empty(ITEMS, kind)
         every = [tokens(rank, turn, ITEMS * SIZE, kind) for rank in range(SIZE)]
-        own = slice(ITEMS * RANK, ITEMS * (RANK + 1))
+        own = own_of(RANK)
         op = MPI.LOR if kind == "?" else MPI.SUM
         total = np.logical_or.reduce(every) if kind == "?" else np.asarray(sum(every)).astype(kind)
         firsts = np.concatenate([each[:ITEMS] for each in every])
@@ -146,12 +152,37 @@ def test_data(comm: MPI.Intracomm, kind: str, spelled: Spelled, algorithm: str) 
         assert np.array_equal(one, every[root][own])
 
 
-def test_sums_in_place(comm: MPI.Intracomm) -> None:
-    ours = hiercoll.Intracomm(comm)
+@pytest.mark.parametrize("spelled", SPELLINGS)
+def test_in_place(comm: MPI.Intracomm, spelled: Spelled) -> None:
+    """On the ranks where MPI takes that."""
+    ours, root = hiercoll.Intracomm(comm), SIZE - 1
+    own, here, place = own_of(RANK), root == RANK, MPI.IN_PLACE
     for turn in range(4):
-        buffer = tokens(RANK, turn, ITEMS, "f8")
-        ours.Allreduce(MPI.IN_PLACE, buffer, MPI.SUM)
-        assert np.array_equal(buffer, sum(tokens(rank, turn, ITEMS, "f8") for rank in range(SIZE)))
+        every = [tokens(rank, turn, ITEMS * SIZE, "f8") for rank in range(SIZE)]
+        firsts = np.concatenate([each[own_of(rank)] for rank, each in enumerate(every)])
+        buffer = every[RANK].copy()
+        ours.Allreduce(place, spelled(buffer, 1), MPI.SUM)
+        assert np.array_equal(buffer, sum(every))
+        buffer = every[RANK].copy()
+        ours.Alltoall(place, spelled(buffer, SIZE))
+        assert np.array_equal(buffer, np.concatenate([each[own] for each in every]))
+        buffer = every[RANK].copy()
+        ours.Allgather(place, spelled(buffer, SIZE))
+        assert np.array_equal(buffer, firsts)
+        buffer = every[RANK].copy()
+        given = (place, spelled(buffer, 1)) if here else (spelled(buffer, 1), None)
+        ours.Reduce(*given, MPI.SUM, root)
+        assert np.array_equal(buffer, sum(every) if here else every[RANK])
+        buffer, one = every[RANK].copy(), every[RANK][own].copy()
+        ours.Gather(*((place, spelled(buffer, SIZE)) if here else (spelled(one, 1), None)), root)
+        assert np.array_equal(buffer, firsts if here else every[RANK])
+        ours.Scatter(*((spelled(every[root], SIZE), place) if here else (None, spelled(one, 1))), root)
+        assert np.array_equal(one, every[root][own] if not here else every[RANK][own])
+
+
+def own_of(rank: int) -> slice:
+    """A rank's own block."""
+    return slice(ITEMS * rank, ITEMS * (rank + 1))
 
 
 @compiled_only
