@@ -33,7 +33,8 @@ FFT, MPI4PY, SHENFUN = "mpi4py_fft-2.0.6", "mpi4py-4.1.2", "shenfun-4.3.0"
 HEAT, HEAT_URL = "v1.8.0", "https://github.com/helmholtz-analytics/heat.git"
 PATIENCE = 1800  # seconds that a program may take
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-FIGURES = re.compile(r" *\d+(\.\d+)?(e[+-]\d+)?")  # with the spaces that fill their columns
+# With the spaces that fill their columns; minutes are in parentheses, if there are any.
+FIGURES = re.compile(r" *\(\d+:\d\d:\d\d\)| *\d+(\.\d+)?(e[+-]\d+)?")
 
 
 class Program(NamedTuple):
