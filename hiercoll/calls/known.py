@@ -299,7 +299,7 @@ def _remember(session: Session, request: Request, given: Arguments, plan: Plan |
         if plan is not None and not is_by_block and (learner is None or collective.sizes is Sizes.KNOWN):
             session.remember(uneven_alias(collective, given), plan, tally)
         return
-    is_seen = may_come_again(collective, given) and _is_readable(request, given) and _types_stay(given)
+    is_seen = _is_readable(request, given)
     if program is not None:
         if is_seen:
             remember_call(session, program, collective, given, tally)
@@ -319,7 +319,7 @@ def remember_begun(session: Session, request: Request, given: Arguments) -> None
         return
     if collective.typed:
         remember_typed(session, collective, given, session.choices, is_begun=True)
-    elif not collective.is_even or (may_come_again(collective, given) and _is_readable(request, given)):
+    elif not collective.is_even or _is_told_apart(request, given):
         method = getattr(MPI.Intracomm, collective.nonblocking)
         remember_call(session, method, collective, given, session.choices, collective.in_background)
 
@@ -331,8 +331,7 @@ def remember_plan(session: Session, request: Request, given: Arguments, plan: Pl
         return
     if given.limit != LIMIT or not session.unwatched:
         return
-    is_seen = may_come_again(collective, given) and _is_readable(request, given) and _types_stay(given)
-    if not collective.is_even or is_seen:
+    if not collective.is_even or _is_readable(request, given):
         again = Again(session, plan.alike, plan.is_by_block), plan.alike
         remember_call(session, again, collective, given, session.choices, collective.in_background)
 
@@ -344,14 +343,16 @@ def _may_pass(session: Session, request: Request, given: Arguments) -> bool:
     return is_known and is_its_own and session.unwatched
 
 
-def _is_readable(request: Request, given: Arguments) -> bool:
-    """Whether the compiled engine sees where the data of a call with equal blocks lie: in arguments, but for what is
-    in place on all ranks."""
+def _is_told_apart(request: Request, given: Arguments) -> bool:
+    """Whether the compiled engine tells a call with equal blocks from others by its arguments: not where these are in
+    place on all ranks."""
     ends = (given.send, request.sent), (given.recv, request.received)
-    return not (request.collective.buffers and any(data and data.blocks and is_in_place(spec) for spec, data in ends))
+    in_place = any(data and data.blocks and is_in_place(spec) for spec, data in ends)
+    return may_come_again(request.collective, given) and not (request.collective.buffers and in_place)
 
 
-def _types_stay(given: Arguments) -> bool:
-    """Whether the datatypes of a call are MPI's own, which nobody can free."""
+def _is_readable(request: Request, given: Arguments) -> bool:
+    """Whether it sees besides where the data lie: of datatypes that are MPI's own, which nobody can free."""
     specs = [spec for spec in (given.send, given.recv) if type(spec) in (list, tuple)]
-    return all(each.is_predefined for spec in specs for each in spec if isinstance(each, MPI.Datatype))
+    types = [each for spec in specs for each in spec if isinstance(each, MPI.Datatype)]
+    return _is_told_apart(request, given) and all(each.is_predefined for each in types)

@@ -749,8 +749,8 @@ static int read_direct(PyObject *given, Direct *direct)
     return direct->counts[0] > most || direct->counts[1] > most ? -1 : 0;
 }
 
-/* Of an array, or of what comes with it; -1 for datatypes that begin before their place, or end before the next, or with
- * an exception. */
+/* Of an array, or of the datatype that comes with it; -1 where data begin before their place, or the extent is not
+ * positive, or with an exception. */
 static int read_element(PyObject *datatype, int64_t item, Element *element)
 {
     Element of_array = {item, item, item};

@@ -164,9 +164,8 @@ class Beginning:
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
-        leads = part >= LEADS
-        share = SHARE if gains else SHARE * part / (1 if leads else PATIENCE)
-        share = 1.0 if self.is_informed else share
+        own = part if part >= LEADS else part / PATIENCE
+        share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
         needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
         if needed <= share * self.seconds:
             return False

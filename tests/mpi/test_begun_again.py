@@ -201,7 +201,7 @@ def test_methods_of_derived_datatypes(name: str, comm: MPI.Intracomm, looked_at:
 
 
 def test_counts_of_derived_datatypes(comm: MPI.Intracomm) -> None:
-    """Functions look at each call's, where methods of the same communicator need not: they stay in their buffers."""
+    """Functions refuse what lies outside of a buffer, also where methods of the communicator have made such calls."""
     kind = MPI.DOUBLE.Create_contiguous(ITEMS).Commit()
     places = list(range(SIZE))
     for _ in range(3):
