@@ -270,7 +270,7 @@ def _decide(
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if COLLECTIVES[collective].sizes is Sizes.OWN and (entry is None or not entry.is_for(topology)):
-        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective)))
+        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective, topology, are_small=True)))
         then = f"; a program's own calls try {names} where blocks are small" if names else ""
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)
@@ -357,8 +357,10 @@ def uneven_choices(
     if entry is not None and entry.is_for(topology) and spread.most <= EVEN * mean:
         choice = entry.choice(mean, held=held)
         return (native,) if choice.is_native else (native, choice)
-    promising = not held and (packs or 10 * spread.small > 9 * spread.filled)
-    return (native, *(Variant(*each) for each in tried(collective))) if promising else (native,)
+    are_small = 10 * spread.small > 9 * spread.filled
+    if held or not (packs or are_small):
+        return (native,)
+    return (native, *(Variant(*each) for each in tried(collective, topology, are_small=are_small)))
 
 
 _NO_TABLE = Table()

@@ -69,6 +69,14 @@ class Grouping:
         return (t.node_of[target] - t.node_of[source]) % len(t.nodes)
 
 
+def distinct_forms(topology: Topology) -> tuple[str, ...]:
+    """Of the forms with one leader, those in which other ranks carry: with two nodes the one that carries a share is
+    the leader, and with one node, or one rank on each, all forms are the same."""
+    if len(topology.nodes) == 1 or max(topology.node_sizes) == 1:
+        return ("leader",)
+    return ("leader", "lane") if len(topology.nodes) == 2 else ("leader", "share", "lane")
+
+
 @lru_cache(maxsize=64)
 def _leaders(topology: Topology, count: int) -> tuple[int, ...]:
     leader = [0] * topology.size

@@ -20,6 +20,7 @@ Value: TypeAlias = "int | str"
 Params: TypeAlias = "dict[str, Value]"
 Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
 Choices: TypeAlias = "Sequence[Params]"
+ChoicesOn: TypeAlias = "Callable[[Topology], Choices]"
 OrderOn: TypeAlias = "Callable[[Topology, Params], Order]"
 
 
@@ -66,7 +67,8 @@ class Algorithm:
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; with ``auto_in_place`` only where the input lies in the receive buffer. ``search``: what
     ``hiercoll tune`` measures besides those and `variants`;
-    ``trials``: what a program's own calls try where nobody knows all sizes, and most blocks are small;
+    ``trials``: what a program's own calls try on a topology where nobody knows all sizes, and most blocks are small;
+    ``trials_of_large``: the same where they are not;
     ``order``: in which reductions combine contributions, on a topology.
     """
 
@@ -79,8 +81,9 @@ class Algorithm:
     together: tuple[Params, ...] = ()
     auto: tuple[Params, ...] = ()
     auto_in_place: bool = False
-    search: Callable[[Topology], Choices] = lambda topology: ()
-    trials: tuple[Params, ...] = ()
+    search: ChoicesOn = lambda topology: ()
+    trials: ChoicesOn = lambda topology: ()
+    trials_of_large: ChoicesOn = lambda topology: ()
     order: OrderOn = lambda topology, params: Order.ANY
 
     @property
@@ -201,8 +204,9 @@ def register(
     together: tuple[Params, ...] = (),
     auto: tuple[Params, ...] = (),
     auto_in_place: bool = False,
-    search: Callable[[Topology], Choices] | None = None,
-    trials: tuple[Params, ...] = (),
+    search: ChoicesOn | None = None,
+    trials: ChoicesOn | None = None,
+    trials_of_large: ChoicesOn | None = None,
     order: Order | OrderOn = Order.ANY,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Enter the decorated function into the registry under its own name, less that of the collective (or, for gatherv,
@@ -221,7 +225,7 @@ def register(
         able = in_place or collective.one_buffer
         entry = Algorithm(
             collective.name, name, function, parameters, always, able, together, auto, auto_in_place,
-            search or nothing, trials, kind,
+            search or nothing, trials or nothing, trials_of_large or nothing, kind,
         )  # fmt: skip
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function
@@ -262,10 +266,14 @@ def neighbours(collective: str, topology: Topology, name: str, params: Mapping[s
     return found
 
 
-def tried(collective: str) -> list[tuple[str, Params]]:
-    """What calls try where nobody knows all sizes: names, and all parameters."""
-    entries = REGISTRY.get(collective, {}).values()
-    return [(entry.name, entry.resolve(each)) for entry in entries for each in entry.trials]
+def tried(collective: str, topology: Topology, *, are_small: bool) -> list[tuple[str, Params]]:
+    """What calls try where nobody knows all sizes, of blocks that mostly are small or not: names, and all
+    parameters."""
+    found = list[tuple[str, Params]]()
+    for entry in REGISTRY.get(collective, {}).values():
+        chosen = entry.trials if are_small else entry.trials_of_large
+        found += [(entry.name, entry.resolve(each)) for each in chosen(topology)]
+    return found
 
 
 def get_algorithm(collective: str, name: str) -> Algorithm:

@@ -39,6 +39,8 @@ LOOKS = 4  # pairs of calls that a candidate has at first
 FEWER = 2  # of long calls
 HOPELESS = 1.1  # times the best, from which on it has no more after `LOOKS`
 TOO_DEAR = 1.5  # after `FEWER`
+FAR_TOO_DEAR = 4  # after the first, which also makes its plan
+ALONE = 0.25  # seconds that calls last, far longer than a plan takes, of which the first is looked at alone
 DOUBT = 0.25  # of a call's time, by which a candidate may be slower, until that is known
 CHECKS, PAIRS = 3, 8  # pairs of calls in which what an earlier job has found meets native: at first, and if need be
 ROUNDS = (7, 12, 21, 36)  # pairs of calls after which two are compared, if those before do not decide
@@ -466,20 +468,33 @@ class Learner:
         return (calls + 1) * (self.budget.meeting or min(self._typical, PLAN_SECONDS)) + max(dearer, 0.0)
 
     def _look_at(self, new: Variant, old: Variant) -> Generator[Step, Times, Pairs]:
-        """A few pairs; of long calls fewer at first, which may show that more would be too dear."""
+        """A few pairs; of long calls fewer at first, or a single call, which may show that more would be too dear."""
         is_long = self.budget.share < inf and self._typical > self.budget.visit_seconds
-        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS)
+        is_made = is_long and ALONE < self._typical < inf and new != self._chosen
+        if is_made:
+            seconds = yield from self._make(new)
+            if seconds > FAR_TOO_DEAR * self._typical:
+                return [(seconds, self._typical)]
+        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS, is_made=is_made)
         if len(pairs) < LOOKS and not _is_hopeless(pairs, TOO_DEAR):
             pairs = yield from self._pairs(new, old, LOOKS - len(pairs), pairs)
         return pairs
 
-    def _pairs(self, new: Variant, old: Variant, number: int, before: Pairs = ()) -> Generator[Step, Times, Pairs]:
+    def _make(self, new: Variant) -> Generator[Step, Times, float]:
+        """Seconds of a call that makes the plan of ``new``."""
+        yield from self._afford(lambda: self._extra(1, DOUBT * self._typical) + self.budget.plan_seconds(new))
+        (seconds,) = yield Try([new])
+        return seconds
+
+    def _pairs(
+        self, new: Variant, old: Variant, number: int, before: Pairs = (), *, is_made: bool = False
+    ) -> Generator[Step, Times, Pairs]:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
-        there were none, a call that makes the plan of ``new`` comes first, unless that serves other calls, too; its
-        time says nothing."""
+        there were none, a call that makes the plan of ``new`` comes first, unless that is made, or serves other calls,
+        too; its time says nothing."""
         slower = self._slower(new, before)
         dearer = number * slower if slower < inf else 0.0
-        making = [] if before or new == self._chosen else [new]
+        making = [] if before or is_made or new == self._chosen else [new]
 
         def cost() -> float:
             return self._extra(len(making) + 2 * number, dearer) + sum(map(self.budget.plan_seconds, making))

@@ -270,10 +270,16 @@ def test_keeps_native_where_nothing_is_faster() -> None:
     assert alone.finding is not None and alone.finding.variant == NATIVE_VARIANT and not alone.tried
 
 
-@pytest.mark.parametrize(("slower", "calls"), [(2.0, 1 + 2 * FEWER), (1.2, 1 + 2 * LOOKS)])
-def test_what_is_far_too_slow_has_fewer_calls(slower: float, calls: int) -> None:
-    """Where a call takes longer than to agree on what is next."""
-    job = Job(steady(native=1e-2, bruck=1e-2 * slower), RADICES[:2]).run(1000)
+@pytest.mark.parametrize(
+    ("native", "slower", "calls"),
+    [
+        (1.0, 5.0, 1), (1.0, 3.0, 1 + 2 * FEWER), (1.0, 1.2, 1 + 2 * LOOKS),
+        (1e-2, 5.0, 1 + 2 * FEWER), (1e-2, 1.2, 1 + 2 * LOOKS),
+    ],
+)  # fmt: skip
+def test_what_is_far_too_slow_has_fewer_calls(native: float, slower: float, calls: int) -> None:
+    """Where a call takes longer than to agree on what is next, or far longer than a plan to make."""
+    job = Job(steady(native=native, bruck=native * slower), RADICES[:2]).run(1000)
     assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
     assert len(job.tried) == calls
 
