@@ -270,7 +270,7 @@ def _decide(
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if COLLECTIVES[collective].sizes is Sizes.OWN and (entry is None or not entry.is_for(topology)):
-        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective, topology, are_small=True)))
+        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective, topology, 1, True)))
         then = f"; a program's own calls try {names} where blocks are small" if names else ""
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)
@@ -360,7 +360,7 @@ def uneven_choices(
     are_small = 10 * spread.small > 9 * spread.filled
     if held or not (packs or are_small):
         return (native,)
-    return (native, *(Variant(*each) for each in tried(collective, topology, are_small=are_small)))
+    return (native, *(Variant(*each) for each in tried(collective, topology, mean, are_small)))
 
 
 _NO_TABLE = Table()

@@ -5,12 +5,32 @@ from __future__ import annotations
 from hiercoll.algorithms.alltoall import pairwise, scatter_destination
 from hiercoll.algorithms.alltoall_nodes import Relay
 from hiercoll.algorithms.grouping import Grouping, distinct_forms
-from hiercoll.algorithms.registry import Parameter, grid, register, window_parameter
+from hiercoll.algorithms.registry import Choices, Parameter, grid, register, window_parameter
 from hiercoll.collectives import ALLTOALLV
 from hiercoll.schedule import RECV, SEND, Builder, Schedule, in_order
 from hiercoll.topology import Topology
 
 TOGETHER, STRAIGHT = range(2)  # segments of a block, of which the size of the block fills one
+BY_LANES = 512  # bytes of a block from which on lanes mostly are faster carriers than leaders
+
+
+register(
+    ALLTOALLV,
+    window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32),
+    auto=({"window": 4}, {}),
+    search=lambda topology: grid(window=(2, 4, 8, 16)),
+    trials=lambda topology, mean, are_small: [] if are_small else [{}],
+)(scatter_destination)
+register(ALLTOALLV, Parameter("exchange", "rotation", ("rotation",), "partner of step i: rank +/- i"), auto=({},))(
+    pairwise
+)
+
+
+def _trials(topology: Topology, mean: int, are_small: bool) -> Choices:
+    """Large blocks go straight in any form. Of small ones the fewest messages are the fastest first, later those that
+    the most ranks carry."""
+    forms = distinct_forms(topology) if are_small else ("share",)
+    return grid(form=forms if mean < BY_LANES else forms[::-1], window=(4,))
 
 
 @register(
@@ -19,8 +39,7 @@ TOGETHER, STRAIGHT = range(2)  # segments of a block, of which the size of the b
     window_parameter(4, "large blocks outstanding per rank, each way", 1, 4, 16),
     auto=({"form": "share"}, {"form": "lane"}, {"form": "leader"}),
     search=lambda topology: grid(form=("lane", "share", "leader"), window=(1, 4, 16)),
-    trials=lambda topology: grid(form=distinct_forms(topology), window=(4,)),
-    trials_of_large=lambda topology: [{}],
+    trials=_trials,
 )
 def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Schedule:
     """Small blocks together through the node's shared buffer, large ones straight.
@@ -70,15 +89,3 @@ def _exchange(b: Builder, peers: list[tuple[int, bool]], after: list[int]) -> li
         b.send(peer, SEND[peer], after=after) if outgoing else b.recv(peer, RECV[peer], after=after)
         for peer, outgoing in peers
     ]
-
-
-register(
-    ALLTOALLV,
-    window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32),
-    auto=({"window": 4}, {}),
-    search=lambda topology: grid(window=(2, 4, 8, 16)),
-    trials_of_large=lambda topology: [{}],
-)(scatter_destination)
-register(ALLTOALLV, Parameter("exchange", "rotation", ("rotation",), "partner of step i: rank +/- i"), auto=({},))(
-    pairwise
-)

@@ -21,6 +21,7 @@ Params: TypeAlias = "dict[str, Value]"
 Constraint: TypeAlias = "Callable[[Topology, Params], str | None]"
 Choices: TypeAlias = "Sequence[Params]"
 ChoicesOn: TypeAlias = "Callable[[Topology], Choices]"
+Trials: TypeAlias = "Callable[[Topology, int, bool], Choices]"
 OrderOn: TypeAlias = "Callable[[Topology, Params], Order]"
 
 
@@ -67,8 +68,8 @@ class Algorithm:
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; with ``auto_in_place`` only where the input lies in the receive buffer. ``search``: what
     ``hiercoll tune`` measures besides those and `variants`;
-    ``trials``: what a program's own calls try on a topology where nobody knows all sizes, and most blocks are small;
-    ``trials_of_large``: the same where they are not;
+    ``trials``: what a program's own calls try on a topology where nobody knows all sizes, of blocks of so many bytes on
+    average, if most of them are small or not;
     ``order``: in which reductions combine contributions, on a topology.
     """
 
@@ -82,8 +83,7 @@ class Algorithm:
     auto: tuple[Params, ...] = ()
     auto_in_place: bool = False
     search: ChoicesOn = lambda topology: ()
-    trials: ChoicesOn = lambda topology: ()
-    trials_of_large: ChoicesOn = lambda topology: ()
+    trials: Trials = lambda topology, mean, are_small: ()
     order: OrderOn = lambda topology, params: Order.ANY
 
     @property
@@ -205,8 +205,7 @@ def register(
     auto: tuple[Params, ...] = (),
     auto_in_place: bool = False,
     search: ChoicesOn | None = None,
-    trials: ChoicesOn | None = None,
-    trials_of_large: ChoicesOn | None = None,
+    trials: Trials | None = None,
     order: Order | OrderOn = Order.ANY,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Enter the decorated function into the registry under its own name, less that of the collective (or, for gatherv,
@@ -225,7 +224,7 @@ def register(
         able = in_place or collective.one_buffer
         entry = Algorithm(
             collective.name, name, function, parameters, always, able, together, auto, auto_in_place,
-            search or nothing, trials or nothing, trials_of_large or nothing, kind,
+            search or nothing, trials or (lambda topology, mean, are_small: ()), kind,
         )  # fmt: skip
         REGISTRY.setdefault(collective.name, {})[name] = entry
         return function
@@ -266,14 +265,10 @@ def neighbours(collective: str, topology: Topology, name: str, params: Mapping[s
     return found
 
 
-def tried(collective: str, topology: Topology, *, are_small: bool) -> list[tuple[str, Params]]:
-    """What calls try where nobody knows all sizes, of blocks that mostly are small or not: names, and all
-    parameters."""
-    found = list[tuple[str, Params]]()
-    for entry in REGISTRY.get(collective, {}).values():
-        chosen = entry.trials if are_small else entry.trials_of_large
-        found += [(entry.name, entry.resolve(each)) for each in chosen(topology)]
-    return found
+def tried(collective: str, topology: Topology, mean: int, are_small: bool) -> list[tuple[str, Params]]:
+    """What calls try where nobody knows all sizes (`Algorithm`): names, and all parameters."""
+    entries = REGISTRY.get(collective, {}).values()
+    return [(e.name, e.resolve(each)) for e in entries for each in e.trials(topology, mean, are_small)]
 
 
 def get_algorithm(collective: str, name: str) -> Algorithm:

@@ -402,7 +402,7 @@ def uneven_table(*choices: Choice) -> Table:
 
 
 TOGETHER = tuple(Variant("aggregate", {"form": form, "window": 4}) for form in ("leader", "lane"))
-STRAIGHT = (Variant("aggregate", {"form": "share", "window": 4}), Variant("scatter_destination", {"window": 32}))
+STRAIGHT = (Variant("scatter_destination", {"window": 32}), Variant("aggregate", {"form": "share", "window": 4}))
 
 
 @pytest.mark.parametrize(
