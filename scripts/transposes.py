@@ -2,8 +2,9 @@
 
 Run under MPI. An N x N x N array of doubles lies in slabs along its first axis, and comes to lie in slabs along its
 second; each rank's part for another one is a subarray type, as mpi4py-fft makes them. Each call is made by itself after
-a barrier, in turns with the others; its time is that of the slowest rank. Prints a line of JSON per N: medians in
-seconds, native's over each, and the interval of the middle half of native's over its own repetition ("control").
+a barrier, in turns with the others, in another order each time; its time is that of the slowest rank. Prints a line of
+JSON per N: medians in seconds, native's over each, and the interval of the middle half of native's over its own
+repetition ("control").
 
     mpiexec -n 16 python scripts/transposes.py --sizes 32,64,128,256 --algorithm aggregate
 """
@@ -14,6 +15,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -87,7 +89,8 @@ def measure(number: int, algorithms: list[str], seconds: float, first: int) -> d
     cores = Cores(WORLD)
     for turn in range(turns):
         cores.shuffle()
-        for name in (names[(turn + place) % len(names)] for place in range(len(names))):
+        # What comes before a call may be what it takes long: with Open MPI up to twice as long.
+        for name in Random(turn).sample(names, len(names)):
             times[name].append(slowest(calls[name]))
     for _, types in (send, recv):
         for each in types:

@@ -11,6 +11,7 @@ from math import exp, inf
 
 import pytest
 
+from hiercoll.algorithms.registry import get_algorithm, tried
 from hiercoll.collectives import NATIVE
 from hiercoll.tables import COLD, PLAN, PLAN_ROW, ROW, SINGLE, Choice, Entry, Figure, Table, Variant
 from hiercoll.topology import parse_layout
@@ -406,7 +407,7 @@ STRAIGHT = (Variant("scatter_destination", {"window": 32}), Variant("aggregate",
 
 
 @pytest.mark.parametrize(
-    ("spread", "tried"),
+    ("spread", "is_tried"),
     [
         (MANY, True),
         (MANY._replace(filled=8), False),  # sparse
@@ -415,13 +416,35 @@ STRAIGHT = (Variant("scatter_destination", {"window": 32}), Variant("aggregate",
         (MANY._replace(filled=0, small=0, nbytes=0, most=0), False),
     ],
 )
-def test_uneven_without_table(spread: Spread, tried: bool) -> None:
+def test_uneven_without_table(spread: Spread, is_tried: bool) -> None:
     """Where small blocks abound, putting them together is tried."""
     found = uneven_choices("alltoallv", FOUR, spread, Table(), "MPICH 5.0.2")
-    assert found == ((Variant(NATIVE), *TOGETHER) if tried else (Variant(NATIVE),))
+    assert found == ((Variant(NATIVE), *TOGETHER) if is_tried else (Variant(NATIVE),))
     kept = uneven_choices("alltoallv", FOUR, spread, Table(), "MPICH 5.0.2", held=True)
     assert kept == (Variant(NATIVE),)  # what nobody has tried is not taken for good
     assert uneven_choices("alltoallv", parse_layout("1x1"), MANY, Table(), "MPICH 5.0.2") == (Variant(NATIVE),)
+
+
+@pytest.mark.parametrize("layout", ["1x4", "4x1", "2x3", "3+1", "1+3", "3x2", "4+2+3", "3x3:cyclic"])
+def test_each_way_to_put_blocks_together_is_tried_once(layout: str) -> None:
+    """Forms that are left out have the schedules of one that is tried, on all ranks."""
+    topology, entry = parse_layout(layout), get_algorithm("alltoallv", "aggregate")
+
+    def schedules(form: str) -> str:
+        return str([entry.schedule(topology, rank, {"form": form, "window": 4}) for rank in range(topology.size)])
+
+    forms = [str(params["form"]) for _, params in tried("alltoallv", topology, 16, True)]
+    assert len({schedules(form) for form in forms}) == len(forms)
+    assert {schedules(form) for form in forms} == {schedules(form) for form in ("leader", "share", "lane")}
+
+
+def test_order_of_trials_goes_by_size() -> None:
+    """The fewest messages first for short blocks, the most carriers for longer ones."""
+
+    def forms(mean: int) -> list[object]:
+        return [params["form"] for _, params in tried("alltoallv", parse_layout("3x2"), mean, True)]
+
+    assert forms(16) == ["leader", "share", "lane"] == forms(2048)[::-1]
 
 
 def test_uneven_where_native_packs() -> None:
