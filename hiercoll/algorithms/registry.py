@@ -68,8 +68,8 @@ class Algorithm:
     ``auto``: the parameters that the cost model ranks where nothing has been measured, since some machine, size or
     layout makes them the best; with ``auto_in_place`` only where the input lies in the receive buffer. ``search``: what
     ``hiercoll tune`` measures besides those and `variants`;
-    ``trials``: what a program's own calls try on a topology where nobody knows all sizes, of blocks of so many bytes on
-    average, if most of them are small or not;
+    ``trials``: what a program's own calls try where nobody knows all sizes, by topology, bytes of a block on average,
+    and whether most blocks are small;
     ``order``: in which reductions combine contributions, on a topology.
     """
 
