@@ -270,7 +270,7 @@ def _decide(
         return Decision(Variant(NATIVE), "one rank" if topology.size == 1 else "no candidates")
     entry = table.find(collective, mpi, memory, topology)
     if COLLECTIVES[collective].sizes is Sizes.OWN and (entry is None or not entry.is_for(topology)):
-        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective, topology, 1, True)))
+        names = " and ".join(dict.fromkeys(name for name, _ in tried(collective, topology, mean=1, are_small=True)))
         then = f"; a program's own calls try {names} where blocks are small" if names else ""
         why = f"no table for {collective}, {topology} and {mpi or 'this MPI library'}{then}"
         return Decision(Variant(NATIVE), why)

@@ -70,8 +70,8 @@ class Grouping:
 
 
 def distinct_forms(topology: Topology) -> tuple[str, ...]:
-    """Of the forms with one leader, those in which other ranks carry: with two nodes the one that carries a share is
-    the leader, and with one node, or one rank on each, all forms are the same."""
+    """The forms (with one leader each) that differ on a topology. With two nodes the leader carries all shares; with
+    one node, or one rank on each, all forms are the same."""
     if len(topology.nodes) == 1 or max(topology.node_sizes) == 1:
         return ("leader",)
     return ("leader", "lane") if len(topology.nodes) == 2 else ("leader", "share", "lane")

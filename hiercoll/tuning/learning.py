@@ -470,12 +470,12 @@ class Learner:
     def _look_at(self, new: Variant, old: Variant) -> Generator[Step, Times, Pairs]:
         """A few pairs; of long calls fewer at first, or a single call, which may show that more would be too dear."""
         is_long = self.budget.share < inf and self._typical > self.budget.visit_seconds
-        is_made = is_long and ALONE < self._typical < inf and new != self._chosen
-        if is_made:
+        is_alone = is_long and ALONE < self._typical < inf and new != self._chosen
+        if is_alone:
             seconds = yield from self._make(new)
             if seconds > FAR_TOO_DEAR * self._typical:
                 return [(seconds, self._typical)]
-        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS, is_made=is_made)
+        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS, is_made=is_alone)
         if len(pairs) < LOOKS and not _is_hopeless(pairs, TOO_DEAR):
             pairs = yield from self._pairs(new, old, LOOKS - len(pairs), pairs)
         return pairs
