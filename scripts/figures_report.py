@@ -3,9 +3,9 @@
     python scripts/figures_report.py FOLDER [--into docs/performance.md]
 
 Reads FOLDER (bench-*.jsonl, reductions-bench-*.jsonl and host-bench-*.jsonl with the tuning tables beside them,
-native-*, overhead-*, uneven-*.jsonl) and building.jsonl, memory.jsonl and packing.jsonl of the folder above. Prints
-Markdown, section by section; with --into puts each between its marks in that file. Exits with 1 where a record is
-missing that a section needs.
+native-*, overhead-* and uneven-*.jsonl, transposes.jsonl, raw-links.jsonl) and building.jsonl, memory.jsonl and
+packing.jsonl of the folder above. Prints Markdown, section by section; with --into puts each between its marks in that
+file. Exits with 1 where a record is missing that a section needs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ from hiercoll.units import format_size
 
 MARGIN = 0.95  # native/hiercoll that "never slower" allows
 TIMINGS = (SINGLE, ROW)
+TRANSPOSES = {
+    "control": "native again",
+    "aggregate form=leader": "aggregate, leaders",
+    "aggregate": "shares",
+    "aggregate form=lane": "lanes",
+    "aggregate window=1": "one at a time",
+    "scatter_destination": "scatter_destination",
+    "drop-in": "drop-in",
+}
 Record = dict[str, Any]
 
 
@@ -467,8 +476,33 @@ def packing(folder: Path) -> Iterator[str]:
     yield f"\nMPI / hiercoll: {min(gains):.2f} to {max(gains):.2f}, geometric mean {mean(gains):.2f}."
 
 
+def transposes(folder: Path) -> Iterator[str]:
+    """Alltoallw of subarrays, beside what the links take."""
+    found = records(folder, "transposes.jsonl")
+    links = {record["bytes"]: record["seconds"]["median"] for record in records(folder, "raw-links.jsonl")}
+    yield measured(found) + "\n"
+    yield from heading("hosts, N", "calls before", "native, ms", "links alone, ms", *TRANSPOSES.values())
+    beyond: defaultdict[str, list[float]] = defaultdict(list)
+    gains: defaultdict[str, list[float]] = defaultdict(list)
+    for record in sorted(found, key=lambda record: (record["layout"], record["mpi"], record["number"])):
+        native, alone = record["median"]["native"], links[8 * record["number"] ** 3 // record["hosts"] ** 2]
+        beyond[f"on {record['layout']}"].append(native / alone)
+        gains[f"for N = {record['number']}"].append(record["gain"]["drop-in"][0])
+        cells = (interval(*record["gain"].get(name, (None, None, None))) for name in TRANSPOSES)
+        where = f"{record['layout']}, {record['mpi']}, {record['number']}"
+        yield row(where, record["first"], f"{native * 1e3:.1f}", f"{alone * 1e3:.1f}", *cells)
+    yield f"\nGeometric means of native / drop-in: {by_group(gains)}; of native / links alone: {by_group(beyond)}."
+
+
+def by_group(values: dict[str, list[float]]) -> str:
+    """Geometric means, of all and of each group."""
+    every = mean(value for group in values.values() for value in group)
+    return f"{every:.2f} ({', '.join(f'{mean(group):.2f} {name}' for name, group in values.items())})"
+
+
 SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
-    each.__name__: each for each in (lab, native, overhead, uneven, reductions, building, memory, packing, one_host)
+    each.__name__: each
+    for each in (lab, native, overhead, uneven, reductions, building, memory, packing, transposes, one_host)
 }
 
 

@@ -470,12 +470,12 @@ class Learner:
     def _look_at(self, new: Variant, old: Variant) -> Generator[Step, Times, Pairs]:
         """A few pairs; of long calls fewer at first, or a single call, which may show that more would be too dear."""
         is_long = self.budget.share < inf and self._typical > self.budget.visit_seconds
-        is_alone = is_long and ALONE < self._typical < inf and new != self._chosen
-        if is_alone:
-            seconds = yield from self._make(new)
-            if seconds > FAR_TOO_DEAR * self._typical:
-                return [(seconds, self._typical)]
-        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS, is_made=is_alone)
+        made: float | None = None
+        if is_long and ALONE < self._typical < inf and new != self._chosen:
+            made = yield from self._make(new)
+            if made > FAR_TOO_DEAR * self._typical:
+                return [(made, self._typical)]
+        pairs = yield from self._pairs(new, old, FEWER if is_long else LOOKS, made=made)
         if len(pairs) < LOOKS and not _is_hopeless(pairs, TOO_DEAR):
             pairs = yield from self._pairs(new, old, LOOKS - len(pairs), pairs)
         return pairs
@@ -487,14 +487,14 @@ class Learner:
         return seconds
 
     def _pairs(
-        self, new: Variant, old: Variant, number: int, before: Pairs = (), *, is_made: bool = False
+        self, new: Variant, old: Variant, number: int, before: Pairs = (), *, made: float | None = None
     ) -> Generator[Step, Times, Pairs]:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
-        there were none, a call that makes the plan of ``new`` comes first, unless that is made, or serves other calls,
-        too; its time says nothing."""
-        slower = self._slower(new, before)
+        there were none, a call that makes the plan of ``new`` comes first, unless that is ``made`` by a call of so many
+        seconds, or serves other calls, too; its time says nothing."""
+        slower = self._slower(new, before) if made is None else made - self._typical
         dearer = number * slower if slower < inf else 0.0
-        making = [] if before or is_made or new == self._chosen else [new]
+        making = [] if before or made is not None or new == self._chosen else [new]
 
         def cost() -> float:
             return self._extra(len(making) + 2 * number, dearer) + sum(map(self.budget.plan_seconds, making))

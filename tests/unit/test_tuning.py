@@ -453,6 +453,8 @@ def test_uneven_where_native_packs() -> None:
     found = partial(uneven_choices, "alltoallv", FOUR, table=Table(), mpi="MPICH 5.0.2", packs=True)
     assert found(spread=MANY) == (Variant(NATIVE), *TOGETHER)
     assert found(spread=large) == (Variant(NATIVE), *STRAIGHT)
+    one_by_one = tuple(Variant("aggregate", {"form": "share", "window": window}) for window in (1, 4))
+    assert found(spread=large._replace(nbytes=16 << 20)) == (Variant(NATIVE), *one_by_one)
     assert found(spread=large._replace(filled=8)) == found(spread=large, held=True) == (Variant(NATIVE),)
 
 
