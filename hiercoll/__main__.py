@@ -24,9 +24,9 @@ def start(words: list[str]) -> None:
 
 
 def _is_plain(words: list[str]) -> bool:
-    """Whether there are no options, and nothing is wrong with the words."""
+    """Whether there are no options, and nothing is wrong with the words, or with variables."""
     try:
-        settings.engine()  # which is looked for before the program begins
+        settings.check()
     except ArgumentError:
         return False
     first = words[0] if words else "-"

@@ -70,7 +70,7 @@ def main(
     if program[0] not in ("-m", "-c") and not Path(program[0]).exists():
         raise click.UsageError(f"there is no file {program[0]}")
     try:
-        settings.engine()  # which is looked for before the program begins
+        settings.check()
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
     if table is not None:

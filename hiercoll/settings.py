@@ -95,6 +95,12 @@ def engine() -> str:
     return name
 
 
+def check() -> None:
+    """Raises ParameterError where a variable has none of the values that it may have."""
+    for read in (engine, timeout, is_disabled, checks_calls, learns, order, wants_thread, is_cuda_aware):
+        read()
+
+
 def is_cuda_aware() -> bool | None:
     """``HIERCOLL_CUDA_AWARE``: whether the MPI library takes device memory; None where it is not set."""
     return _switch("CUDA_AWARE")

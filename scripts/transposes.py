@@ -1,10 +1,10 @@
 """Transposes of distributed arrays, as FFT codes make them: `Alltoallw` on parts of an array, beside hiercoll's.
 
 Run under MPI. An N x N x N array of doubles lies in slabs along its first axis, and comes to lie in slabs along its
-second; each rank's part for another one is a subarray type, as mpi4py-fft makes them. A call begins after a barrier, and
-its time is that of the slowest rank. Several in a row are made by one function, as programs make them, then by another,
-in another order in each turn. Prints a line of JSON per N: medians in seconds, and native's over each, with the middle
-half of turns; also over its own repetition ("control").
+second; each rank's part for another one is a subarray type, as mpi4py-fft makes them. Each call is made by itself after
+a barrier, in turns with the others, in another order each time; its time is that of the slowest rank. Prints a line of
+JSON per N: medians in seconds, native's over each, and the interval of the middle half of native's over its own
+repetition ("control").
 
     mpiexec -n 16 python scripts/transposes.py --sizes 32,64,128,256 --algorithm aggregate
 """
@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.tools.bench import provenance
+from hiercoll.runtime.library import mpi_library
 from hiercoll.tools.cores import Cores
 
 WORLD = MPI.COMM_WORLD
@@ -55,7 +55,7 @@ def slowest(call: Callable[[], object]) -> float:
     return float(WORLD.allreduce(perf_counter() - begin, op=MPI.MAX))
 
 
-def measure(number: int, algorithms: list[str], seconds: float, row: int, first: int) -> dict[str, Any]:
+def measure(number: int, algorithms: list[str], seconds: float, first: int) -> dict[str, Any]:
     """The record of an array of so many indices along each axis; "auto" learns in so many calls before."""
     mine = parts(number)[WORLD.rank][1]
     # A page of each array is touched before it is timed.
@@ -84,14 +84,14 @@ def measure(number: int, algorithms: list[str], seconds: float, row: int, first:
             continue
         for _ in range(first):
             calls[name]()
-    turns = WORLD.bcast(max(5, int(seconds / once / len(calls) / row)))
+    turns = WORLD.bcast(max(5, int(seconds / once / len(calls))))
     names, times = list(calls), {name: list[float]() for name in calls}
     cores = Cores(WORLD)
     for turn in range(turns):
         cores.shuffle()
-        # What was called before matters: connections remember what was lost, and who sent much.
+        # What was called before matters: with Open MPI native takes up to twice as long after some calls.
         for name in Random(turn).sample(names, len(names)):
-            times[name].append(float(np.median([slowest(calls[name]) for _ in range(row)])))
+            times[name].append(slowest(calls[name]))
     for _, types in (send, recv):
         for each in types:
             each.Free()
@@ -101,9 +101,8 @@ def measure(number: int, algorithms: list[str], seconds: float, row: int, first:
     for comm in comms.values():
         comm.Free()
     return {
-        "number": number, "bytes_per_pair": 8 * number**3 // WORLD.size**2, "first": first, "row": row, "turns": turns,
-        "median": {name: float(np.median(each)) for name, each in times.items()}, "gain": ratios,
-        **provenance(WORLD, nodes),
+        "number": number, "bytes_per_pair": 8 * number**3 // WORLD.size**2, "mpi": mpi_library(), "turns": turns,
+        "layout": str(nodes), "median": {name: float(np.median(each)) for name, each in times.items()}, "gain": ratios,
     }  # fmt: skip
 
 
@@ -111,12 +110,11 @@ def measure(number: int, algorithms: list[str], seconds: float, row: int, first:
 @click.option("--sizes", default="32,64,128,256", show_default=True, help="indices along each axis")
 @click.option("--algorithm", "algorithms", multiple=True, default=("aggregate", "auto", "drop-in"), show_default=True)
 @click.option("--seconds", default=10.0, show_default=True, help="of calls for each size")
-@click.option("--row", default=8, show_default=True, help="calls of the same in a turn")
 @click.option("--first", default=0, show_default=True, help="calls of auto before it is timed")
-def main(sizes: str, algorithms: tuple[str, ...], seconds: float, row: int, first: int) -> None:
+def main(sizes: str, algorithms: tuple[str, ...], seconds: float, first: int) -> None:
     """Measure each size."""
     for number in map(int, sizes.split(",")):
-        record = measure(number, list(algorithms), seconds, row, first)
+        record = measure(number, list(algorithms), seconds, first)
         if WORLD.rank == 0:
             print(json.dumps(record), flush=True)
 

@@ -27,12 +27,31 @@ def test_where_the_program_begins(words: str, own: int) -> None:
     assert _own_words(words.split()) == own
 
 
-def test_an_engine_that_there_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [[__file__], ["--report", __file__]])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("ENGINE", "rust", "python or c"),
+        ("LEARN", "always", "online, 1 or 0"),
+        ("TIMEOUT", "-1", "a number of seconds, 0 for no deadline"),
+        ("ORDER", "rising", "any or rank or fixed"),
+        ("PROGRESS", "fast", "thread or 0"),
+        ("CHECK", "2", "1 or 0"),
+    ],
+)
+def test_a_variable_that_cannot_be(
+    name: str,
+    value: str,
+    expected: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """No traceback: the program has not begun."""
-    monkeypatch.setenv("HIERCOLL_ENGINE", "rust")
+    monkeypatch.setenv(f"HIERCOLL_{name}", value)
     with pytest.raises(SystemExit, match="2"):
-        start([__file__])
-    assert "Error: HIERCOLL_ENGINE: expected python or c, got 'rust'" in capsys.readouterr().err
+        start(words)
+    assert f"Error: HIERCOLL_{name}: expected {expected}, got '{value}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["predict alltoall", "tune alltoall", "bench alltoall"])
