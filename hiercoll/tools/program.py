@@ -9,16 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py.run import run_command_line, set_abort_status
 
 from hiercoll import settings
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # as at run time any class will do: these bring two dozen modules, which each rank would wait for
+    Loader = MetaPathFinder = object
 
 
 def run(
