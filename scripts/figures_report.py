@@ -3,7 +3,7 @@
     python scripts/figures_report.py FOLDER [--into docs/performance.md]
 
 Reads FOLDER (bench-*.jsonl, reductions-bench-*.jsonl and host-bench-*.jsonl with the tuning tables beside them,
-native-*, overhead-* and uneven-*.jsonl, transposes.jsonl, raw-links.jsonl) and building.jsonl, memory.jsonl and
+native-*, overhead-*, uneven-*, transposes-* and raw-links-*.jsonl) and building.jsonl, memory.jsonl and
 packing.jsonl of the folder above. Prints Markdown, section by section; with --into puts each between its marks in that
 file. Exits with 1 where a record is missing that a section needs.
 """
@@ -28,6 +28,7 @@ from hiercoll.units import format_size
 
 MARGIN = 0.95  # native/hiercoll that "never slower" allows
 TIMINGS = (SINGLE, ROW)
+PACKETS = (1500, 9000)  # bytes, for which transposes have been measured
 TRANSPOSES = {
     "control": "native again",
     "aggregate form=leader": "aggregate, leaders",
@@ -477,10 +478,16 @@ def packing(folder: Path) -> Iterator[str]:
 
 
 def transposes(folder: Path) -> Iterator[str]:
-    """Alltoallw of subarrays, beside what the links take."""
-    found = records(folder, "transposes.jsonl")
-    links = {record["bytes"]: record["seconds"]["median"] for record in records(folder, "raw-links.jsonl")}
-    yield measured(found) + "\n"
+    """Alltoallw of subarrays, beside what the links take, by the bytes of a packet."""
+    yield measured(records(folder, "transposes-*.jsonl"))
+    for packet in PACKETS:
+        yield f"\n**Packets of {packet} bytes**\n"
+        found, links = (records(folder, f"{name}-{packet}.jsonl") for name in ("transposes", "raw-links"))
+        yield from of_transposes(found, {record["bytes"]: record["seconds"]["median"] for record in links})
+
+
+def of_transposes(found: list[Record], links: dict[int, float]) -> Iterator[str]:
+    """With the seconds that links alone take, by the bytes from one host to another."""
     yield from heading("hosts, N", "calls before", "native, ms", "links alone, ms", *TRANSPOSES.values())
     beyond: defaultdict[str, list[float]] = defaultdict(list)
     gains: defaultdict[str, list[float]] = defaultdict(list)

@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hiercoll
-from hiercoll.runtime.library import mpi_library
+from hiercoll.tools.bench import provenance
 from hiercoll.tools.cores import Cores
 
 WORLD = MPI.COMM_WORLD
@@ -101,8 +101,9 @@ def measure(number: int, algorithms: list[str], seconds: float, first: int) -> d
     for comm in comms.values():
         comm.Free()
     return {
-        "number": number, "bytes_per_pair": 8 * number**3 // WORLD.size**2, "mpi": mpi_library(), "turns": turns,
-        "layout": str(nodes), "median": {name: float(np.median(each)) for name, each in times.items()}, "gain": ratios,
+        "number": number, "bytes_per_pair": 8 * number**3 // WORLD.size**2, "first": first, "turns": turns,
+        "median": {name: float(np.median(each)) for name, each in times.items()}, "gain": ratios,
+        **provenance(WORLD, nodes),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from hiercoll.topology import Topology
 
 TOGETHER, STRAIGHT = range(2)  # segments of a block, of which the size of the block fills one
 BY_LANES = 512  # bytes of a block from which on lanes mostly are faster carriers than leaders
-ONE_BY_ONE = 128 << 10  # bytes of a block that fill a link; of more such messages at a time a network drops some
+FILLS_A_LINK = 128 << 10  # bytes of a block; of such blocks all at once may take ten times as long as a few
 
 
 register(
@@ -20,7 +20,7 @@ register(
     window_parameter(32, "messages outstanding per rank, each way", 1, 4, 32),
     auto=({"window": 4}, {}),
     search=lambda topology: grid(window=(2, 4, 8, 16)),
-    trials=lambda topology, mean, are_small: [] if are_small or mean >= ONE_BY_ONE else [{}],
+    trials=lambda topology, mean, are_small: [] if are_small or mean >= FILLS_A_LINK else [{}],
 )(scatter_destination)
 register(ALLTOALLV, Parameter("exchange", "rotation", ("rotation",), "partner of step i: rank +/- i"), auto=({},))(
     pairwise
@@ -31,7 +31,7 @@ def _trials(topology: Topology, mean: int, are_small: bool) -> Choices:
     """Large blocks go straight in any form. Of small ones the fewest messages are the fastest first, later those that
     the most ranks carry."""
     if not are_small:
-        return grid(form=("share",), window=(1, 4) if mean >= ONE_BY_ONE else (4,))
+        return grid(form=("share",), window=(1, 4) if mean >= FILLS_A_LINK else (4,))
     forms = distinct_forms(topology)
     return grid(form=forms if mean < BY_LANES else forms[::-1], window=(4,))
 

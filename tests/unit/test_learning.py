@@ -284,6 +284,24 @@ def test_what_is_far_too_slow_has_fewer_calls(native: float, slower: float, call
     assert len(job.tried) == calls
 
 
+def test_what_a_first_call_has_shown_is_not_paid_for_twice() -> None:
+    """Of long calls, one that is no slower than native lets pairs follow at once; for others there must be more."""
+
+    def calls_between(seconds: float) -> int:
+        job = Job(steady(native=1.0, bruck=seconds), RADICES[:2])
+        for learner in job.learners:
+            learner.budget.call = 1.0  # so that few calls come first
+        when = list[int]()
+        while len(job.tried) < 2:
+            tried = len(job.tried)
+            job.run(1)
+            when += [job.calls] * (len(job.tried) - tried)
+        return when[1] - when[0] - 1
+
+    assert calls_between(0.9) == 0
+    assert calls_between(1.5) > 2 * FEWER * 0.5 / SHARE / 2
+
+
 def test_a_few_calls_that_take_far_too_long_hide_nothing() -> None:
     """One in seven takes four times as long, whatever serves it."""
     found = 0
