@@ -458,7 +458,7 @@ def _print_left(console: Console, records: list[dict[str, Any]]) -> None:
     if sites:
         console.print("\nleft to the MPI library, and why (calls of all ranks)", style="italic")
     for record in sites:
-        why = "; ".join(f"{calls} {reason}" for reason, calls in record["left"].items())
+        why = "; ".join(f"{reason} ({calls})" for reason, calls in record["left"].items())
         console.print(f"{_short(record['site'])}, {record['collective']}: {why}", markup=False, soft_wrap=True)
 
 
