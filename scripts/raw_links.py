@@ -16,10 +16,10 @@ from time import perf_counter
 from typing import Any
 
 import click
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll.cli.common import SizesType
+from hiercoll.statistics import quartiles
 
 WORLD = MPI.COMM_WORLD
 
@@ -65,7 +65,7 @@ def measure(size: int, seconds: float) -> dict[str, Any]:
         times.append(WORLD.allreduce(perf_counter() - begin, op=MPI.MAX))
     for peer in peers.values():
         peer.close()
-    low, middle, high = np.percentile(times[3:], [25, 50, 75]).tolist()  # TCP begins slowly
+    low, middle, high = quartiles(times[3:])  # TCP begins slowly
     seconds_of = {"median": middle, "q1": low, "q3": high}
     return {"bytes": size, "hosts": WORLD.size, "turns": len(times) - 3, "seconds": seconds_of}
 

@@ -89,7 +89,7 @@ def measure(number: int, algorithms: list[str], seconds: float, first: int) -> d
     cores = Cores(WORLD)
     for turn in range(turns):
         cores.shuffle()
-        # What was called before matters: with Open MPI native takes up to twice as long after some calls.
+        # In one order each call would always follow the same other.
         for name in Random(turn).sample(names, len(names)):
             times[name].append(slowest(calls[name]))
     for _, types in (send, recv):

@@ -12,7 +12,7 @@ from hiercoll.topology import Topology
 
 TOGETHER, STRAIGHT = range(2)  # segments of a block, of which the size of the block fills one
 BY_LANES = 512  # bytes of a block from which on lanes mostly are faster carriers than leaders
-FILLS_A_LINK = 128 << 10  # bytes of a block; of such blocks all at once may take ten times as long as a few
+FILLS_A_LINK = 128 << 10  # bytes of a block that does so: all at once may take ten times as long as a few
 
 
 register(

@@ -492,7 +492,7 @@ class Learner:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
         there were none, a call that makes the plan of ``new`` comes first, unless that is ``made`` by a call of so many
         seconds, or serves other calls, too; its time says nothing."""
-        slower = self._slower(new, before) if made is None else made - self._typical
+        slower = self._slower(new, before, made)
         dearer = number * slower if slower < inf else 0.0
         making = [] if before or made is not None or new == self._chosen else [new]
 
@@ -508,10 +508,12 @@ class Learner:
         both = zip(turned, times[::2], times[1::2], strict=True)
         return [*before, *((second, first) if turn else (first, second) for turn, first, second in both)]
 
-    def _slower(self, new: Variant, before: Pairs) -> float:
+    def _slower(self, new: Variant, before: Pairs, made: float | None) -> float:
         """By how many seconds one of a pair of calls is slower than what serves others, about."""
         if before:
             return _seconds(before) - median(seconds for _, seconds in before)
+        if made is not None:
+            return made - self._typical
         if new == self._chosen and self.finding is not None:  # native is, by an earlier job's times
             ratio = self.finding.native / self.finding.seconds
             return (ratio - 1.0) * self._typical if self._typical < inf else 0.0

@@ -37,6 +37,8 @@ def test_where_the_program_begins(words: str, own: int) -> None:
         ("ORDER", "rising", "any or rank or fixed"),
         ("PROGRESS", "fast", "thread or 0"),
         ("CHECK", "2", "1 or 0"),
+        ("DISABLE", "maybe", "1 or 0"),
+        ("CUDA_AWARE", "maybe", "1 or 0"),
     ],
 )
 def test_a_variable_that_cannot_be(
