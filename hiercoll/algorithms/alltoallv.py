@@ -31,15 +31,15 @@ def _trials(topology: Topology, mean: int, are_small: bool) -> Choices:
     """Large blocks go straight in any form. Of small ones the fewest messages are the fastest first, later those that
     the most ranks carry."""
     if not are_small:
-        return grid(form=("share",), window=(1, 4) if mean >= FILLS_A_LINK else (4,))
+        return grid(form=("share",), window=(8, 4) if mean >= FILLS_A_LINK else (8,))
     forms = distinct_forms(topology)
-    return grid(form=forms if mean < BY_LANES else forms[::-1], window=(4,))
+    return grid(form=forms if mean < BY_LANES else forms[::-1], window=(8,))
 
 
 @register(
     ALLTOALLV,
     Parameter("form", "share", ("lane", "leader", "share"), "who carries between nodes"),
-    window_parameter(4, "large blocks outstanding per rank, each way", 1, 4, 16),
+    window_parameter(8, "large blocks outstanding per rank, each way", 1, 4, 8),
     auto=({"form": "share"}, {"form": "lane"}, {"form": "leader"}),
     search=lambda topology: grid(form=("lane", "share", "leader"), window=(1, 4, 16)),
     trials=_trials,
@@ -55,35 +55,36 @@ def aggregate(topology: Topology, rank: int, *, form: str, window: int) -> Sched
                  | | |        ||      | large: 0 -> 1, 0 -> 2;  0 -> 3, 0 -> 4; ..
         node 1: 3 4 5 <- [of node 0]  |        ``window`` at a time, node by node
 
-    Carriers: as in `grouped`. Large blocks meet by (node distance, lane distance).
+    Carriers: as in `grouped`. Large blocks meet by (node distance, lane distance); a step begins
+    when the one ``window`` before it is complete, so that no link waits for the last of a batch.
     Counts (share form, N equal nodes of m): shared = m*m+2*m*m*(N-1); scratch = 0
     Constraints: none. Not in place.
     Reference: hiercoll's own; node-aware aggregation: Bienz et al., arXiv 2601.17606.
     """
     relay = Relay(topology, rank, Grouping(topology, form), 0, segments=2)
-    b, first, *rest = relay.b, *_meetings(topology, rank, window)
+    b, meetings = relay.b, _meetings(topology, rank)
     with b.segment(STRAIGHT):
+        begun = [_exchange(b, peers, []) for peers in meetings[:window]]
         b.copy(SEND[rank], RECV[rank], after=[])
-        started = _exchange(b, first, [])
     with b.segment(TOGETHER):
         relay.share(pairwise=False, uneven=True)
     with b.segment(STRAIGHT):
-        for peers in rest:
-            started = _exchange(b, peers, started)
+        for peers in meetings[window:]:
+            begun.append(_exchange(b, peers, begun[-window]))
     return in_order(b.build())
 
 
-def _meetings(topology: Topology, rank: int, window: int) -> list[list[tuple[int, bool]]]:
-    """(peer, whether it is sent to) of each batch; both ends of a message see the same batch."""
+def _meetings(topology: Topology, rank: int) -> list[list[tuple[int, bool]]]:
+    """(peer, whether it is sent to) of each step that has some; both ends of a message see it in the same step."""
     lanes, nodes = max(topology.node_sizes), len(topology.nodes)
-    batches: list[list[tuple[int, bool]]] = [[] for _ in range(-(-(nodes * lanes - 1) // window) or 1)]
+    steps: dict[int, list[tuple[int, bool]]] = {}
     for peer in range(topology.size):
         for outgoing in (False, True) if peer != rank else ():
             sign = 1 if outgoing else -1
             far = sign * (topology.node_of[peer] - topology.node_of[rank]) % nodes
             step = far * lanes + sign * (topology.lane_of[peer] - topology.lane_of[rank]) % lanes
-            batches[(step - 1) // window].append((peer, outgoing))
-    return batches
+            steps.setdefault(step, []).append((peer, outgoing))
+    return [steps[step] for step in sorted(steps)]
 
 
 def _exchange(b: Builder, peers: list[tuple[int, bool]], after: list[int]) -> list[int]:
