@@ -2,9 +2,10 @@
 
 Run under MPI. An N x N x N array of doubles lies in slabs along its first axis, and comes to lie in slabs along its
 second; each rank's part for another one is a subarray type, as mpi4py-fft makes them. Each call is made by itself after
-a barrier, in turns with the others, in another order each time; its time is that of the slowest rank. Prints a line of
-JSON per N: medians in seconds, native's over each, and the interval of the middle half of native's over its own
-repetition ("control").
+a barrier, in turns with the others, in another order each time, after one of its own kind, as in a program: a call that
+loses data leaves TCP connections slow for the next one. Its time is that of the slowest rank. Prints a line of JSON per
+N: medians in seconds, native's over each, and the interval of the middle half of native's over its own repetition
+("control").
 
     mpiexec -n 16 python scripts/transposes.py --sizes 32,64,128,256 --algorithm aggregate
 """
@@ -84,13 +85,14 @@ def measure(number: int, algorithms: list[str], seconds: float, first: int) -> d
             continue
         for _ in range(first):
             calls[name]()
-    turns = WORLD.bcast(max(5, int(seconds / once / len(calls))))
+    turns = WORLD.bcast(max(5, int(seconds / once / (2 * len(calls)))))
     names, times = list(calls), {name: list[float]() for name in calls}
     cores = Cores(WORLD)
     for turn in range(turns):
         cores.shuffle()
-        # In one order each call would always follow the same other.
+        # In one order each kind would always follow the same other.
         for name in Random(turn).sample(names, len(names)):
+            calls[name]()
             times[name].append(slowest(calls[name]))
     for _, types in (send, recv):
         for each in types:

@@ -40,7 +40,9 @@ FEWER = 2  # of long calls
 HOPELESS = 1.1  # times the best, from which on it has no more after `LOOKS`
 TOO_DEAR = 1.5  # after `FEWER`
 FAR_TOO_DEAR = 4  # after the first, which also makes its plan
-ALONE = 0.25  # seconds that calls last, far longer than a plan takes, of which the first is looked at alone
+# Seconds that calls last, far longer than a plan takes, of which the first is looked at alone. Of those after it, each
+# is made twice and the second one counts: TCP connections on which data have been lost are slow in the next call, too.
+ALONE = 0.25
 DOUBT = 0.25  # of a call's time, by which a candidate may be slower, until that is known
 CHECKS, PAIRS = 3, 8  # pairs of calls in which what an earlier job has found meets native: at first, and if need be
 ROUNDS = (7, 12, 21, 36)  # pairs of calls after which two are compared, if those before do not decide
@@ -471,7 +473,7 @@ class Learner:
         """A few pairs; of long calls fewer at first, or a single call, which may show that more would be too dear."""
         is_long = self.budget.share < inf and self._typical > self.budget.visit_seconds
         made: float | None = None
-        if is_long and ALONE < self._typical < inf and new != self._chosen:
+        if is_long and self._are_very_long and new != self._chosen:
             made = yield from self._make(new)
             if made > FAR_TOO_DEAR * self._typical:
                 return [(made, self._typical)]
@@ -479,6 +481,10 @@ class Learner:
         if len(pairs) < LOOKS and not _is_hopeless(pairs, TOO_DEAR):
             pairs = yield from self._pairs(new, old, LOOKS - len(pairs), pairs)
         return pairs
+
+    @property
+    def _are_very_long(self) -> bool:
+        return ALONE < self._typical < inf
 
     def _make(self, new: Variant) -> Generator[Step, Times, float]:
         """Seconds of a call that makes the plan of ``new``."""
@@ -492,19 +498,20 @@ class Learner:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
         there were none, a call that makes the plan of ``new`` comes first, unless that is ``made`` by a call of so many
         seconds, or serves other calls, too; its time says nothing."""
-        slower = self._slower(new, before, made)
-        dearer = number * slower if slower < inf else 0.0
+        slower, repeat = self._slower(new, before, made), 2 if self._are_very_long else 1
+        dearer = repeat * number * slower if slower < inf else 0.0
         making = [] if before or made is not None or new == self._chosen else [new]
 
         def cost() -> float:
-            return self._extra(len(making) + 2 * number, dearer) + sum(map(self.budget.plan_seconds, making))
+            return self._extra(len(making) + repeat * 2 * number, dearer) + sum(map(self.budget.plan_seconds, making))
 
         yield from self._afford(cost)
         turned = [(len(before) + pair) % 2 == 1 for pair in range(number)]
-        times = yield Try([*making, *(each for turn in turned for each in ((old, new) if turn else (new, old)))])
+        order = [each for turn in turned for each in ((old, new) if turn else (new, old)) for _ in range(repeat)]
+        times = yield Try([*making, *order])
         if making and times[0] < inf > self._typical:
             self.budget.planned(new, max(times[0] - self._typical, 0.0))
-        times = times[len(making) :]
+        times = times[len(making) :][repeat - 1 :: repeat]
         both = zip(turned, times[::2], times[1::2], strict=True)
         return [*before, *((second, first) if turn else (first, second) for turn, first, second in both)]
 

@@ -273,7 +273,7 @@ def test_keeps_native_where_nothing_is_faster() -> None:
 @pytest.mark.parametrize(
     ("native", "slower", "calls"),
     [
-        (1.0, 5.0, 1), (1.0, 3.0, 1 + 2 * FEWER), (1.0, 1.2, 1 + 2 * LOOKS),
+        (1.0, 5.0, 1), (1.0, 3.0, 1 + 4 * FEWER), (1.0, 1.2, 1 + 4 * LOOKS),
         (1e-2, 5.0, 1 + 2 * FEWER), (1e-2, 1.2, 1 + 2 * LOOKS),
     ],
 )  # fmt: skip
@@ -282,6 +282,24 @@ def test_what_is_far_too_slow_has_fewer_calls(native: float, slower: float, call
     job = Job(steady(native=native, bruck=native * slower), RADICES[:2]).run(1000)
     assert job.finding is not None and job.finding.variant == NATIVE_VARIANT
     assert len(job.tried) == calls
+
+
+def test_what_is_slow_after_another_is_judged_after_its_own() -> None:
+    """A candidate that is slow in the call after native's only: there connections have lost data."""
+    before = [NATIVE]
+
+    def cost(variant: Variant, call: int) -> float:
+        if variant.algorithm == NATIVE:  # the job's own question of what native takes is no call
+            return 1.4
+        return 1.1 if before[0] == variant.algorithm else 1.8
+
+    job = Job(cost, RADICES[:2])
+    for _ in range(300):
+        tried = len(job.tried)
+        job.run(1)
+        before[0] = job.tried[-1].algorithm if len(job.tried) > tried else job.learners[0].current.algorithm
+    assert job.finding is not None and job.finding.variant == BRUCK
+    assert job.finding.seconds == pytest.approx(1.1)
 
 
 def test_what_a_first_call_has_shown_is_not_paid_for_twice() -> None:
