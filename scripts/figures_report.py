@@ -34,7 +34,7 @@ TRANSPOSES = {
     "aggregate form=leader": "aggregate, leaders",
     "aggregate": "shares",
     "aggregate form=lane": "lanes",
-    "aggregate window=1": "one at a time",
+    "aggregate window=4": "four at a time",
     "scatter_destination": "scatter_destination",
     "drop-in": "drop-in",
 }
