@@ -6,7 +6,7 @@ import pytest
 
 from hiercoll.algorithms import REGISTRY
 from hiercoll.errors import ScheduleError
-from hiercoll.schedule import MESSAGES, RECV, SEND, Builder, Copy, Join, Recv, Schedule, Send, in_order
+from hiercoll.schedule import MESSAGES, RECV, SEND, Builder, Copy, Join, Recv, Schedule, Send, in_order, reads
 from hiercoll.schedule.lowering import Kind, Steps, is_sized, lower, without
 from hiercoll.topology import parse_layout
 
@@ -123,6 +123,27 @@ def test_learned_sizes() -> None:
         assert steps.in_sequence and sized and max(learning) < min(sized)
         own = [op for op in schedule.ops if isinstance(op, Copy) and op.target.buffer == "shared"]
         assert own and not any(is_sized(schedule, op) for op in own)
+
+
+@pytest.mark.parametrize("layout", ["2x3", "4x4", "3+1+2"])
+def test_large_blocks_follow_each_other(layout: str) -> None:
+    """At most ``window`` large blocks are under way each way, and no batch is waited for: on equal nodes, when one
+    begins, all but one of them still are."""
+    topology, window = parse_layout(layout), 2
+    for rank in range(topology.size):
+        schedule = REGISTRY["alltoallv"]["aggregate"].schedule(topology, rank, {"window": window})
+        under_way, most, left = set[int](), 0, list[int]()
+        for step in lower(schedule).steps:
+            large = {op for op in step.ops if isinstance(schedule.ops[op], Send) and reads(schedule.ops[op])[0].part}
+            if step.kind is Kind.START and large:
+                left.append(len(under_way))
+                under_way |= large
+                most = max(most, len(under_way))
+            elif step.kind is Kind.WAIT:
+                under_way -= large
+        assert most == window and not under_way
+        if len(set(topology.node_sizes)) == 1:
+            assert left == [0] + [window - 1] * (topology.size - 1 - window)
 
 
 def test_learned_sizes_of_slots() -> None:
