@@ -484,6 +484,7 @@ class Learner:
 
     @property
     def _are_very_long(self) -> bool:
+        """Whether calls last so long that their trials are made with more care: see `ALONE`."""
         return ALONE < self._typical < inf
 
     def _make(self, new: Variant) -> Generator[Step, Times, float]:
@@ -497,7 +498,8 @@ class Learner:
     ) -> Generator[Step, Times, Pairs]:
         """Seconds of both in so many pairs of calls besides those ``before``, each the first in every other pair. If
         there were none, a call that makes the plan of ``new`` comes first, unless that is ``made`` by a call of so many
-        seconds, or serves other calls, too; its time says nothing."""
+        seconds, or serves other calls, too; its time says nothing. Of very long calls each is made twice, and the
+        second one counts."""
         slower, repeat = self._slower(new, before, made), 2 if self._are_very_long else 1
         dearer = repeat * number * slower if slower < inf else 0.0
         making = [] if before or made is not None or new == self._chosen else [new]
