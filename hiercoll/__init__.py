@@ -8,7 +8,6 @@ Importing hiercoll needs no MPI; the calls below do.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hiercoll.collectives import called
@@ -39,6 +38,7 @@ from hiercoll.errors import (
     UnknownAlgorithmError,
     VerificationError,
 )
+from hiercoll.loading import load
 
 if TYPE_CHECKING:
     from hiercoll.calls.background import Request
@@ -99,6 +99,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'hiercoll' has no attribute {name!r}")
-    found = getattr(import_module(_MODULE_OF[name]), name)
+    found = getattr(load(_MODULE_OF[name]), name)
     globals()[name] = found
     return found

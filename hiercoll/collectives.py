@@ -96,8 +96,7 @@ class Shape(NamedTuple):
 ShapeOf: TypeAlias = "Callable[[Contract, int], Shape]"
 
 
-@dataclass(frozen=True, eq=False)
-class InBackground:
+class InBackground(NamedTuple):
     """A collective's calls in the background: the compiled engine tells them from blocking ones by this. The fields are
     those of `Collective`."""
 
@@ -107,7 +106,11 @@ class InBackground:
     is_private: bool
     is_counted: bool
     typed: bool
-    begins = True
+
+    @property
+    def begins(self) -> bool:
+        """They return before they are done."""
+        return True
 
 
 @dataclass(frozen=True, eq=False)  # one of each: compared by identity

@@ -21,7 +21,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from itertools import pairwise
@@ -69,8 +68,7 @@ Lessons: TypeAlias = "dict[Key, Lesson]"
 Known: TypeAlias = "dict[Setting, Lessons]"
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What lessons hold for; see `setting_of`."""
 
     mpi: str
@@ -86,11 +84,10 @@ class Setting:
     @property
     def folder(self) -> str:
         """The name of its sub-folder: one to read, and a digest that no other setting has."""
-        return f"{plain(self.mpi)}_{self.ranks}_{plain(self.layout)}_{self.memory}_{_digest(asdict(self))}"
+        return f"{plain(self.mpi)}_{self.ranks}_{plain(self.layout)}_{self.memory}_{_digest(self._asdict())}"
 
 
-@dataclass(frozen=True)
-class Lesson:
+class Lesson(NamedTuple):
     """What "auto" has found for blocks from ``size`` bytes on (the least of those that learning does not tell apart):
     the seconds of a call by ``variant`` and by native, from so many ``calls``; see `now` for the ``date``.
     ``untried``: candidates with which a later job goes on, in their order; none where all have been tried."""
@@ -170,16 +167,38 @@ def known_ranks(mpi: str, folder: Path | None = None) -> frozenset[int]:
 
 def gaining_ranks(mpi: str, most: int) -> frozenset[int]:
     """Those, up to ``most``, for which something is known that is faster than the MPI library's own."""
+    return frozenset(outlook.ranks for outlook in _outlooks(mpi, most) if outlook.gains)
+
+
+def settled_ranks(mpi: str, most: int) -> frozenset[int]:
+    """Those, up to ``most``, for which something is known, nothing of which is faster than the MPI library's own, and
+    no candidate is left."""
+    found = _outlooks(mpi, most)
+    return frozenset(each.ranks for each in found) - frozenset(each.ranks for each in found if not each.is_settled)
+
+
+class _Outlook(NamedTuple):
+    """Of what is known for a setting: whether anything is faster than native, and whether nothing is or may be."""
+
+    ranks: int
+    gains: bool
+    is_settled: bool
+
+
+def _outlooks(mpi: str, most: int) -> list[_Outlook]:
+    """Of all settings of an MPI library with so many ranks at most, on disk and in this job."""
     folders = [place for place in places_of(mpi, settings.learned_folder()) if ranks_of(place.name) <= most]
-    found = [setting for place in folders for setting in _gaining(place, _changed(place))]
+    found = [outlook for place in folders for outlook in _outlooks_in(place, _changed(place))]
     files = [file for file in list(_job_files.values()) if file.setting.mpi == mpi and file.setting.ranks <= most]
-    own = [file.setting for file in files if _gains(file.lessons)]
-    return frozenset(setting.ranks for setting in [*found, *own])
+    return [*found, *(_outlook(file.setting, file.lessons) for file in files)]
 
 
-def _gains(lessons: Iterable[Lesson]) -> bool:
-    """Whether one of them has something that is faster than native."""
-    return not all(lesson.variant.is_native for lesson in lessons)
+def _outlook(setting: Setting, lessons: Iterable[Lesson]) -> _Outlook:
+    """An empty one is not settled."""
+    known = list(lessons)
+    gains = any(not lesson.variant.is_native for lesson in known)
+    is_settled = bool(known) and not gains and not any(lesson.untried for lesson in known)
+    return _Outlook(setting.ranks, gains, is_settled)
 
 
 def _changed(place: Path) -> int:
@@ -191,10 +210,10 @@ def _changed(place: Path) -> int:
 
 
 @lru_cache(maxsize=64)
-def _gaining(place: Path, changed: int) -> list[Setting]:
-    """The settings of a sub-folder in which anything but native is known."""
+def _outlooks_in(place: Path, changed: int) -> list[_Outlook]:
+    """Of the settings of a sub-folder."""
     known = _gathered(place) if changed else {}
-    return [setting for setting, each in known.items() if _gains(each.values())]
+    return [_outlook(setting, lessons.values()) for setting, lessons in known.items()]
 
 
 def read(setting: Setting, folder: Path | None = None) -> Lessons:
@@ -483,7 +502,7 @@ def forget(folder: Path | None = None) -> int:
 
 def _dumped(setting: Setting, lessons: Iterable[Lesson]) -> str:
     """A file's text, a lesson on a line; without the oldest where all would be too much for a file."""
-    begin = json.dumps({"format": FORMAT, "version": VERSION, "setting": asdict(setting)})[:-1] + ', "lessons": [\n'
+    begin = json.dumps({"format": FORMAT, "version": VERSION, "setting": setting._asdict()})[:-1] + ', "lessons": [\n'
     lines, room = [], MOST_BYTES - len(begin) - len("\n]}\n")
     for lesson in sorted(lessons, key=lambda lesson: (lesson.date, lesson.calls), reverse=True):
         line = json.dumps(lesson.record(), allow_nan=False)
@@ -602,7 +621,7 @@ def _entry(setting: Setting, collective: str, lessons: list[Lesson]) -> Entry:
         "date": dates[-1],
         "learned": f"from a program's own calls, {dates[0][:10]} to {dates[-1][:10]}",
         "calls": sum(lesson.calls for lesson in lessons),
-        **asdict(setting),
+        **setting._asdict(),
         "ranks": setting.ranks,
     }
     figures = tuple(figure for lesson in lessons for figure in _figures(lesson))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hiercoll import settings
 from hiercoll.algorithms import REGISTRY, Params, get_algorithm
@@ -91,8 +91,7 @@ class Variant:
 NATIVE_VARIANT = Variant(NATIVE)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """``variant`` is chosen for blocks from ``start`` bytes on, up to the next choice."""
 
     start: int
@@ -103,8 +102,7 @@ class Choice:
         return {"from": self.start, **self.variant.record()}
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """What was measured of a variant: median and quartiles of ``samples`` times.
 
     ``timing``: of public calls one at a time ("single"), in a row ("row") or after other code and data
@@ -397,7 +395,7 @@ def _entry(reader: Reader, value: Any, at: str) -> Entry:
     links = DEFAULT_LINKS
     if "links" in data:
         where, pairs = f"{at}.links", reader.mapping(data["links"], f"{at}.links")
-        links = replace(links, node=_link(reader, pairs, "node", where), network=_link(reader, pairs, "network", where))
+        links = links._replace(node=_link(reader, pairs, "node", where), network=_link(reader, pairs, "network", where))
     return Entry(
         collective=collective,
         mpi=reader.text(data, "mpi", at),
@@ -479,7 +477,7 @@ def dump(table: Table) -> str:
             "nodes": json.dumps(entry.nodes),
             "placement": json.dumps(entry.placement),
             "about": json.dumps(entry.about),
-            "links": json.dumps({"node": asdict(entry.links.node), "network": asdict(entry.links.network)}),
+            "links": json.dumps({"node": entry.links.node._asdict(), "network": entry.links.network._asdict()}),
             "choices": lines([choice.record() for choice in entry.choices]),
             **({"plans": lines([choice.record() for choice in entry.plans])} if entry.plans else {}),
             "figures": lines([figure_record(figure) for figure in entry.figures]),

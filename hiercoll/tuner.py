@@ -7,7 +7,6 @@ model's help: what the model says of an algorithm here is corrected by how wrong
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -235,8 +234,7 @@ def modelled(
     )
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What is run and why; ``ranking`` is what was compared, fastest first, in seconds of calls; ``is_measured``: by
     times that were measured for this very layout."""
 

@@ -20,8 +20,7 @@ FORM = Parameter("form", "lane", ("lane", "leader", "share"), "who carries betwe
 LEADERS = Parameter("leaders", 1, (1, 2), "leaders per node (leader form)", 1)
 
 
-@dataclass(frozen=True)
-class Grouping:
+class Grouping(NamedTuple):
     """The two ranks that carry a block from its source's node to its destination's.
 
     - ``leader``: each node has ``leaders`` groups; the leader of the source's group

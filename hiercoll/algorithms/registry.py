@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hiercoll.collectives import COLLECTIVES, Collective, Contract, InPlace, Order
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
@@ -25,8 +24,7 @@ Trials: TypeAlias = "Callable[[Topology, int, bool], Choices]"
 OrderOn: TypeAlias = "Callable[[Topology, Params], Order]"
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A parameter: its default, the values worth trying, and its meaning.
 
     A string parameter takes only ``choices``; an integer takes any value from
@@ -56,8 +54,7 @@ class Parameter:
         raise ParameterError(self.name, f"a whole number, at least {self.minimum}{most}", repr(value))
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(NamedTuple):
     """A registry entry.
 
     ``in_place`` says whether the schedule is still right when its input lies in the

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll.collectives import Collective
 from hiercoll.cuda import is_device_array
+from hiercoll.loading import is_array
 from hiercoll.runtime.arguments import Arguments, buffer_of
 from hiercoll.runtime.messages import INT_MAX
 
@@ -18,11 +18,11 @@ def are_arrays(collective: Collective, send: Any, recv: Any) -> bool:
     buffer, ``recv``; where there is no buffer: always."""
     if not collective.buffers:
         return True
-    if type(recv) is np.ndarray:
-        if type(send) is np.ndarray or collective.one_buffer:
+    if is_array(recv):
+        if is_array(send) or collective.one_buffer:
             return True
         return send is (None if collective.is_rooted else MPI.IN_PLACE)
-    return recv is None and collective.is_rooted and type(send) is np.ndarray
+    return recv is None and collective.is_rooted and is_array(send)
 
 
 def is_on_device(spec: Any) -> bool:
@@ -56,7 +56,7 @@ def is_in_elements(spec: Any) -> bool:
     if not has_datatype(spec):
         return True
     array, datatype = spec[0], spec[-1]
-    if type(array) is not np.ndarray or not datatype.is_predefined:
+    if not is_array(array) or not datatype.is_predefined:
         return False
     return bool(array.itemsize == datatype.size == datatype.extent)
 
@@ -71,7 +71,7 @@ def arrays_of(collective: Collective, given: Arguments) -> list[Any]:
 def suits_mpi4py(buffer: Any) -> bool:
     """Whether it is, if it is an array of NumPy's, in the order of C, with elements that mpi4py knows, and no more than
     the MPI library counts (from MPI 4.0 on there is no limit)."""
-    if type(buffer) is not np.ndarray:
+    if not is_array(buffer):
         return True
     known: Any = MPI._typedict
     if buffer.size > INT_MAX and MPI.Get_version() < (4, 0):

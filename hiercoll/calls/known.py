@@ -37,8 +37,8 @@ from hiercoll.runtime.request import Request
 from hiercoll.runtime.session import Session
 from hiercoll.runtime.specifications import EngineCopy, is_in_place
 from hiercoll.tables import Variant
-from hiercoll.tuning.budget import count
 from hiercoll.tuning.learning import Learner
+from hiercoll.tuning.share import count
 
 _first = compiled.call()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,8 @@ from hiercoll.collectives import Collective
 from hiercoll.runtime import progress
 from hiercoll.runtime.arguments import Arguments
 from hiercoll.runtime.beginning import Beginning
-from hiercoll.tuning.budget import count
+from hiercoll.runtime.compiled import know_arrays
+from hiercoll.tuning.share import count
 
 if TYPE_CHECKING:
     from hiercoll.runtime.session import Session
@@ -28,6 +30,8 @@ def own_method(state: Session | Beginning, collective: Collective, given: Argume
 
 def serve_first(first: Beginning, collective: Collective, given: Arguments, native: Callable[[], object]) -> None:
     """Leave a call to the MPI library, ``native``, on a communicator on which hiercoll is not set up."""
+    if "numpy" in sys.modules:
+        know_arrays()
     run_native(native, first.tally)
     remember_native(first, collective, given, None)
     first.served()

@@ -6,18 +6,22 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll.calls.given import arrays_of, has_known_operation, is_in_elements, operation_and_order, suits_mpi4py
 from hiercoll.collectives import Collective, InBackground
+from hiercoll.loading import Later, is_array
 from hiercoll.runtime.arguments import LIMIT, Arguments
 from hiercoll.runtime.beginning import Alike, Beginning
 from hiercoll.runtime.direct import direct
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hiercoll.calls.known import Copied
     from hiercoll.runtime.session import Session
+else:
+    np = Later("numpy")
 
 MOST_AS_PASSED = 128  # known calls, up to which those are added that are known by the very objects that were passed
 
@@ -90,7 +94,7 @@ def _as_it_is(part: Any) -> Any:
     """What came with an array, for comparison: numbers of an array as bytes, lists and tuples as tuples. Raises
     TypeError for what may change, such as an array.array, and of which the compiled engine sees no more than that it is
     the same object."""
-    if type(part) is np.ndarray:
+    if is_array(part):
         return part.tobytes()
     if type(part) in (list, tuple):
         return tuple(map(_as_it_is, part))

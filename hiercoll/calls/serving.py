@@ -6,7 +6,6 @@ Functions and drop-in communicators both come here, with calls that are not `kno
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -46,9 +45,9 @@ from hiercoll.runtime.reading import make_request, own_spread, served_by, within
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT
-from hiercoll.tuning.budget import count
 from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Wanted
+from hiercoll.tuning.share import count
 
 Made = TypeVar("Made")
 Native: TypeAlias = "Callable[[], object] | None"
@@ -159,8 +158,8 @@ def or_native(session: Session, make: Callable[[Request], Made], request: Reques
                 raise
             if is_found_out_once:
                 session.impossible.add(request.common)
-    other = replace(request, learner=None)
-    return make(replace(other, variant=NATIVE_VARIANT) if request.combining.native else session.factory.private(other))
+    other = request._replace(learner=None)
+    return make(other._replace(variant=NATIVE_VARIANT) if request.combining.native else session.factory.private(other))
 
 
 def _serve(session: Session, given: Arguments, request: Request) -> str:
@@ -194,7 +193,7 @@ def _serve_copied(session: Session, request: Request, given: Arguments) -> str:
     and so are plans that are kept."""
     for copy in request.before:
         copy.start()
-    inner = replace(request, before=(), after=())
+    inner = request._replace(before=(), after=())
     plan = session.plan(inner)
     if plan is None:
         ran = session.run_once(inner)
@@ -262,7 +261,7 @@ def _serve_at_length(session: Session, given: Arguments, request: Request) -> tu
         if request.is_native:
             raise
         by_name = given._replace(algorithm=NATIVE, params=NO_PARAMS)
-        return _serve(session, by_name, replace(request, variant=NATIVE_VARIANT, learner=None)), False
+        return _serve(session, by_name, request._replace(variant=NATIVE_VARIANT, learner=None)), False
 
 
 def sizes_are_unknown(session: Session, collective: Collective, given: Arguments) -> bool:
@@ -339,7 +338,7 @@ def held_request(session: Session, collective: Collective, given: Arguments, *, 
         variant = session.policy.uneven_for_good(collective, whole)
         given = given._replace(algorithm=variant.algorithm, params=variant.params)
     request = checked_request(session, collective, given, Mode.HELD, strict=strict)
-    request = replace(request, is_auto=request.is_auto or given is not asked)
+    request = request._replace(is_auto=request.is_auto or given is not asked)
     if session.check:
         session.same_call(request.described(asked, session.rank, session.size))
     return request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,5 +111,5 @@ def append_lines(known: Known, path: Path) -> None:
     with path.open("a", encoding="utf-8") as file:
         for setting, lessons in known.items():
             for lesson in lessons.values():
-                data: dict[str, Any] = {**asdict(setting), "ranks": setting.ranks, **lesson.record()}
+                data: dict[str, Any] = {**setting._asdict(), "ranks": setting.ranks, **lesson.record()}
                 file.write(json.dumps(data) + "\n")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiercoll.errors import NEEDED, BufferTypeError, DeviceError, ParameterError
+from hiercoll.loading import Later, is_array
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Later("numpy")
 
 ON_CUDA = (2, 13)  # DLPack's numbers for memory of a CUDA device, and managed memory
 READ_ONLY = ("jax", "jaxlib")  # libraries whose arrays never change
@@ -81,7 +85,7 @@ def is_device_array(obj: object) -> bool:
     except RuntimeError:  # PyTorch, of tensors that require gradients
         return True
     asked: Any = getattr(obj, "__dlpack_device__", None)
-    return not isinstance(obj, np.ndarray) and callable(asked) and asked()[0] in ON_CUDA
+    return not is_array(obj) and callable(asked) and asked()[0] in ON_CUDA
 
 
 def device_array(obj: Any, argument: str, rank: int, *, writable: bool) -> DeviceArray:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from hiercoll.errors import BufferTypeError
 from hiercoll.memory.interface import Array
 
 
-@dataclass(frozen=True)
-class UserBuffer:
+class UserBuffer(NamedTuple):
     """A contiguous array: its address, its bytes, and those of an element."""
 
     address: int

@@ -14,7 +14,7 @@ ranks algorithms; it does not know contention inside the network.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hiercoll.schedule import (
     MESSAGES,
@@ -31,16 +31,14 @@ from hiercoll.schedule import (
 from hiercoll.topology import Topology
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A class of links: ``alpha`` seconds per message, ``beta`` seconds per byte."""
 
     alpha: float
     beta: float
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(NamedTuple):
     """Parameters of the model; seconds, and seconds per byte.
 
     The defaults stand for ranks on hosts with 100 Gbit/s between nodes and about
@@ -60,8 +58,7 @@ DEFAULT_LINKS = Links()
 ALONE = 0.03  # of the time that a rank's bytes take between nodes, for which the link is idle besides
 
 
-@dataclass(frozen=True)
-class RankCounts:
+class RankCounts(NamedTuple):
     """What one rank does, in messages and blocks (fractions where segments travel alone; those of elements twice as
     long as the program's count twice)."""
 

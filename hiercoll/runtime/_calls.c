@@ -91,7 +91,7 @@ enum option { ALGORITHM, TRANSPORT, ROOT, STREAM, OP, ORDER, COUNTS, OPTIONS };
 static const char *const option_names[OPTIONS] = {"algorithm", "transport", "root", "stream", "op", "order", "recvcounts"};
 
 static struct {
-    PyTypeObject *comm, *array, *datatype;
+    PyTypeObject *comm, *array, *datatype; /* array: NULL as long as nobody has imported NumPy */
     PyTypeObject *last_type;          /* that was found to be one of communicators */
     Py_ssize_t offset;                /* of the handle in a communicator object */
     Py_ssize_t type_offset;           /* in a datatype */
@@ -100,7 +100,7 @@ static struct {
     PyObject *automatic, *native, *zero, *sum, *in_place; /* "auto"; "native"; 0; MPI.SUM; MPI.IN_PLACE */
     char *in_place_address;           /* MPI_IN_PLACE */
     PyObject *options[OPTIONS];       /* their names */
-    PyObject *wide, *narrow;          /* types of counts, of 8 and of 4 bytes */
+    PyObject *wide, *narrow;          /* NumPy's types of counts, of 8 and of 4 bytes */
     PyObject *kinds;                  /* of records, by address: (record, bytes of its `Kind`) */
     PyObject *routes;                 /* of each communicator, by handle: (routes, tally) */
     int key;                          /* of the attribute by which communicators begin */
@@ -397,7 +397,7 @@ static int add_typed(Call *call, int end)
 {
     PyObject *given = call->given[end];
     Py_ssize_t count = length_of(given);
-    if (count < 2 || count > 4 || !PyType_IsSubtype(Py_TYPE(item_of(given, 0)), calls.array))
+    if (!calls.array || count < 2 || count > 4 || !PyType_IsSubtype(Py_TYPE(item_of(given, 0)), calls.array))
         return -1;
     Array *array = (Array *)item_of(given, 0);
     if (!(array->flags & (C_ORDER | FORTRAN_ORDER)) || (end && !(array->flags & WRITEABLE)))
@@ -1471,14 +1471,11 @@ static PyType_Spec routes_spec = {"hiercoll.runtime._engine.Routes", sizeof(Rout
 
 static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
 {
-    Array *example;
-    unsigned long long data;
     long long no_comm, no_type;
-    int flags;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O(nL)OO(nL)OOOOO(OKi)(OO)", &calls.comm, &calls.offset, &no_comm, &calls.array,
-                          &calls.datatype, &calls.type_offset, &no_type, &calls.background,
-                          &calls.observers, &calls.automatic, &calls.sum, &calls.in_place, &example, &data, &flags, &calls.wide, &calls.narrow))
+    if (!PyArg_ParseTuple(args, "O(nL)O(nL)OOOOO", &calls.comm, &calls.offset, &no_comm, &calls.datatype,
+                          &calls.type_offset, &no_type, &calls.background, &calls.observers, &calls.automatic,
+                          &calls.sum, &calls.in_place))
         return NULL;
     Py_INCREF(args); /* for good, and so what it holds */
     no_communicator = no_comm;
@@ -1488,9 +1485,6 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     Py_XDECREF(in_place);
     if (!calls.in_place_address)
         return NULL;
-    if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != calls.wide ||
-        example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)
-        return PyErr_Format(PyExc_OSError, "arrays of this NumPy are laid out in a way that is not known");
     for (int option = 0; option < OPTIONS; option++)
         calls.options[option] = PyUnicode_InternFromString(option_names[option]);
     calls.kinds = PyDict_New();
@@ -1499,6 +1493,26 @@ static PyObject *engine_setup_calls(PyObject *module, PyObject *args)
     calls.zero = PyLong_FromLong(0);
     calls.native = PyUnicode_InternFromString("native");
     return calls.kinds && calls.routes && calls.beginnings && calls.zero && calls.options[STREAM] ? Py_BuildValue("") : NULL;
+}
+
+static PyObject *engine_setup_arrays(PyObject *module, PyObject *args)
+{
+    PyTypeObject *array;
+    PyObject *wide, *narrow;
+    Array *example;
+    unsigned long long data;
+    int flags;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O(OKi)(OO)", &array, &example, &data, &flags, &wide, &narrow))
+        return NULL;
+    if ((uintptr_t)example->data != data || example->dimensions != 2 || example->type != wide ||
+        example->flags != flags || example->shape[0] != 3 || example->shape[1] != 5)
+        return PyErr_Format(PyExc_OSError, "arrays of this NumPy are laid out in a way that is not known");
+    Py_INCREF(args); /* for good, and so what it holds */
+    calls.wide = wide;
+    calls.narrow = narrow;
+    calls.array = array;
+    return Py_BuildValue("");
 }
 
 static PyObject *engine_register(PyObject *module, PyObject *args)
@@ -1545,7 +1559,10 @@ static PyObject *engine_close(PyObject *module, PyObject *none)
 
 static PyMethodDef functions[] = {
     {"setup_calls", engine_setup_calls, METH_VARARGS,
-     "setup_calls(comm, (offset, null), array, datatype, (offset, null), background, observers, auto, sum, in place, (example, address, flags), types of counts)"},
+     "setup_calls(comm, (offset, null), datatype, (offset, null), background, observers, auto, sum, in place)"},
+    {"setup_arrays", engine_setup_arrays, METH_VARARGS,
+     "setup_arrays(array, (example, address, flags), types of counts): tell NumPy's arrays from other buffers. Raises\n"
+     "OSError where they are not laid out as they were."},
     {"register", engine_register, METH_VARARGS,
      "register(handle, routes, tally): of a communicator; None: of one that is gone. The tally, an array or None, is of how\n"
      "many more calls routes may serve that were remembered without a counter, and of the nanoseconds that they took."},

@@ -3,7 +3,8 @@
 A set-up (a duplicate, what ranks have in common, the topology) takes far longer than a short call, and many
 communicators do not live long. So as long as "auto" is the MPI library's own anyway, since there is no table and
 nothing is known from earlier jobs, blocking calls are left to it, and counted. Ranks set hiercoll up when the share
-that learning may cost of the time of these calls pays for that, or when a call asks for anything else.
+that learning may cost of the time of these calls pays for that, and for importing hiercoll, or when a call asks for
+anything else.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from functools import cache, cached_property, lru_cache
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 from mpi4py import MPI
 
-from hiercoll import settings
+from hiercoll import loading, settings
 from hiercoll.folders import places_of, ranks_of
 from hiercoll.runtime import compiled, progress
-from hiercoll.runtime.checking import wait_for
 from hiercoll.runtime.library import mpi_library
+from hiercoll.runtime.waiting import wait_for
 from hiercoll.runtime.watch import UNKNOWN, Watch
-from hiercoll.tuning.budget import LEADS, SHARE, Before, in_common, part_of_share
+from hiercoll.tuning.share import LEADS, SHARE, Before, in_common, part_of_share
 
 if TYPE_CHECKING:
     from hiercoll.runtime.memories import Memories
@@ -39,7 +39,7 @@ GROWTH = 8  # times as many calls have been served at the next look, at most
 # Where another communicator leads, which may have found something meanwhile:
 SOONER = 3  # times as many at the next look, at most
 LOOKING = 0.25  # of what may be spent, that later looks cost
-PATIENCE = 8  # times as much must pay for a set-up, until it has
+PATIENCE = 8  # times as much must pay for a set-up, until it has; or where nothing was found
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
@@ -101,6 +101,8 @@ _alike = lru_cache(64)(Alike)
 @cache
 def _memories() -> Memories:
     """What `make_request` asks for the places of buffers."""
+    import numpy as np
+
     from hiercoll.runtime.agreement import Agreement
     from hiercoll.runtime.memories import Memories
 
@@ -113,6 +115,7 @@ class Beginning:
     stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
+    importing = 0.0  # that it takes to import hiercoll, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
     _usual = 0.0  # seconds of a call of this rank
     _aside = 0.0  # seconds that such calls took this rank longer, which have not been agreed on
@@ -155,8 +158,8 @@ class Beginning:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
         is estimated by what it takes to agree. Collective."""
         self.since = perf_counter()
-        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, *self._news]
-        least, meeting, slowest, negated, known, part, gains = _largest(self.comm, mine)
+        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.seconds(), *self._news]
+        least, meeting, slowest, negated, known, self.importing, part, gains, is_settled = _largest(self.comm, mine)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
@@ -164,9 +167,9 @@ class Beginning:
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
-        own = part if part >= LEADS else part / PATIENCE
+        own = part if part >= LEADS and not is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
-        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
+        needed = self.cost + self.agreed + self.importing + (known or LEAST + MEETINGS * self.agreed)
         if needed <= share * self.seconds:
             return False
         look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
@@ -186,19 +189,21 @@ class Beginning:
         return int(min(max(MARGIN * lacking / each, min(look / (SHARE * each), FIRST), 1), most, LONGEST))
 
     @property
-    def _news(self) -> tuple[float, bool]:
+    def _news(self) -> tuple[float, bool, bool]:
         """On rank 0: which part of what learning may cost is for this communicator; where another one leads, whether
-        something has been found meanwhile that is faster than native on so many ranks."""
+        something has been found meanwhile that is faster than native on so many ranks; whether it
+        is known that nothing is."""
         if self.rank:
-            return 0.0, False
+            return 0.0, False, False
         part = own_part(self.size)
-        return part, part < LEADS and bool(_wishes(self.comm, is_first=True) & _learned_on(self.size))
+        gains = part < LEADS and bool(_wishes(self.comm, is_first=True) & _learned_on(self.size))
+        return part, gains, _is_settled(self.size)
 
     @property
     def paid(self) -> Before:
-        """What its calls and agreements, with that on the set-up, have taken."""
+        """What its calls and agreements, with that on the set-up, and importing hiercoll have taken."""
         call = self.seconds / self._served if self._served else 0.0
-        return Before(self.seconds, call, self.cost + self.agreed, self.agreed)
+        return Before(self.seconds, call, self.cost + self.agreed + self.importing, self.agreed)
 
     def served(self) -> None:
         """A call is over."""
@@ -240,14 +245,14 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, nbytes: int, *, is_first: bo
     global _meeting
     own = _wishes(comm, is_first=is_first) | _length_of(nbytes)
     own |= IS_FIRST * is_first | HAS_THREADS * progress.other_threads()
-    wishes = np.array(own, np.int64)
+    wishes = array("q", [own])
     since = perf_counter()
     if comm.size > 1:
-        found = np.empty_like(wishes)
+        found = array("q", [0])
         wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR).Test, SET_UP, watch)
         wishes = found
     _meeting = perf_counter() - since
-    return int(wishes)
+    return wishes[0]
 
 
 # When, for communicators of how many ranks at most; whether there is a table; for how many ranks something is known
@@ -280,13 +285,21 @@ def _gaining(most: int, *, is_first: bool) -> frozenset[int]:
     return gaining_ranks(mpi_library(), most)
 
 
+def _is_settled(size: int) -> bool:
+    """Whether all there is has been tried for so many ranks, and nothing is faster than native."""
+    if not any(ranks_of(place.name) == size for place in places_of(mpi_library(), settings.learned_folder())):
+        return False
+    from hiercoll.learned import settled_ranks
+
+    return size in settled_ranks(mpi_library(), size)
+
+
 def _cannot_fail(*_: object) -> None:
     """No programs are run here."""
 
 
 def _largest(comm: MPI.Intracomm, values: Sequence[float]) -> list[float]:
-    mine = np.array(values, float)
-    most = np.empty_like(mine)
+    mine = array("d", values)
+    most = array("d", mine)
     MPI.Comm.Allreduce(comm, mine, most, op=MPI.MAX)
-    found: list[float] = most.tolist()
-    return found
+    return most.tolist()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,8 +45,7 @@ from hiercoll.schedule.lowering import Kind, Step, Steps
 MOST_KNOWN = 16  # tables of sizes for which a plan keeps its steps bound
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """Everything that turns steps into calls.
 
     ``lane_of`` gives the lane of each rank, for flags; ``tag`` is added to all tags. ``peers``: where the buffers of

@@ -11,14 +11,13 @@ import numpy as np
 from mpi4py import MPI
 
 from hiercoll.errors import CollectiveMismatch
-from hiercoll.runtime import progress
 from hiercoll.runtime.progress import abandoned
-from hiercoll.runtime.watch import Entry, Watch, ranks_in_words
+from hiercoll.runtime.waiting import wait_for
+from hiercoll.runtime.watch import Watch, ranks_in_words
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from hiercoll.runtime.engines import Pending
     from hiercoll.runtime.sizes import Sizes
 
 SHOWN = 256  # bytes of a call's description that ranks show each other
@@ -149,33 +148,3 @@ class Later:
             if is_over:
                 self._waiting.popleft()
         return is_over
-
-
-class _Awaited:
-    """What is waited for, for a watch; of who is late, MPI tells nothing."""
-
-    def __init__(self, is_over: Callable[[], bool], name: str) -> None:
-        self.name, self._is_over = name, is_over
-        self.entry: Entry | None = None
-
-    def test(self) -> bool:
-        """See `Running`."""
-        return self._is_over()
-
-    def pending(self) -> list[Pending]:
-        """See `Running`."""
-        return []
-
-
-def wait_for(is_over: Callable[[], bool], what: str, watch: Watch | None) -> None:
-    """Wait until something ``is_over``, such as a request by its Test, while what is under way goes on: some ranks may
-    complete that first. Raises CollectiveTimeout and CollectiveFailed."""
-    awaited = _Awaited(is_over, what)
-    if watch is not None:
-        awaited.entry = watch.begin(awaited)
-        try:
-            watch.complete(awaited)
-        except MPI.Exception as error:
-            raise watch.failed(awaited, error) from error
-    while not awaited.test():
-        progress.wait_politely()

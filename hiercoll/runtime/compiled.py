@@ -7,24 +7,25 @@ there is no compiled one, and all others.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
+import sys
 import warnings
 from array import array
 from collections.abc import Callable
 from functools import cache
-from inspect import Parameter, Signature, signature
 from itertools import count
 from types import ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.collectives import AUTO
 from hiercoll.errors import EngineWarning
 from hiercoll.runtime import progress
+
+if TYPE_CHECKING:
+    from inspect import Parameter
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 observers: list[Any] = []  # of drop-in calls, which do not pass the compiled engine while there are any
@@ -49,24 +50,47 @@ def load() -> tuple[ModuleType | None, str]:
 
 
 def _set_up(module: Any) -> None:
-    """Raises OSError where a function of the MPI library is not found, or NumPy's arrays are not as they were."""
+    """Raises OSError where a function of the MPI library is not found, or arrays are not as they were, if there are any
+    so far."""
     handles = (MPI._sizeof(MPI.REQUEST_NULL), value_of(MPI.REQUEST_NULL), value_of(MPI.BYTE))
     module.setup(MPI.__file__, *handles, MPI.ANY_TAG, MPI._sizeof(MPI.Status), MPI.Exception)
     # Of the handle in an object: of communicators, and of datatypes.
     of_comm, of_type = (MPI._addressof(each) - id(each) for each in (MPI.COMM_SELF, MPI.DOUBLE))
     nulls = (of_comm, value_of(MPI.COMM_NULL)), (of_type, value_of(MPI.DATATYPE_NULL))
-    known, counts = np.zeros((3, 5), np.int64), (np.dtype(np.int64), np.dtype(np.int32))
-    example = (known, known.ctypes.data, known.flags.num)
     module.setup_calls(
-        *(MPI.Comm, nulls[0], np.ndarray, MPI.Datatype, nulls[1], progress.active),
-        *(observers, AUTO, MPI.SUM, MPI.IN_PLACE, example, counts),
+        *(MPI.Comm, nulls[0], MPI.Datatype, nulls[1], progress.active),
+        *(observers, AUTO, MPI.SUM, MPI.IN_PLACE),
     )
+    if "numpy" in sys.modules:
+        _set_up_arrays(module)
+
+
+def _set_up_arrays(module: Any) -> None:
+    """Raises OSError where NumPy's arrays are not as they were."""
+    import numpy as np
+
+    example = np.zeros((3, 5), np.int64)
+    counts = (np.dtype(np.int64), np.dtype(np.int32))
+    module.setup_arrays(np.ndarray, (example, example.ctypes.data, example.flags.num), counts)
+
+
+@cache
+def know_arrays() -> None:
+    """Let the compiled engine tell NumPy's arrays from other buffers, if NumPy was imported after it. It may be called
+    again."""
+    module: Any = load()[0]
+    if module is not None:
+        try:
+            _set_up_arrays(module)
+        except OSError as error:
+            warnings.warn(EngineWarning(f"the compiled engine does not know arrays: {error}"), stacklevel=2)
 
 
 def value_of(handle: Any) -> int:
-    """An MPI handle as a number."""
-    kind = ctypes.c_int32 if MPI._sizeof(handle) == 4 else ctypes.c_int64
-    return kind.from_address(MPI._addressof(handle)).value
+    """An MPI handle as a number, with a sign, as C has it."""
+    bits = 8 * MPI._sizeof(handle)
+    number: int = handle.handle & (1 << bits) - 1
+    return number - (number >> bits - 1 << bits)
 
 
 class Routes:
@@ -149,13 +173,15 @@ class _NoLiteral:
 
 def _in_text(parameter: Parameter) -> Parameter:
     """Without its type, and with a default that `inspect` can read."""
-    is_literal = parameter.default is Parameter.empty or isinstance(parameter.default, int | str | None)
-    return parameter.replace(annotation=Parameter.empty, default=parameter.default if is_literal else _NoLiteral())
+    is_literal = parameter.default is parameter.empty or isinstance(parameter.default, int | str | None)
+    return parameter.replace(annotation=parameter.empty, default=parameter.default if is_literal else _NoLiteral())
 
 
 def function(collective: object, buffers: int, begun: Begun, python: Function) -> Function:
     """The same for a public function, whose communicator comes first, and whose options have names; ``begun`` makes
     what it returns of the MPI library's requests, too."""
+    from inspect import Signature, signature  # here: it takes a while, and methods do without
+
     found = signature(python)
     bare = list(map(_in_text, found.parameters.values()))
     text = str(found.replace(parameters=bare, return_annotation=Signature.empty))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll.collectives import Collective, Holds
+from hiercoll.loading import is_array
 from hiercoll.runtime.arguments import Arguments
 from hiercoll.runtime.compiled import value_of
 
@@ -85,7 +85,7 @@ def _block(buffer: Any, holds: Holds, size: int) -> _Block | None:
         if not isinstance(kind, MPI.Datatype) or not (count is None or type(count) is int):
             return None
     known: Any = MPI._typedict
-    if type(buffer) is np.ndarray:
+    if is_array(buffer):
         if not buffer.flags.c_contiguous or not buffer.dtype.isnative:
             return None
         nbytes, kind = buffer.nbytes, known.get(buffer.dtype.char) if kind is None else kind

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from enum import Enum
 from functools import partial
 from itertools import count
@@ -120,7 +119,7 @@ class PlanFactory:
         """
         how = None if request.operation is None else request.operation.lasting
         if how is not request.operation:
-            request = replace(request, operation=how)
+            request = request._replace(operation=how)
         # All ranks come here for a plan that a program holds. Some know a call, for which it must stay as it is.
         is_found_out_once = request.transport.shared and lifetime is not Lifetime.HELD
         if is_found_out_once and request.common in self._roomless:
@@ -226,7 +225,7 @@ class PlanFactory:
             if variant.algorithm == NATIVE_VARIANT.algorithm:
                 break
             params = get_algorithm(request.collective.family, variant.algorithm).resolve(variant.params)
-            other = replace(request, variant=Variant(variant.algorithm, params))
+            other = request._replace(variant=Variant(variant.algorithm, params))
             if not self.schedule(other).shared:
                 return other
         if not request.combining.native:
@@ -234,7 +233,7 @@ class PlanFactory:
             raise ConstraintError(
                 "algorithm 'auto'", "one without shared memory", f"order {order!r}", self._session.rank
             )
-        return replace(request, variant=NATIVE_VARIANT)
+        return request._replace(variant=NATIVE_VARIANT)
 
     # ---- by a schedule
 

@@ -14,22 +14,21 @@ import atexit
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
+from hiercoll.loading import is_array
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.arguments import Arguments, buffer_of
 from hiercoll.runtime.attributes import Attribute
 from hiercoll.runtime.beginning import HAS_THREADS, IS_SPECIAL, ONCE, SET_UP, Alike, Beginning, agree, first_watch
 from hiercoll.runtime.progress import abandoned
-from hiercoll.tuning.budget import Before
+from hiercoll.tuning.share import Before
 
 if TYPE_CHECKING:
     from hiercoll.runtime.session import Session
@@ -45,12 +44,11 @@ by_handle: dict[int, Session] = {}
 _set_up = 0.0  # seconds that the last set-up took
 
 
-@dataclass
 class SetUps:
     """Communicators of this process on which hiercoll was set up, and seconds that this took, waiting included."""
 
-    count: int = 0
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
 
 
 set_ups = SetUps()
@@ -165,7 +163,7 @@ def first_calls(comm: MPI.Intracomm, given: Arguments | None = None) -> Beginnin
 def _bytes_of(given: Arguments | None) -> int:
     """Of the larger one of a call's buffers, where these are arrays, with or without counts."""
     buffers = map(buffer_of, () if given is None else (given.send, given.recv))
-    return max((each.nbytes for each in buffers if isinstance(each, np.ndarray)), default=0)
+    return max((each.nbytes for each in buffers if is_array(each)), default=0)
 
 
 def _begin(comm: MPI.Intracomm, wishes: int) -> Beginning:
@@ -255,6 +253,7 @@ def _make_session(comm: MPI.Intracomm, before: Beginning | None) -> Session:
     except (CollectiveTimeout, CollectiveFailed):
         _keep(comm, Unmade(comm.rank))
         raise
+    compiled.know_arrays()
     _keep(comm, session)
     _set_up = session.set_up_seconds
     set_ups.count, set_ups.seconds = set_ups.count + 1, set_ups.seconds + _set_up

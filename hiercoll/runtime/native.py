@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,7 +59,7 @@ def _in_single(
     out, given, widened = (into, result, sums) if request.sent is None else side(sent, request.sent)
     ends: dict[str, Any] = {"sent": None if request.sent is None else out, "received": into}
     inner = engine(
-        comm, replace(request, operation=replace(how, narrow=None), **ends), rank, out.address, into.address, held=held
+        comm, request._replace(operation=how._replace(narrow=None), **ends), rank, out.address, into.address, held=held
     )
     before, after = ([(given, widened)], [(sums, result)])
     return Between([Now(partial(convert, before))], inner, [Now(partial(convert, after))])

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -28,8 +27,7 @@ CHUNK = 32768  # bytes that are copied and combined at a time: so many stay in t
 Pieces: TypeAlias = "Sequence[tuple[int, ...]]"  # addresses of left, right and target, and a length in bytes
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """``name``: equal on all ranks, with the type of the elements, each of ``item`` bytes. ``commutes``: whether
     operands may change places; ``is_exact``: whether every order of contributions gives the same bits (of
     floating-point numbers, but for the signs of zeros and NaN); ``on_device``: what a device does, if it can.
@@ -59,7 +57,7 @@ class Operation:
     @property
     def lasting(self) -> Operation:
         """The same for a plan: with a datatype of its own, unless it is one of MPI's (see `own_datatype`)."""
-        return self if self.datatype.is_predefined else replace(self, datatype=own_datatype(self.datatype))
+        return self if self.datatype.is_predefined else self._replace(datatype=own_datatype(self.datatype))
 
     def combining(self, pieces: Pieces) -> partial[None]:
         """What puts left (+) right into the target, piece by piece."""
@@ -105,7 +103,7 @@ def find_operation(op: Any, elements: Any, rank: int) -> Operation:
 
 def accumulated(how: Operation, narrow: np.dtype[Any]) -> Operation:
     """The operation on elements of a ``narrow`` type, which are widened before, and rounded once."""
-    return replace(how, name=f"{how.name}, rounded to {narrow.name}", narrow=narrow)
+    return how._replace(name=f"{how.name}, rounded to {narrow.name}", narrow=narrow)
 
 
 _found: dict[tuple[int, Any], Operation] = {}  # of predefined operations on predefined types

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.model.cost import Link
-from hiercoll.runtime.checking import Successive, wait_for
+from hiercoll.runtime.checking import Successive
 from hiercoll.runtime.progress import abandoned
+from hiercoll.runtime.waiting import wait_for
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
 
@@ -21,8 +22,7 @@ LARGE, STEP, LARGEST = 32 << 10, 8, 2 << 20  # bytes of others: the first one, t
 CLEARLY = 1.5  # times as long as a small message, that a large one takes whose time says something of the rate
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """Messages between two ranks of a communicator, with a ``tag`` that nothing else uses; of each size there and back
     so many ``times``. ``agree`` gives the largest of all ranks' values, each of several; ``watch`` keeps the deadline
     of calls, if they have one: then `network` and `node` raise CollectiveTimeout and CollectiveFailed."""

@@ -402,7 +402,7 @@ def served_by(session: Session, request: Request, given: Arguments, variant: Var
         where = (request.received.place, request.mode)
         asked = _transport(session, given.transport, *where)
         transport = _transport_by(session, given, variant, *where) or asked
-    return replace(request, variant=variant, transport=transport, is_auto=True, learner=learner, is_learned=True)
+    return request._replace(variant=variant, transport=transport, is_auto=True, learner=learner, is_learned=True)
 
 
 def _producers(

@@ -7,7 +7,6 @@ blocking calls, background calls and plans in who starts what serves them, equal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,8 +88,7 @@ class Data(NamedTuple):
         return () if self.copying is None else (self.copying(outward),)
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
+class Common(NamedTuple):
     """What of a request is equal on all ranks. ``size``: bytes per block, None for uneven ones."""
 
     collective: str
@@ -104,8 +102,7 @@ class Common:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """What a plan is kept under: requests with equal keys are served by the same one."""
 
     common: Common
@@ -115,8 +112,7 @@ class Key:
     operation: tuple[object, ...] = ()
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A call that is sound.
 
     ``sent`` is None where the input lies in the receive buffer; ``size`` is the bytes of a block (of what is combined,
@@ -180,7 +176,7 @@ class Request:
     @property
     def sending(self) -> Request:
         """The request with messages instead of places in the node's memory."""
-        return replace(self, transport=self.transport._replace(shared=False))
+        return self._replace(transport=self.transport._replace(shared=False))
 
     @property
     def common(self) -> Common:
@@ -233,7 +229,7 @@ class Request:
     def without_arrays(self) -> Request:
         """The same, but for the program's memory, which is not kept: for calls that come again with the same."""
         sent = None if self.sent is None else self.sent._replace(owner=None)
-        return replace(self, sent=sent, received=self.received._replace(owner=None), result=None)
+        return self._replace(sent=sent, received=self.received._replace(owner=None), result=None)
 
     @property
     def name(self) -> str:

@@ -12,7 +12,6 @@ import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -32,7 +31,7 @@ from hiercoll.runtime.agreement import Agreement
 from hiercoll.runtime.beginning import SET_UP, first_watch, own_part, until_changed, world_ranks
 from hiercoll.runtime.binding import Once
 from hiercoll.runtime.cache import Cache, Idle
-from hiercoll.runtime.checking import Describe, Description, Later, wait_for
+from hiercoll.runtime.checking import Describe, Description, Later
 from hiercoll.runtime.factory import Lifetime, PlanFactory
 from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.memories import Memories, takes_device_memory
@@ -42,6 +41,7 @@ from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.request import Key as RequestKey
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.tags import Tags
+from hiercoll.runtime.waiting import wait_for
 from hiercoll.runtime.watch import BEGAN, Entry, Watch
 from hiercoll.runtime.window import Window
 from hiercoll.runtime.windows import Windows
@@ -49,10 +49,10 @@ from hiercoll.schedule import Schedule
 from hiercoll.tables import MEMORIES, OLD, Table, Variant, environment_table, load
 from hiercoll.topology import Topology, discover
 from hiercoll.tuner import is_able
-from hiercoll.tuning.budget import SHARE
 from hiercoll.tuning.learning import Finding, Learner
 from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Policy, Wanted
+from hiercoll.tuning.share import SHARE
 
 STRICTNESS = ("any", None, "rank", "fixed")  # orders of reductions; None: the one that calls have had before
 Alias: TypeAlias = "tuple[object, ...]"
@@ -224,7 +224,7 @@ class Session:
             self.policy.found = self._keep
         self.policy.table, self.policy.known = table, known if self.learns else {}
         self.policy.reaches = self.memories.devices_in_reach
-        self.policy.links, self.policy.probe = replace(DEFAULT_LINKS, cores=cores), self._probe
+        self.policy.links, self.policy.probe = DEFAULT_LINKS._replace(cores=cores), self._probe
         self.policy.slowest_of_some = self.agreement.slowest_of_some
         self.policy.compares, self.policy.changed = self._compares, self.choices_have_changed
         self.policy.learn(self.learns)
@@ -322,7 +322,7 @@ class Session:
         """Links with the network as measured: networks differ by a factor of a thousand. Collective."""
         probe = Probe(self.comm, self.tags.in_background(1), PROBED, self.agreement.slowest_of_some, self.watch)
         try:
-            return replace(known, network=probe.network(self.topology, known.network))
+            return known._replace(network=probe.network(self.topology, known.network))
         except BaseException:  # later calls may take its messages for their own
             self.break_off("messages that show how fast links are")
             raise
@@ -387,7 +387,7 @@ class Session:
 
     def same_request(self, request: Request, *values: int, lacking: int = 0) -> list[int]:
         """See `Agreement.same`."""
-        common = replace(request.common, size=None)
+        common = request.common._replace(size=None)
         return self.agreement.same(request.name, common, request.common.size or 0, *values, lacking=lacking)
 
     def compare_later(self, described: Describe | None) -> Later | None:

@@ -47,7 +47,7 @@ FIELDS = ("number", "name", "began", "seconds")
 NUMBER, _, BEGAN, SECONDS = range(len(FIELDS))
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # by identity, and sooner imported
 class Watch:
     """Deadline and record of one rank of a communicator. ``world`` gives the rank in MPI_COMM_WORLD
     of each of its ranks; ``expired`` is called with the call that ran into the deadline."""

@@ -54,8 +54,7 @@ class Kind(Enum):
     COMPUTE = auto()
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """``ops`` are indices into the schedule, ``after`` those of steps, all of them before this one.
 
     ``sized``: lengths or addresses come from the table of sizes that a step before it fills.

@@ -229,7 +229,7 @@ class Bench:
         there are none. Collective."""
         probe, default = Probe(self.comm, 0, PROBED, self.session.agreement.slowest), Links()
         node, network = probe.node(self.topology, default.node), probe.network(self.topology, default.network)
-        return replace(default, node=node, network=network)
+        return default._replace(node=node, network=network)
 
 
 def link_bound(collective: str, topology: Topology, size: int, rate: float) -> float:

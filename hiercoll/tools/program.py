@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py.run import run_command_line, set_abort_status
 
 from hiercoll import settings
+from hiercoll.loading import load
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
@@ -85,8 +86,7 @@ def _replace(report: Path | None, sync: bool, trace: Path | None) -> Callable[[]
     from mpi4py import MPI
     from mpi4py.util import pkl5
 
-    from hiercoll.calls import dropin
-
+    dropin = load("hiercoll.calls.dropin")
     plain, recorder = MPI.COMM_WORLD, None
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]

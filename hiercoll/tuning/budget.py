@@ -10,13 +10,13 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from hiercoll.tuning.share import SHARE, in_common
 
 if TYPE_CHECKING:
     from hiercoll.tables import Variant
 
-SHARE = 0.05  # of the time of calls, that finding out may cost
-LEADS = 0.75  # of that, or more, which is for the communicator that finds out for others like it
 REINVESTED = 0.25  # of what has been found already saves, that finding out may cost besides
 CAUTION = 0.95  # of that, which is planned for: what is estimated may take longer
 FIRST, FEWEST = 16, 3  # calls of a kind, at least, whose time says something; so few of long ones
@@ -29,39 +29,6 @@ THINKING = 0.5e-3  # seconds that a rank thinks in such calls, of a core's time
 DEARER = 3.0  # times as long as estimated, that it takes to ask the model, until that is known
 
 Agree: TypeAlias = "Callable[[Sequence[float]], list[float]]"
-
-
-class Before(NamedTuple):
-    """Seconds that the calls before a set-up took, of one of them, of what ranks agreed on then and on the set-up, and
-    of one such agreement. Equal on all ranks."""
-
-    calls: float = 0.0
-    call: float = 0.0
-    agreements: float = 0.0
-    meeting: float = 0.0
-
-
-def part_of_share(size: int, whole: int, *, leads: bool) -> float:
-    """Which part of ``SHARE`` finding out may cost on a communicator of so many of the ``whole`` job's ranks.
-
-    What takes longer on one communicator may let all ranks wait, as of a grid of processes the rows wait for each other
-    by way of the columns: parts of communicators that are there side by side add up to one. `LEADS` of it is for the
-    one that ``leads``, from which others take over what it has found; the rest is divided among all by size.
-    """
-    return LEADS * leads + (1 - LEADS) * min(size / whole, 1.0)
-
-
-def in_common(slowest: float, fastest: float, least: float) -> float:
-    """Seconds that it costs what ranks do in some calls, at ``least`` so many: the middle of the slowest and the
-    fastest rank's excess over their usual call. The slowest's alone would count noise: in any call some rank is late.
-    """
-    return max(least, (slowest + fastest) / 2)
-
-
-def count(tally: array[int], seconds: float) -> None:
-    """A call has taken so long, of those that a tally counts: how many are left, and nanoseconds that they took."""
-    tally[0] -= 1
-    tally[1] += int(seconds * 1e9)
 
 
 def _plan_of(variant: Variant) -> tuple[object, ...]:

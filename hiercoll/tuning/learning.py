@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, comb, inf
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -25,7 +25,8 @@ from typing import NamedTuple, TypeAlias
 from hiercoll.statistics import chance_of_pairs, median
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
-from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind, count
+from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind
+from hiercoll.tuning.share import count
 
 LONGEST = 240  # calls between two looks
 FOREVER = 1 << 40  # calls
@@ -83,8 +84,7 @@ Own: TypeAlias = "Callable[[], Spread] | None"
 Answer: TypeAlias = "Generator[Step, Times, bool]"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What is known to serve calls best: the seconds of a call, and of one by native, from so many ``calls``, on a day
     (ISO 8601; "" for today). ``untried``: candidates that it has not been compared with yet, in their order."""
 
@@ -337,7 +337,7 @@ class Learner:
         if _ratio(pairs) < 1.0 / SLOWER:
             self._kind.typical = native  # it serves from now on
             return False
-        self._take_over(replace(found, seconds=_seconds(pairs), native=native))
+        self._take_over(found._replace(seconds=_seconds(pairs), native=native))
         return True
 
     def _choose(self, begun: Finding | None = None) -> Course:

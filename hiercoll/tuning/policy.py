@@ -17,8 +17,9 @@ from hiercoll.model.cost import DEFAULT_LINKS, Links
 from hiercoll.tables import NATIVE_FORMS, NATIVE_VARIANT, Table, Variant
 from hiercoll.topology import Topology
 from hiercoll.tuner import FREE, Combining, Decision, Spread, decide, effort, is_able, modelled, uneven_choices
-from hiercoll.tuning.budget import PLAN_SECONDS, SHARE, Before, Budget
+from hiercoll.tuning.budget import PLAN_SECONDS, Budget
 from hiercoll.tuning.learning import FEW, MANY, Finding, Learner, Own
+from hiercoll.tuning.share import SHARE, Before
 
 Key: TypeAlias = "tuple[str, int, bool, str, str]"
 ASKING = 2e-3  # seconds of a first question to the cost model at least, besides; or as long as a set-up took

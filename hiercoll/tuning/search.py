@@ -100,7 +100,9 @@ class Selection:
 
     def record(self) -> dict[str, Any]:
         """As JSON data."""
-        return asdict(self)
+        figures = [{**figure._asdict(), "variant": asdict(figure.variant)} for figure in self.figures]
+        variants = {name: list(map(asdict, getattr(self, name))) for name in ("finalists", "held")}
+        return {"size": self.size, **variants, "figures": figures}
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Selection:

@@ -100,7 +100,7 @@ def test_a_round_that_is_missing_is_seen(comm: MPI.Intracomm, monkeypatch: pytes
     def function(topology: Topology, rank: int, **params: Any) -> Schedule:
         return without_last_round(good.function(topology, rank, **params))
 
-    hasty = replace(good, name="hasty", function=function)
+    hasty = good._replace(name="hasty", function=function)
     monkeypatch.setitem(REGISTRY["barrier"], "hasty", hasty)
     proof = verify(hasty.system(Topology((0,) * SIZE), {}))
     assert not proof.ok and proof.findings[0].kind == "contract"

@@ -9,7 +9,6 @@ import time
 import warnings
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -656,6 +655,36 @@ def test_communicators_side_by_side(comm: MPI.Intracomm, monkeypatch: pytest.Mon
 
 
 @several
+def test_importing_is_paid_for_too(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes on the slowest rank; trials wait until calls have paid for that."""
+    exchange(comm)
+    state = first_calls(comm)
+    assert state is not None
+    paid = 0.9 * beginning.SHARE * beginning.FIRST
+    state.tally[:] = calls = array("q", (0, beginning.FIRST * 10**9))  # of a second
+    monkeypatch.setattr(beginning.loading, "seconds", lambda: 2 * paid * (RANK == SIZE - 1))
+    assert state.goes_on(paid / 4)
+    assert state.importing == 2 * paid <= state.paid.agreements
+    state.tally[:] = calls
+    monkeypatch.setattr(beginning.loading, "seconds", lambda: paid / 2)
+    assert not state.goes_on(paid / 4)
+
+
+@several
+def test_where_nothing_was_found_before(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more calls are left to the MPI library, until it is looked for again."""
+    exchange(comm)
+    state = first_calls(comm)
+    assert state is not None
+    monkeypatch.setattr(beginning, "_is_settled", lambda size: size == SIZE)
+    paid = 0.9 * beginning.SHARE * beginning.FIRST
+    state.tally[:] = calls = array("q", (0, beginning.FIRST * 10**9))  # of a second
+    assert state.goes_on(paid)
+    state.tally[:] = calls
+    assert not state.goes_on(1.9 * paid / beginning.PATIENCE)
+
+
+@several
 def test_families_with_a_wish(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank's environment asks for goes for what is made from a communicator, too."""
     if RANK == SIZE - 1:
@@ -905,7 +934,7 @@ def test_links_are_measured_before_the_model_is_asked(
     """Once on a communicator; it goes by them where it names candidates."""
     measured: list[Links] = []
     asked: list[Links] = []
-    slow = replace(DEFAULT_LINKS, network=Link(1e-3, 1e-6))
+    slow = DEFAULT_LINKS._replace(network=Link(1e-3, 1e-6))
     monkeypatch.setattr(Session, "_probe", lambda session, known: (measured.append(known), slow)[1])
     modelled = policy.modelled
     monkeypatch.setattr(policy, "modelled", lambda *given: (asked.append(given[-1]), modelled(*given))[1])
@@ -1037,7 +1066,7 @@ def test_who_waits_for_others_that_have_more_to_do(
 ) -> None:
     """Sleeps, if they share cores, but with Open MPI; the agreement is the same."""
     session, rests, rest = get_session(comm), [], progress.rest_until
-    session.policy.links = replace(session.policy.links, cores=cores)
+    session.policy.links = session.policy.links._replace(cores=cores)
     monkeypatch.setattr(progress, "rest_until", lambda is_over: (rests.append(cores), rest(is_over)))
     for salt in range(3):
         if RANK == SIZE - 1:
@@ -1050,7 +1079,7 @@ def test_who_waits_for_others_that_have_more_to_do(
 def test_ctrl_c_at_rest(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is raised when the agreement is over: others wait for it, and the next one is another."""
     session = get_session(comm)
-    session.policy.links = replace(session.policy.links, cores=0.5)
+    session.policy.links = session.policy.links._replace(cores=0.5)
     rest = progress.rest_until
 
     def interrupted(is_over: Callable[[], bool]) -> None:

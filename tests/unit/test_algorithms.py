@@ -61,7 +61,7 @@ def test_counts_are_as_stated(entry: Algorithm, layout: str) -> None:
         if name == "rounds":
             assert count_rounds(schedules, topology) == stated, name
         else:
-            assert name in RankCounts.__dataclass_fields__, name
+            assert name in RankCounts._fields, name
             assert max(getattr(count, name) for count in chosen) == pytest.approx(stated), name
 
 

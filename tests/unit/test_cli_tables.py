@@ -159,10 +159,10 @@ def test_explain_what_was_learned(kept: Callable[..., None], monkeypatch: pytest
     assert "0.61" in hiercoll(*asked, "64", "--plan").output
     for other in (["90"], ["64", "--in-place"], ["64", "--mpi", "Open MPI 5.0.11"], ["64", "-l", "4x2"]):
         assert hiercoll(*asked, *other).exit_code == 0 and "learned" not in hiercoll(*asked, *other).output
-    kept(replace(LESSON, date="2026-11-23T10:00:00+00:00", variant=Variant(NATIVE)))
+    kept(LESSON._replace(date="2026-11-23T10:00:00+00:00", variant=Variant(NATIVE)))
     said = hiercoll(*asked, "64").output
     assert "2x4: native\nlearned on 2026-11-23" in said and "nothing was faster" in said
-    kept(replace(LESSON, date="2026-11-24", untried=(Variant("pairwise"), Variant("bruck", {"radix": 2}))))
+    kept(LESSON._replace(date="2026-11-24", untried=(Variant("pairwise"), Variant("bruck", {"radix": 2}))))
     assert "learned so far, with 2 more to be tried, on 2026-11-24 from 324 calls" in hiercoll(*asked, "64").output
     monkeypatch.setenv("HIERCOLL_LEARN", "0")
     assert "learned" not in hiercoll(*asked, "64").output
@@ -193,14 +193,14 @@ def test_explain_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: st
 
 def test_explain_what_was_learned_of_any_sizes(kept: Callable[..., None]) -> None:
     variant = Variant("aggregate", {"form": "share", "window": 4})
-    kept(replace(LESSON, collective="alltoallv", size=0, variant=variant))
+    kept(LESSON._replace(collective="alltoallv", size=0, variant=variant))
     asked = ("explain", "alltoallv", "-l", "2x4", "-s", "640")
     assert "learned on" in hiercoll(*asked).output and "learned on" not in hiercoll(*asked, "--plan").output
 
 
 def test_explain_wants_to_know_with_which_library_it_was_learned(kept: Callable[..., None]) -> None:
     kept(LESSON)
-    kept(replace(LESSON, seconds=5e-5), mpi="Open MPI 5.0.11")
+    kept(LESSON._replace(seconds=5e-5), mpi="Open MPI 5.0.11")
     asked = ("explain", "alltoall", "-l", "2x4", "-s", "64")
     assert hiercoll(*asked).exit_code == 1
     assert "0.50 of" in hiercoll(*asked, "--mpi", "Open MPI 5.0.11").output
@@ -208,7 +208,7 @@ def test_explain_wants_to_know_with_which_library_it_was_learned(kept: Callable[
 
 def test_plans_are_shown_and_explained(tmp_path: Path) -> None:
     persistent = Variant(NATIVE, {"form": "persistent"})
-    held = replace(ENTRY.figures[1], variant=persistent, timing=PLAN, median=1.6e-5)
+    held = ENTRY.figures[1]._replace(variant=persistent, timing=PLAN, median=1.6e-5)
     file = tmp_path / "plans.json"
     entry = replace(ENTRY, plans=(Choice(1, persistent),), figures=(*ENTRY.figures, held))
     file.write_text(dump(Table((entry,))), encoding="utf-8")

@@ -334,15 +334,35 @@ def test_a_library_whose_functions_are_not_found() -> None:
     assert outcome(fault) == "None; 1; no compiled engine, Python's run: MPI_Isend is not found"
 
 
+UNKNOWN_ARRAYS = "arrays of this NumPy are laid out in a way that is not known"
+OTHER_FLAGS = """from mpi4py import MPI; from hiercoll.runtime import _engine as e; real = e.setup_arrays
+def other(kind, example, counts): real(kind, (*example[:2], 1 + example[2]), counts)
+e.setup_arrays = other"""
+
+
 @needs_engine
 def test_arrays_that_look_otherwise() -> None:
     """The compiled engine reads fields of NumPy's arrays, and looks at one before it does: here, its flags differ."""
-    fault = "from mpi4py import MPI; from hiercoll.runtime import _engine as e; real = e.setup_calls\n"
-    fault += "def other(*given):\n"
-    fault += " *names, (array, data, flags), counts = given; real(*names, (array, data, 1 + flags), counts)\n"
-    fault += "e.setup_calls = other"
-    why = "no compiled engine, Python's run: arrays of this NumPy are laid out in a way that is not known"
-    assert outcome(fault) == f"None; 1; {why}"
+    assert outcome(f"import numpy; {OTHER_FLAGS}") == f"None; 1; no compiled engine, Python's run: {UNKNOWN_ARRAYS}"
+
+
+@needs_engine
+def test_arrays_of_a_numpy_that_is_imported_later() -> None:
+    """Until then it tells no arrays from other buffers; where they look otherwise, for good, and that is said once."""
+    code = "import sys, warnings; from mpi4py import MPI; from hiercoll import Intracomm\n"
+    code += "from hiercoll.runtime.compiled import know_arrays\nassert 'numpy' not in sys.modules\n"
+    code += "warnings.simplefilter('error')\ncomm, told = Intracomm(MPI.COMM_SELF), []\n"
+    code += "def gathered(buffer, into):\n for _ in range(3): comm.Allgather(buffer, into)\n"
+    code += "gathered(bytearray(b'abc'), mine := bytearray(3)); assert mine == b'abc'\n"
+    code += "assert know_arrays.cache_info().currsize == 0\nimport numpy\n"
+    code += "with warnings.catch_warnings(record=True) as told:\n warnings.simplefilter('always')\n"
+    code += " gathered(numpy.arange(3.0), found := numpy.zeros(3)); gathered(bytearray(b'xyz'), mine)\n"
+    code += "assert know_arrays.cache_info().currsize == 1 and list(found) == [0, 1, 2] and mine == b'xyz'\n"
+    code += "print(*[each.message for each in told], sep='; ')"
+    for begin, said in (("", ""), (f"{OTHER_FLAGS}\n", f"the compiled engine does not know arrays: {UNKNOWN_ARRAYS}")):
+        command = [sys.executable, "-c", begin + code]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert told.stdout.strip() == said
 
 
 def shown(code: programs.Code, datatypes: dict[object, MPI.Datatype]) -> list[Any]:

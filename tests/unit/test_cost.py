@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,15 +141,15 @@ COUNTS = RankCounts(
 @pytest.mark.parametrize(
     ("links", "seconds"),
     [
-        (replace(NO_LINKS, node=Link(1.0, 0.0)), 7.0),  # nine in the chain, two of them far
-        (replace(NO_LINKS, network=Link(1.0, 0.0)), 2.0),
-        (replace(NO_LINKS, node=Link(0.0, 1.0)), 900.0),  # blocks received within the node
-        (replace(NO_LINKS, network=Link(0.0, 1.0)), 300.0 * (1 + ALONE)),  # blocks sent out of it, by one rank
-        (replace(NO_LINKS, node=Link(0.0, 1.0), network=Link(0.0, 1.0)), 900.0),  # both at once
-        (replace(NO_LINKS, overhead=1.0), 9.0),
-        (replace(NO_LINKS, operation=1.0), 14.0),
-        (replace(NO_LINKS, dispatch=1.0), 13.0),
-        (replace(NO_LINKS, gap=1.0), 700.0),
+        (NO_LINKS._replace(node=Link(1.0, 0.0)), 7.0),  # nine in the chain, two of them far
+        (NO_LINKS._replace(network=Link(1.0, 0.0)), 2.0),
+        (NO_LINKS._replace(node=Link(0.0, 1.0)), 900.0),  # blocks received within the node
+        (NO_LINKS._replace(network=Link(0.0, 1.0)), 300.0 * (1 + ALONE)),  # blocks sent out of it, by one rank
+        (NO_LINKS._replace(node=Link(0.0, 1.0), network=Link(0.0, 1.0)), 900.0),  # both at once
+        (NO_LINKS._replace(overhead=1.0), 9.0),
+        (NO_LINKS._replace(operation=1.0), 14.0),
+        (NO_LINKS._replace(dispatch=1.0), 13.0),
+        (NO_LINKS._replace(gap=1.0), 700.0),
         (NO_LINKS, 0.0),
     ],
 )
@@ -162,15 +160,15 @@ def test_prediction_of_one_rank(links: Links, seconds: float) -> None:
 
 def test_ranks_share_the_network_but_not_the_node() -> None:
     """What leaves a node adds up, and is there sooner the more ranks share it; within it, the busiest rank decides."""
-    three = [COUNTS, COUNTS, replace(COUNTS, received_blocks=21)]
-    assert predict(three, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(900.0 + 300.0 * ALONE)
-    assert predict(three, 100, replace(NO_LINKS, node=Link(0.0, 1.0))) == pytest.approx(1900.0)
-    assert predict(three, 100, replace(NO_LINKS, overhead=1.0)) == pytest.approx(9.0)
+    three = [COUNTS, COUNTS, COUNTS._replace(received_blocks=21)]
+    assert predict(three, 100, NO_LINKS._replace(network=Link(0.0, 1.0))) == pytest.approx(900.0 + 300.0 * ALONE)
+    assert predict(three, 100, NO_LINKS._replace(node=Link(0.0, 1.0))) == pytest.approx(1900.0)
+    assert predict(three, 100, NO_LINKS._replace(overhead=1.0)) == pytest.approx(9.0)
     alone, idle = RankCounts(network_blocks=9), RankCounts()
-    slow = replace(NO_LINKS, network=Link(0.0, 1.0))
+    slow = NO_LINKS._replace(network=Link(0.0, 1.0))
     assert predict([RankCounts(network_blocks=3)] * 3, 100, slow) < predict([alone, idle, idle], 100, slow)
-    incoming = [replace(COUNTS, network_received_blocks=8)] * 2
-    assert predict(incoming, 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(1600.0 + 800.0 * ALONE)
+    incoming = [COUNTS._replace(network_received_blocks=8)] * 2
+    assert predict(incoming, 100, NO_LINKS._replace(network=Link(0.0, 1.0))) == pytest.approx(1600.0 + 800.0 * ALONE)
 
 
 @settings(deadline=None, derandomize=True)
@@ -213,8 +211,8 @@ def test_a_vector_is_cut_into_blocks() -> None:
     b.recv(2, RECV[0:3])
     counts = count_rank(b.build(), PAIRS)
     assert counts.pieces == 4 and counts.nbytes(counts.received_blocks, 100) == 75
-    assert predict([counts], 100, replace(NO_LINKS, network=Link(0.0, 1.0))) == pytest.approx(75.0 * (1 + ALONE))
-    assert predict([replace(COUNTS, pieces=2)], 100, replace(NO_LINKS, gap=1.0)) == pytest.approx(350.0)
+    assert predict([counts], 100, NO_LINKS._replace(network=Link(0.0, 1.0))) == pytest.approx(75.0 * (1 + ALONE))
+    assert predict([COUNTS._replace(pieces=2)], 100, NO_LINKS._replace(gap=1.0)) == pytest.approx(350.0)
 
 
 def test_defaults_make_sense() -> None:
@@ -226,11 +224,11 @@ def test_defaults_make_sense() -> None:
 
 def test_ranks_that_share_cores() -> None:
     """What a node's ranks do adds up; what they wait for does not."""
-    links = replace(NO_LINKS, node=Link(7.0, 0.0), overhead=1.0)
+    links = NO_LINKS._replace(node=Link(7.0, 0.0), overhead=1.0)
     leader, other = RankCounts(messages=5, received=3, chain=1), RankCounts(received=2)
     counts = [leader, other, other, other]
-    assert predict(counts, 8, links) == predict(counts, 8, replace(links, cores=1.0)) == 7 + 8
-    assert predict(counts, 8, replace(links, cores=0.5)) == 7 + 8  # 14 seconds of work for two cores
-    assert predict(counts, 8, replace(links, cores=0.25)) == 7 + 14
-    far = [replace(leader, network_blocks=2, network_received_blocks=1), other, other, other]
-    assert predict(far, 8, replace(links, gap=0.5, cores=0.25)) == 7 + 14 + 0.5 * 24
+    assert predict(counts, 8, links) == predict(counts, 8, links._replace(cores=1.0)) == 7 + 8
+    assert predict(counts, 8, links._replace(cores=0.5)) == 7 + 8  # 14 seconds of work for two cores
+    assert predict(counts, 8, links._replace(cores=0.25)) == 7 + 14
+    far = [leader._replace(network_blocks=2, network_received_blocks=1), other, other, other]
+    assert predict(far, 8, links._replace(gap=0.5, cores=0.25)) == 7 + 14 + 0.5 * 24

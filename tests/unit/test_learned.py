@@ -10,7 +10,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from hiercoll.learned import (
     read,
     read_all,
     setting_of,
+    settled_ranks,
     table_of,
 )
 from hiercoll.model.adapters import Adapter
@@ -106,17 +107,17 @@ def test_irregular_layouts_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(SETTING, mpi="MPICH 5.0_2"),  # spelled alike in a name
-        replace(SETTING, fabric=""),
-        replace(SETTING, memory="cuda"),
-        replace(SETTING, layout="2x4:cyclic"),
-        replace(SETTING, layout="5+3"),
+        SETTING._replace(mpi="MPICH 5.0_2"),  # spelled alike in a name
+        SETTING._replace(fabric=""),
+        SETTING._replace(memory="cuda"),
+        SETTING._replace(layout="2x4:cyclic"),
+        SETTING._replace(layout="5+3"),
     ],
 )
 def test_settings_share_nothing(tmp_path: Path, other: Setting) -> None:
     keep(tmp_path, LESSON)
     assert known(tmp_path, other) == []
-    keep(tmp_path, replace(LESSON, variant=PAIRWISE), setting=other)
+    keep(tmp_path, LESSON._replace(variant=PAIRWISE), setting=other)
     assert known(tmp_path) == [LESSON]
     assert read_all(tmp_path).keys() == {SETTING, other}
 
@@ -131,8 +132,8 @@ def test_names_of_folders_are_safe() -> None:
 def test_known_ranks_reads_names_only(tmp_path: Path) -> None:
     assert known_ranks(MPI, tmp_path / "none") == frozenset()
     path = keep(tmp_path, LESSON)
-    keep(tmp_path, LESSON, setting=replace(SETTING, layout="3+4"))
-    keep(tmp_path, LESSON, setting=replace(SETTING, layout="4x4", mpi="MPICH 5.0.22"))
+    keep(tmp_path, LESSON, setting=SETTING._replace(layout="3+4"))
+    keep(tmp_path, LESSON, setting=SETTING._replace(layout="4x4", mpi="MPICH 5.0.22"))
     path.write_text("{")
     (tmp_path / "notes_9_x").mkdir()
     assert known_ranks(MPI, tmp_path) == {7, 8}
@@ -142,20 +143,34 @@ def test_gaining_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those for which something but native is known; files that have changed are read again."""
     monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
     assert gaining_ranks(MPI, 99) == frozenset()
-    native = replace(LESSON, variant=NATIVE_VARIANT)
+    native = LESSON._replace(variant=NATIVE_VARIANT)
     keep(tmp_path, native)
-    keep(tmp_path, LESSON, setting=replace(SETTING, layout="3+4"))
-    keep(tmp_path, LESSON, setting=replace(SETTING, layout="4x4", mpi="MPICH 5.0.22"))
+    keep(tmp_path, LESSON, setting=SETTING._replace(layout="3+4"))
+    keep(tmp_path, LESSON, setting=SETTING._replace(layout="4x4", mpi="MPICH 5.0.22"))
     assert gaining_ranks(MPI, 99) == {7}
-    keep(tmp_path, replace(LESSON, size=2 * LESSON.size))
+    keep(tmp_path, LESSON._replace(size=2 * LESSON.size))
     assert gaining_ranks(MPI, 99) == gaining_ranks(MPI, 8) == {7, 8}
+
+
+def test_settled_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where something is known, and nothing of it is faster than native, or may be."""
+    monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
+    native = LESSON._replace(variant=NATIVE_VARIANT)
+    assert settled_ranks(MPI, 99) == frozenset()
+    keep(tmp_path, native)
+    keep(tmp_path, native, setting=SETTING._replace(layout="3+4"))
+    assert settled_ranks(MPI, 99) == {7, 8} and settled_ranks(MPI, 7) == {7}
+    keep(tmp_path, native._replace(size=2 * LESSON.size, untried=(PAIRWISE,)))
+    assert settled_ranks(MPI, 99) == {7}
+    keep(tmp_path, LESSON._replace(size=2 * LESSON.size), setting=SETTING._replace(layout="3+4"))
+    assert settled_ranks(MPI, 99) == frozenset()
 
 
 def test_gaining_ranks_reads_what_is_not_too_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is read of settings of more ranks than any communicator has."""
     monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
     keep(tmp_path, LESSON).write_text("{")
-    keep(tmp_path, LESSON, setting=replace(SETTING, layout="3+4"))
+    keep(tmp_path, LESSON, setting=SETTING._replace(layout="3+4"))
     assert gaining_ranks(MPI, 7) == {7} and gaining_ranks(MPI, 6) == frozenset()
     with pytest.warns(LearnedWarning):
         assert gaining_ranks(MPI, 8) == {7}
@@ -241,12 +256,12 @@ def test_a_job_keeps_one_file(tmp_path: Path) -> None:
     job = JobFile(SETTING, tmp_path)
     assert job.path is None and not (tmp_path / SETTING.folder).exists()
     job.keep(LESSON)
-    job.keep(replace(LESSON, size=128))
-    better = replace(LESSON, variant=PAIRWISE, date="2026-11-22T09:00:00+00:00")  # a job's last word is its word
+    job.keep(LESSON._replace(size=128))
+    better = LESSON._replace(variant=PAIRWISE, date="2026-11-22T09:00:00+00:00")  # a job's last word is its word
     job.keep(better)
     assert job.path is not None and files(tmp_path) == [job.path.name]
-    assert read(SETTING, tmp_path) == by_key(better, replace(LESSON, size=128))
-    assert job_file(SETTING) is job_file(replace(SETTING))
+    assert read(SETTING, tmp_path) == by_key(better, LESSON._replace(size=128))
+    assert job_file(SETTING) is job_file(SETTING._replace())
 
 
 def test_what_is_not_final_waits_where_writing_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,17 +275,17 @@ def test_what_is_not_final_waits_where_writing_takes_long(tmp_path: Path, monkey
         write(path, text)
 
     monkeypatch.setattr(learned, "write_whole", slowly)
-    begun = replace(LESSON, variant=NATIVE_VARIANT, untried=(BRUCK, PAIRWISE))
+    begun = LESSON._replace(variant=NATIVE_VARIANT, untried=(BRUCK, PAIRWISE))
     job.keep(begun)
     assert known(tmp_path) == [] and not (tmp_path / SETTING.folder).exists()
     job.flush()
     job.flush()
     assert known(tmp_path) == [begun] and clock == [1.0]
     clock[0] = 100.9
-    further = replace(LESSON, untried=(PAIRWISE,))
+    further = LESSON._replace(untried=(PAIRWISE,))
     job.keep(further)
     assert known(tmp_path) == [begun] and clock == [100.9]
-    other = replace(LESSON, size=128, untried=(PAIRWISE,))
+    other = LESSON._replace(size=128, untried=(PAIRWISE,))
     clock[0] = 101.0
     job.keep(other)
     assert known(tmp_path) == [further, other] and clock == [102.0]
@@ -282,12 +297,12 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
     """To communicators of this job that begin later; at its end others know it, too."""
     monkeypatch.setattr(learned, "_job_files", {})
     monkeypatch.setenv("HIERCOLL_LEARNED", str(tmp_path))
-    begun = replace(LESSON, untried=(PAIRWISE,))
+    begun = LESSON._replace(untried=(PAIRWISE,))
     assert known_ranks(MPI) == frozenset()
     job_file(SETTING).keep(begun)
     assert known_ranks(MPI) == {8} and known_ranks("Open MPI 5.0.11") == frozenset()
     assert gaining_ranks(MPI, 99) == {8} and gaining_ranks(MPI, 7) == frozenset()
-    assert read(SETTING) == by_key(begun) and read(replace(SETTING, layout="3+5")) == {} == read(SETTING, tmp_path)
+    assert read(SETTING) == by_key(begun) and read(SETTING._replace(layout="3+5")) == {} == read(SETTING, tmp_path)
     learned.flush()
     assert known(tmp_path) == [begun]
 
@@ -295,14 +310,14 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
 def test_candidates_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     path = given_file(tmp_path, text_of({**GOOD, "untried": [{"algorithm": "quantum", "params": {}}, BRUCK.record()]}))
     file = learned._load(path)
-    assert file.lessons == [replace(LESSON, untried=(BRUCK,))] and not file.is_known
+    assert file.lessons == [LESSON._replace(untried=(BRUCK,))] and not file.is_known
     nothing = {**GOOD, **NATIVE_VARIANT.record(), "untried": [{"algorithm": "quantum", "params": {}}]}
     assert learned._load(given_file(tmp_path, text_of(nothing))).lessons == []  # not that nothing is faster
 
 
 def test_transports_and_forms_are_kept(tmp_path: Path) -> None:
-    staged = replace(LESSON, variant=replace(BRUCK, transport="staged"))
-    form = replace(LESSON, size=1, variant=Variant("native", {"form": "nonblocking"}))
+    staged = LESSON._replace(variant=replace(BRUCK, transport="staged"))
+    form = LESSON._replace(size=1, variant=Variant("native", {"form": "nonblocking"}))
     keep(tmp_path, staged, form)
     assert read(SETTING, tmp_path) == by_key(staged, form)
 
@@ -310,30 +325,30 @@ def test_transports_and_forms_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_says_nothing_replaces_nothing(tmp_path: Path, order: int) -> None:
     """Whichever comes later: of another job, or of another communicator of this one."""
-    begun = replace(LESSON, variant=NATIVE_VARIANT, seconds=2e-5, date="2026-11-23", untried=(BRUCK, PAIRWISE))
+    begun = LESSON._replace(variant=NATIVE_VARIANT, seconds=2e-5, date="2026-11-23", untried=(BRUCK, PAIRWISE))
     for lesson in [LESSON, begun][::order]:
         keep(tmp_path, lesson)
     assert known(tmp_path) == [LESSON]
     keep(tmp_path / "one", LESSON, begun)
     keep(tmp_path / "other", begun, LESSON)
     assert known(tmp_path / "one") == known(tmp_path / "other") == [LESSON]
-    settled = replace(begun, untried=())
+    settled = begun._replace(untried=())
     keep(tmp_path, settled)
     assert known(tmp_path) == [settled]
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_latest_lesson_is_believed_else_that_of_most_calls(tmp_path: Path, order: int) -> None:
-    earlier = replace(LESSON, calls=1000)
-    later = replace(LESSON, date="2026-11-22T10:00:01+00:00", variant=PAIRWISE, calls=2)
-    more = replace(later, calls=3, seconds=7e-6)
+    earlier = LESSON._replace(calls=1000)
+    later = LESSON._replace(date="2026-11-22T10:00:01+00:00", variant=PAIRWISE, calls=2)
+    more = later._replace(calls=3, seconds=7e-6)
     for lesson in [earlier, later, more][::order]:
         keep(tmp_path, lesson)
     assert known(tmp_path) == [more]
 
 
 def test_a_day_is_a_date(tmp_path: Path) -> None:
-    keep(tmp_path, replace(LESSON, date="2026-11-22"))
+    keep(tmp_path, LESSON._replace(date="2026-11-22"))
     keep(tmp_path, LESSON)
     assert known(tmp_path) == [LESSON]
     assert learned._is_date(now())
@@ -345,13 +360,13 @@ GOOD: dict[str, Any] = LESSON.record()
 
 
 def text_of(lesson: Any = GOOD, **top: Any) -> str:
-    whole = {"format": "hiercoll learned", "version": 1, "setting": asdict(SETTING), "lessons": [lesson], **top}
+    whole = {"format": "hiercoll learned", "version": 1, "setting": SETTING._asdict(), "lessons": [lesson], **top}
     return json.dumps({name: value for name, value in whole.items() if value is not ...})
 
 
 def given_file(folder: Path, text: str | bytes) -> Path:
     """A file that some job may have left; and beside it a good one."""
-    keep(folder, replace(LESSON, size=4096))
+    keep(folder, LESSON._replace(size=4096))
     path = folder / SETTING.folder / "20200101-000000_h_1_ab.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -367,10 +382,10 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "a table": (text_of(format="hiercoll table"), "format: expected"),
     "newer": (text_of(version=2), "version: expected 1"),
     "no setting": (text_of(setting=...), "setting: expected"),
-    "another setting": (text_of(setting=asdict(replace(SETTING, layout="2x8"))), "setting: expected that of the fold"),
-    "no layout": (text_of(setting={**asdict(SETTING), "layout": "2x"}), "setting.layout"),
-    "huge layout": (text_of(setting={**asdict(SETTING), "layout": "9999999x9999999"}), "setting.layout"),
-    "memory": (text_of(setting={**asdict(SETTING), "memory": "disk"}), "setting.memory"),
+    "another setting": (text_of(setting={**SETTING._asdict(), "layout": "2x8"}), "setting: expected that of the fold"),
+    "no layout": (text_of(setting={**SETTING._asdict(), "layout": "2x"}), "setting.layout"),
+    "huge layout": (text_of(setting={**SETTING._asdict(), "layout": "9999999x9999999"}), "setting.layout"),
+    "memory": (text_of(setting={**SETTING._asdict(), "memory": "disk"}), "setting.memory"),
     "lessons": (text_of(lessons={}), "lessons: expected a list"),
     "a lesson": (text_of(7), r"lessons\[0\]: expected an object"),
     "NaN": (text_of({**GOOD, "seconds": float("nan")}), "NaN is not a number"),
@@ -482,11 +497,11 @@ def test_a_program_goes_on_where_nothing_can_be_written(
     with monkeypatch.context() as patch:
         patch.setattr(*place, refuse)
         with pytest.warns(LearnedWarning, match=os.strerror(code)):
-            job.keep(replace(LESSON, size=1))
-        job.keep(replace(LESSON, size=2))  # without a second warning
+            job.keep(LESSON._replace(size=1))
+        job.keep(LESSON._replace(size=2))  # without a second warning
         other.keep(LESSON)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-    job.keep(replace(LESSON, size=3))  # there is room again
+    job.keep(LESSON._replace(size=3))  # there is room again
     assert [lesson.size for lesson in known(tmp_path)] == [1, 2, 3]
 
 
@@ -500,7 +515,7 @@ def test_what_was_there_stays_where_writing_fails(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "write_text", half)
     with pytest.warns(LearnedWarning, match="No space left"):
-        job.keep(replace(LESSON, size=128))
+        job.keep(LESSON._replace(size=128))
     assert known(tmp_path) == [LESSON] and len(files(tmp_path)) == 1
 
 
@@ -519,18 +534,18 @@ def test_what_was_there_stays_where_writing_fails(tmp_path: Path, monkeypatch: p
 def test_what_could_not_be_read_is_not_written(tmp_path: Path, wrong: dict[str, Any]) -> None:
     job = JobFile(SETTING, tmp_path)
     with pytest.warns(LearnedWarning, match="it is not kept"):
-        job.keep(replace(LESSON, **wrong))
+        job.keep(LESSON._replace(**wrong))
     job.keep(LESSON)
     assert known(tmp_path) == [LESSON]
 
 
 def test_parameters_left_out_are_filled_in(tmp_path: Path) -> None:
-    keep(tmp_path, replace(LESSON, variant=Variant("bruck")))
+    keep(tmp_path, LESSON._replace(variant=Variant("bruck")))
     assert known(tmp_path) == [LESSON]
 
 
 def test_numbers_of_numpy_are_kept(tmp_path: Path) -> None:
-    keep(tmp_path, replace(LESSON, variant=Variant("bruck", {"radix": np.int64(2)}), seconds=np.float64(1e-5)))
+    keep(tmp_path, LESSON._replace(variant=Variant("bruck", {"radix": np.int64(2)}), seconds=np.float64(1e-5)))
     assert known(tmp_path) == [LESSON]
 
 
@@ -551,21 +566,21 @@ def test_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     text = learned._text
     monkeypatch.setattr(learned, "_text", lambda path: taken.append(path) or text(path))
     for number in range(3):
-        left_by(tmp_path, number, replace(LESSON, size=number + 1))
+        left_by(tmp_path, number, LESSON._replace(size=number + 1))
     before = read(SETTING, tmp_path)
     assert len(before) == 3 and len(taken) == 3
     assert read(SETTING, tmp_path) == before and len(taken) == 3
-    learned.write_whole(taken[0], learned._dumped(SETTING, [replace(LESSON, size=9)]))
-    assert set(read(SETTING, tmp_path)) == {replace(LESSON, size=size).key for size in (2, 3, 9)}
+    learned.write_whole(taken[0], learned._dumped(SETTING, [LESSON._replace(size=9)]))
+    assert set(read(SETTING, tmp_path)) == {LESSON._replace(size=size).key for size in (2, 3, 9)}
     assert taken[3:] == taken[:1]
 
 
 def test_the_oldest_files_are_put_together(tmp_path: Path) -> None:
     for number in range(MOST_FILES + 1):
-        left_by(tmp_path, number, replace(LESSON, size=number), replace(LESSON, size=1000, calls=number + 1))
+        left_by(tmp_path, number, LESSON._replace(size=number), LESSON._replace(size=1000, calls=number + 1))
     before = read(SETTING, tmp_path)
     assert len(before) == MOST_FILES + 2
-    own = replace(LESSON, size=2000)
+    own = LESSON._replace(size=2000)
     keep(tmp_path, own)
     assert read(SETTING, tmp_path) == before | by_key(own)
     assert len(files(tmp_path)) <= MOST_FILES // 2 + 2
@@ -579,7 +594,7 @@ def test_few_files_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_file_is_bounded(tmp_path: Path) -> None:
-    lessons = [replace(LESSON, size=size, date=f"20{size % 90 + 10}-01-01") for size in range(9000)]
+    lessons = [LESSON._replace(size=size, date=f"20{size % 90 + 10}-01-01") for size in range(9000)]
     path = left_by(tmp_path, 1, *lessons)
     assert MOST_BYTES - 300 < path.stat().st_size <= MOST_BYTES
     kept = {lesson.date for lesson in known(tmp_path)}
@@ -595,7 +610,7 @@ def test_files_that_are_not_understood_stay(tmp_path: Path) -> None:
     for number, text in enumerate(odd):
         left_by(tmp_path, number).write_text(text)
     for number in range(MOST_FILES + 1):
-        left_by(tmp_path, 100 + number, replace(LESSON, size=number))
+        left_by(tmp_path, 100 + number, LESSON._replace(size=number))
     keep(tmp_path, LESSON)
     for number, text in enumerate(odd):
         assert (tmp_path / SETTING.folder / f"2026{number:04}-000000_h_1_ab.json").read_text() == text
@@ -604,7 +619,7 @@ def test_files_that_are_not_understood_stay(tmp_path: Path) -> None:
 
 def test_nothing_is_lost_where_putting_together_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(MOST_FILES + 1):
-        left_by(tmp_path, number, replace(LESSON, size=number))
+        left_by(tmp_path, number, LESSON._replace(size=number))
     before = read(SETTING, tmp_path)
 
     def refuse(path: Path, text: str) -> None:
@@ -618,13 +633,13 @@ def test_nothing_is_lost_where_putting_together_fails(tmp_path: Path, monkeypatc
 
 def test_what_a_job_writes_while_its_file_is_taken_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = JobFile(SETTING, tmp_path)
-    running.keep(replace(LESSON, size=1))
+    running.keep(LESSON._replace(size=1))
     assert running.path is not None
     running.path = running.path.rename(running.path.with_name("20260000-000000_h_1_ab.json"))  # the oldest
     for number in range(1, MOST_FILES + 1):
         left_by(tmp_path, number, LESSON)
     unlink = Path.unlink
-    later = replace(LESSON, size=2)
+    later = LESSON._replace(size=2)
 
     def write_first(path: Path, missing_ok: bool = False) -> None:
         if later.key not in running._lessons:
@@ -633,7 +648,7 @@ def test_what_a_job_writes_while_its_file_is_taken_stays(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "unlink", write_first)
     learned._compact(tmp_path / SETTING.folder)
-    assert read(SETTING, tmp_path) == by_key(replace(LESSON, size=1), later, LESSON)
+    assert read(SETTING, tmp_path) == by_key(LESSON._replace(size=1), later, LESSON)
 
 
 def test_a_file_that_is_gone_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,8 +682,8 @@ def work(folder: str, number: int) -> None:
     warnings.simplefilter("error")
     for turn in range(EACH):
         job = JobFile(SETTING, Path(folder))
-        job.keep(replace(LESSON, size=number * EACH + turn))
-        job.keep(replace(LESSON, size=100_000 + number * EACH + turn))
+        job.keep(LESSON._replace(size=number * EACH + turn))
+        job.keep(LESSON._replace(size=100_000 + number * EACH + turn))
         if len(read(SETTING, Path(folder))) < 2 * (turn + 1):
             raise SystemExit(3)
     raise SystemExit(bool(folders._warned))
@@ -700,7 +715,7 @@ def test_jobs_at_once_lose_nothing(tmp_path: Path, workers: list[Any]) -> None:
 
 def test_forget_deletes_what_jobs_have_learned_and_nothing_else(tmp_path: Path) -> None:
     place = keep(tmp_path, LESSON).parent
-    other = keep(tmp_path, LESSON, setting=replace(SETTING, layout="2x2")).parent
+    other = keep(tmp_path, LESSON, setting=SETTING._replace(layout="2x2")).parent
     (place / ".12.tmp").write_text("")
     (other / "README").write_text("mine")
     (tmp_path / "program.json").write_text("{}")
@@ -722,8 +737,8 @@ def as_table(*lessons: Lesson, setting: Setting = SETTING) -> Any:
 
 
 def test_table_of_lessons() -> None:
-    small, large = replace(LESSON, size=100, date="2026-11-20"), replace(LESSON, size=400, variant=PAIRWISE)
-    (entry,) = as_table(large, small, replace(LESSON, size=0)).entries
+    small, large = LESSON._replace(size=100, date="2026-11-20"), LESSON._replace(size=400, variant=PAIRWISE)
+    (entry,) = as_table(large, small, LESSON._replace(size=0)).entries
     assert entry.choices == (
         Choice(1, NATIVE_VARIANT),
         Choice(50, BRUCK),
@@ -739,44 +754,44 @@ def test_table_of_lessons() -> None:
 
 
 def test_table_of_native_lessons() -> None:
-    (entry,) = as_table(replace(LESSON, variant=NATIVE_VARIANT, seconds=2e-5)).entries
+    (entry,) = as_table(LESSON._replace(variant=NATIVE_VARIANT, seconds=2e-5)).entries
     assert entry.choices == (Choice(1, NATIVE_VARIANT),) and len(entry.figures) == 1
 
 
 def test_table_leaves_out_what_says_nothing_so_far() -> None:
     """That native is the best of none; not what is faster than it."""
-    begun = replace(LESSON, size=128, variant=NATIVE_VARIANT, untried=(BRUCK,))
+    begun = LESSON._replace(size=128, variant=NATIVE_VARIANT, untried=(BRUCK,))
     assert as_table(begun).entries == ()
-    (entry,) = as_table(replace(LESSON, untried=(PAIRWISE,)), begun).entries
+    (entry,) = as_table(LESSON._replace(untried=(PAIRWISE,)), begun).entries
     assert entry.choice(64) == BRUCK == entry.choice(128) and len(entry.figures) == 2
 
 
 def test_table_begins_with_the_smallest_block() -> None:
-    (entry,) = as_table(replace(LESSON, size=1), replace(LESSON, size=2, variant=PAIRWISE)).entries
+    (entry,) = as_table(LESSON._replace(size=1), LESSON._replace(size=2, variant=PAIRWISE)).entries
     assert entry.choices == (Choice(1, BRUCK), Choice(2, PAIRWISE), Choice(5, NATIVE_VARIANT))
 
 
 def test_table_of_what_has_no_sizes() -> None:
     best = variant("dissemination", "barrier")
-    (entry,) = as_table(replace(LESSON, collective="barrier", size=0, variant=best)).entries
+    (entry,) = as_table(LESSON._replace(collective="barrier", size=0, variant=best)).entries
     assert entry.choices == (Choice(0, best),)
     assert [figure.size for figure in entry.measured(0)] == [0, 0] and entry.native_seconds(0) == 2e-5
 
 
 def test_table_prefers_what_was_learned_out_of_place() -> None:
-    inside, outside = replace(LESSON, in_place=True, variant=variant("inplace")), replace(LESSON, date="2020-01-01")
+    inside, outside = LESSON._replace(in_place=True, variant=variant("inplace")), LESSON._replace(date="2020-01-01")
     assert as_table(inside).entries[0].choice(64) == variant("inplace")
     assert as_table(inside, outside).entries[0].choice(64) == as_table(outside, inside).entries[0].choice(64) == BRUCK
 
 
 def test_table_leaves_out_what_has_none() -> None:
-    assert as_table(replace(LESSON, collective="allgatherv", variant=variant("ring", "allgather"))).entries == ()
+    assert as_table(LESSON._replace(collective="allgatherv", variant=variant("ring", "allgather"))).entries == ()
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_table_has_the_latest_of_settings_that_it_cannot_tell_apart(order: int) -> None:
-    newer = replace(LESSON, variant=PAIRWISE, date="2026-11-23")
-    both = [(SETTING, LESSON), (replace(SETTING, fabric=""), newer)][::order]
+    newer = LESSON._replace(variant=PAIRWISE, date="2026-11-23")
+    both = [(SETTING, LESSON), (SETTING._replace(fabric=""), newer)][::order]
     (entry,) = table_of({setting: {lesson.key: lesson} for setting, lesson in both}).entries
     assert entry.choice(64) == PAIRWISE and entry.about["fabric"] == ""
 
@@ -808,15 +823,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_show(folder: Path, tmp_path: Path) -> None:
-    keep(folder, LESSON, replace(LESSON, size=8192, in_place=True, variant=NATIVE_VARIANT, seconds=2e-5))
-    keep(tmp_path / "other", LESSON, setting=replace(SETTING, layout="3+5"))
+    keep(folder, LESSON, LESSON._replace(size=8192, in_place=True, variant=NATIVE_VARIANT, seconds=2e-5))
+    keep(tmp_path / "other", LESSON, setting=SETTING._replace(layout="3+5"))
     said = hiercoll("table", "show", "--learned")
     assert said.exit_code == 0
     assert f"alltoall on 2x4 with {MPI}, host memory, InfiniBand 200 x4, learned" in said.output
     for text in ("bruck", "10 us", "20 us", "2.00x", "40", "2026-11-22", "8K", "yes", "native"):
         assert text in said.output
     assert "to be tried" in said.output and " 2 " not in said.output
-    keep(folder, replace(LESSON, untried=(PAIRWISE, BRUCK), date="2026-11-23"))
+    keep(folder, LESSON._replace(untried=(PAIRWISE, BRUCK), date="2026-11-23"))
     assert " 2 " in hiercoll("table", "show", "--learned").output
     other = hiercoll("table", "show", "--learned", tmp_path / "other")
     assert "3+5" in other.output and "2x4" not in other.output
@@ -827,7 +842,7 @@ def test_show_as_json(folder: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     assert hiercoll("table", "show", "--learned", "--json", lines).exit_code == 0
     (line,) = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert line == {**asdict(SETTING), "ranks": 8, **LESSON.record()}
+    assert line == {**SETTING._asdict(), "ranks": 8, **LESSON.record()}
 
 
 def test_show_nothing(folder: Path) -> None:
@@ -854,9 +869,9 @@ def test_without_a_home_commands_say_what_to_set(monkeypatch: pytest.MonkeyPatch
 
 
 def test_merge(folder: Path, tmp_path: Path) -> None:
-    keep(folder, LESSON, replace(LESSON, collective="allgather", variant=variant("ring", "allgather")))
+    keep(folder, LESSON, LESSON._replace(collective="allgather", variant=variant("ring", "allgather")))
     measured = tmp_path / "measured.json"
-    tuned = replace(as_table(replace(LESSON, variant=PAIRWISE)).entries[0], about={"date": "2020-01-01"})
+    tuned = replace(as_table(LESSON._replace(variant=PAIRWISE)).entries[0], about={"date": "2020-01-01"})
     measured.write_text(dump(replace(as_table(), entries=(tuned,))))
     output = tmp_path / "table.json"
     said = hiercoll("table", "merge", "--learned", measured, "-o", output)

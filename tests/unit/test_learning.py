@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, pairwise
 from math import exp, inf
@@ -18,17 +18,15 @@ from hiercoll.tuner import Spread
 from hiercoll.tuning import learning
 from hiercoll.tuning.budget import (
     FIRST,
-    LEADS,
     LONGEST_WAIT,
     MEETINGS,
     REINVESTED,
-    SHARE,
     THINKING,
     Budget,
     Kind,
-    part_of_share,
 )
 from hiercoll.tuning.learning import CHANGED, FEWER, LONGEST, LOOKS, MOST_ALIKE, ROUNDS, Finding, Learner
+from hiercoll.tuning.share import LEADS, SHARE, part_of_share
 
 RADICES = [NATIVE_VARIANT, Variant("bruck", {"radix": 2}), Variant("bruck", {"radix": 8})]
 BRUCK = RADICES[1]
@@ -147,7 +145,7 @@ def test_takes_the_fastest(native: int, pairs: int) -> None:
     assert job.finding.seconds == pytest.approx(1.2e-3)
     assert job.finding.native == pytest.approx(1e-3 * (1.0 + 0.1 * native))
     then, last = job.findings
-    assert then == replace(job.finding, calls=first, untried=(RADICES[2],)) and last == job.finding
+    assert then == job.finding._replace(calls=first, untried=(RADICES[2],)) and last == job.finding
 
 
 @pytest.mark.parametrize("left", [4, 3, 2, 1])

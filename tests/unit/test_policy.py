@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -306,7 +305,7 @@ def asked(layout: str, cores: float = 1.0) -> list[list[float]]:
 
     for each in (policy(rank=rank, layout=layout) for rank in range(parse_layout(layout).size)):
         each.learn()
-        each.links = replace(each.links, cores=cores)
+        each.links = each.links._replace(cores=cores)
         each.slowest_of_some = tell
         each._offered(wanted(), None)
     return told
@@ -361,7 +360,7 @@ def test_ranks_that_share_cores(cores: float, form: str) -> None:
     """Where they do, one rank of a node does best what could be shared out."""
     chosen, told = policy(layout="3x3"), asked("3x3", cores)
     chosen.learn()
-    chosen.links = replace(chosen.links, cores=cores)
+    chosen.links = chosen.links._replace(cores=cores)
     chosen.slowest_of_some = lambda seconds: [max(row) for row in zip(*told, strict=True)]
     assert chosen._offered(wanted(), None)[1].params["form"] == form
     assert chosen.decide(wanted()).ranking[0].variant.params["form"] == form
@@ -372,11 +371,11 @@ def test_links_are_found_out_once(is_slow: bool) -> None:
     """Before the model is first asked. Where they are slow, bytes count, and other candidates come first. What the
     model decides stays."""
     found: list[Links] = []
-    slow, size, shared = Link(50e-6, 40e-9), 4096, replace(DEFAULT_LINKS, cores=0.125)
+    slow, size, shared = Link(50e-6, 40e-9), 4096, DEFAULT_LINKS._replace(cores=0.125)
 
     def probe(known: Links) -> Links:
         found.append(known)
-        return replace(known, network=slow) if is_slow else known
+        return known._replace(network=slow) if is_slow else known
 
     chosen = policy(rank=0, layout="4x4")
     chosen.learn()
@@ -387,7 +386,7 @@ def test_links_are_found_out_once(is_slow: bool) -> None:
     offers = [chosen._offered(wanted(ALLGATHER, each), None) for each in (size, 64, 8)]
     assert found == [shared] and all(len(offer) == 1 + FEW for offer in offers)
     assert chosen.decide(wanted(ALLGATHER, size)) == decided
-    links = replace(shared, network=slow) if is_slow else shared
+    links = shared._replace(network=slow) if is_slow else shared
     (first, *_) = tuner.rank_by_model("allgather", parse_layout("4x4"), size, links=links)
     assert offers[0][1].algorithm == first.algorithm
     assert (first.algorithm == "bine") is not is_slow

@@ -84,7 +84,7 @@ def test_forms_that_a_library_does_not_get_right() -> None:
 def test_figures_of_one_sample_rank_nothing() -> None:
     """Nor do those that selected a finalist, those of rows and plans, and those that do not say what they timed."""
     seen = figure(64, INPLACE, 1e-6, samples=1)
-    others = [replace(seen, ranked=False), replace(seen, timing="row"), replace(seen, timing="plan-single")]
+    others = [seen._replace(ranked=False), seen._replace(timing="row"), seen._replace(timing="plan-single")]
     entry = replace(ENTRY, figures=(*ENTRY.figures, *others))
     assert entry.measured(64) == ENTRY.measured(64)
     text = dump(Table((entry,)))

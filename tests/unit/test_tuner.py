@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -176,7 +175,7 @@ def test_one_rank_has_nobody_to_talk_to(collective: str) -> None:
 def test_no_candidate_left(only: pytest.MonkeyPatch) -> None:
     """If all refuse, or none works in place, the library's own collective is left."""
     for collective, name in (("allgather", "neighbor_exchange"), ("alltoall", "pairwise")):
-        one = {name: replace(REGISTRY[collective][name], auto=({},))}
+        one = {name: REGISTRY[collective][name]._replace(auto=({},))}
         only.setitem(REGISTRY, collective, one)
     odd, even = parse_layout("1x3"), parse_layout("1x4")
     assert choose("allgather", odd, 64).algorithm == NATIVE

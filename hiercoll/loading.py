@@ -1,0 +1,52 @@
+"""What is imported when, and how long that takes, for which all ranks wait.
+
+Where ranks share cores, or a slow file system, it is most of what a short program pays for hiercoll. So NumPy, too, is
+imported when something of it is needed: a program that does not use it sends no arrays of its.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from time import perf_counter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+REST = "hiercoll.runtime.session"  # brings most of hiercoll
+TIMES, WITH_NUMPY = 2.8, 5.5  # times as long as what was imported first, that the rest takes
+_first = 0.0  # seconds that the first import took
+
+
+def load(name: str) -> ModuleType:
+    """Import a module; how long it takes is noted."""
+    global _first
+    begin = perf_counter()
+    module = import_module(name)
+    _first = max(_first, perf_counter() - begin)
+    return module
+
+
+def seconds() -> float:
+    """That hiercoll has taken to be imported and, about, the rest would; 0 where the rest has been imported already."""
+    if REST in sys.modules:
+        return 0.0
+    return (1 + (TIMES if "numpy" in sys.modules else WITH_NUMPY)) * _first
+
+
+class Later:
+    """In place of a module, which is imported when something of it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = self.__dict__[name] = getattr(import_module(self._name), name)
+        return found
+
+
+def is_array(obj: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether it is an array of NumPy's, and of no type made from that: without importing NumPy."""
+    return type(obj) is getattr(sys.modules.get("numpy"), "ndarray", None)

@@ -1,0 +1,33 @@
+"""How long importing hiercoll takes."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from hiercoll import loading
+
+COUNTED = """
+import sys
+from hiercoll import loading
+assert loading.seconds() == 0.0  # nothing is known
+loading.load("hiercoll.tables")
+first = loading.seconds()
+assert first > 0.0
+loading.load("hiercoll.tables")  # which is there
+assert loading.seconds() == first
+assert "numpy" not in sys.modules
+sys.modules["numpy"] = loading
+assert loading.seconds() < first  # NumPy is there already
+sys.modules[loading.REST] = loading
+assert loading.seconds() == 0.0
+"""
+
+
+def test_what_is_imported_is_counted() -> None:
+    """Until the rest has been imported."""
+    subprocess.run([sys.executable, "-c", COUNTED], check=True, timeout=60)
+
+
+def test_the_rest_is_a_module() -> None:
+    """One of hiercoll's."""
+    assert find_spec(loading.REST) is not None
