@@ -3,9 +3,10 @@
 Run under MPI. An N x N x N array of doubles lies in slabs along its first axis, and comes to lie in slabs along its
 second; each rank's part for another one is a subarray type, as mpi4py-fft makes them. Each call is made by itself after
 a barrier, in turns with the others, in another order each time, after one of its own kind, as in a program: a call that
-loses data leaves TCP connections slow for the next one. Its time is that of the slowest rank. Prints a line of JSON per
-N: medians in seconds, native's over each, and the interval of the middle half of native's over its own repetition
-("control").
+loses data leaves TCP connections slow for the next one. Its time is that of the slowest rank. Ranks that share cores
+are moved between them from turn to turn, and while "auto" learns, too: what is the fastest depends on who shares one.
+Prints a line of JSON per N: medians in seconds, native's over each, and the interval of the middle half of native's
+over its own repetition ("control").
 
     mpiexec -n 16 python scripts/transposes.py --sizes 32,64,128,256 --algorithm aggregate
 """
@@ -29,6 +30,7 @@ from hiercoll.tools.bench import provenance
 from hiercoll.tools.cores import Cores
 
 WORLD = MPI.COMM_WORLD
+STAY = 10  # calls of "auto" before ranks are moved again: about as many as a turn has
 Array = Any
 
 
@@ -79,15 +81,17 @@ def measure(number: int, algorithms: list[str], seconds: float, first: int) -> d
         target[:] = np.nan
         call()
         assert np.array_equal(target, due), name
+    cores = Cores(WORLD)
     once = max(slowest(calls["native"]) for _ in range(3))
     for name in ("auto", "drop-in") if first else ():
         if name not in calls:
             continue
-        for _ in range(first):
+        for call_number in range(first):
+            if call_number % STAY == 0:
+                cores.shuffle()
             calls[name]()
     turns = WORLD.bcast(max(5, int(seconds / once / (2 * len(calls)))))
     names, times = list(calls), {name: list[float]() for name in calls}
-    cores = Cores(WORLD)
     for turn in range(turns):
         cores.shuffle()
         # In one order each kind would always follow the same other.
