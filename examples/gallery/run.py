@@ -5,8 +5,9 @@
 The environment has mpi4py-fft, shenfun and pylops-mpi, or HeAT (see the Makefile, ``make gallery``). Each program runs
 three times: plain, through hiercoll with nothing known, and again with what the first time has learned. Outputs are
 compared, but for their order (ranks print when they come to it) and for times. Prints a table in Markdown: seconds
-from start to end (the median of ``--repeat``) and, by reports in two runs more, the seconds in collectives (the slowest
-rank's, site by site) of the MPI library and of the learned run, what served the calls, and why any were left.
+from start to end (the median of ``--repeat``, of plain runs with the least and the most) and, by reports in two runs
+more, the seconds in collectives (the slowest rank's, site by site) of the MPI library and of the learned run, what
+served the calls, and why any were left.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ def row(program: Program, runner: Runner, repeat: int) -> str:
             runner.run(words, learned, settings)
             told.append(reported(report))
         middle = {name: median(each) for name, each in times.items()}
-        figures = " | ".join(f"{middle[name]:.1f}" for name in ways)
+        figures = " | ".join(f"{middle[name]:.2f}" for name in ways)
+        figures = figures.replace(" |", f" ({min(times['plain']):.2f} to {max(times['plain']):.2f}) |", 1)
         within = " | ".join(f"{each.seconds:.2f}" for each in told)
         ratio = f"{middle['plain'] / middle['second']:.2f}"
         return f"| {program.name} | {figures} | {ratio} | {within} | {told[1].ran} | {told[1].left} |"

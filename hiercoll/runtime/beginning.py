@@ -115,6 +115,7 @@ class Beginning:
     stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
+    is_settled = False  # whether it is known that nothing is faster on so many ranks, likewise
     importing = 0.0  # that it takes to import hiercoll, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
     _usual = 0.0  # seconds of a call of this rank
@@ -159,7 +160,8 @@ class Beginning:
         is estimated by what it takes to agree. Collective."""
         self.since = perf_counter()
         mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.seconds(), *self._news]
-        least, meeting, slowest, negated, known, self.importing, part, gains, is_settled = _largest(self.comm, mine)
+        least, meeting, slowest, negated, known, self.importing, part, gains, settled = _largest(self.comm, mine)
+        self.is_settled = bool(settled)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
@@ -167,7 +169,7 @@ class Beginning:
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
-        own = part if part >= LEADS and not is_settled else part / PATIENCE
+        own = part if part >= LEADS and not self.is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
         needed = self.cost + self.agreed + self.importing + (known or LEAST + MEETINGS * self.agreed)
         if needed <= share * self.seconds:

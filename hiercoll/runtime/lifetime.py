@@ -286,6 +286,12 @@ def known_session(comm: MPI.Intracomm) -> Session | None:
     return None if isinstance(state, Beginning | None) else get_session(comm)
 
 
+def is_settled(comm: MPI.Intracomm) -> bool:
+    """Whether hiercoll is not set up on ``comm`` since earlier jobs have found nothing faster. Local."""
+    state = _states.get(comm.handle)
+    return isinstance(state, Beginning) and state.is_settled
+
+
 def _check_thread() -> None:
     """Raises ThreadError where this thread may not call MPI."""
     main = _main_thread()

@@ -36,9 +36,9 @@ class Reason(Enum):
     NOT_FASTER = "trials found nothing faster"
 
 
-def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Reason:
+def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode, *, is_settled: bool = False) -> Reason:
     """Why such a call of a drop-in communicator of ``size`` ranks, whose arguments are no reason, has just been served
-    by the MPI library: by what this rank knows now."""
+    by the MPI library: by what this rank knows now. ``is_settled``: see `lifetime.is_settled`."""
     collective = wanted.collective
     if settings.is_disabled() if session is None else session.disabled:
         return Reason.DISABLED
@@ -47,7 +47,7 @@ def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode) -> Re
     if mode is Mode.OBJECTS:
         return Reason.OBJECTS
     if session is None:
-        return Reason.TOO_SHORT
+        return Reason.EARLIER_JOB if is_settled else Reason.TOO_SHORT
     if mode is not Mode.BLOCKING and session.threadless:
         return Reason.THREADS
     policy = session.policy

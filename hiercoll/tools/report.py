@@ -24,7 +24,7 @@ from hiercoll.errors import ArgumentError
 from hiercoll.learned import write_whole
 from hiercoll.runtime import progress
 from hiercoll.runtime.arguments import Mode
-from hiercoll.runtime.lifetime import get_topology, known_session, set_ups
+from hiercoll.runtime.lifetime import get_topology, is_settled, known_session, set_ups
 from hiercoll.runtime.operations import Operation, find_operation
 from hiercoll.runtime.reading import combining_of
 from hiercoll.runtime.session import Session
@@ -386,7 +386,8 @@ def _why(call: Call) -> str:
     session = known_session(call.comm)
     if session is not None and session.refused:
         return f"{Reason.REFUSED.value}: {session.refused}"
-    return reason(session, call.comm.size, _asking(call.asked.wanted, session, call.asked.operation), call.mode).value
+    wanted = _asking(call.asked.wanted, session, call.asked.operation)
+    return reason(session, call.comm.size, wanted, call.mode, is_settled=is_settled(call.comm)).value
 
 
 def _asking(wanted: Wanted, session: Session | None, operation: Operation | None) -> Wanted:
