@@ -30,10 +30,10 @@ def load(name: str) -> ModuleType:
 
 
 def seconds() -> float:
-    """That hiercoll has taken to be imported and, about, the rest would; 0 where the rest has been imported already."""
+    """That the rest of hiercoll would take to be imported, about; 0 where it has been."""
     if REST in sys.modules:
         return 0.0
-    return (1 + (TIMES if "numpy" in sys.modules else WITH_NUMPY)) * _first
+    return (TIMES if "numpy" in sys.modules else WITH_NUMPY) * _first
 
 
 class Later:

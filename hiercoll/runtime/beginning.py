@@ -3,8 +3,8 @@
 A set-up (a duplicate, what ranks have in common, the topology) takes far longer than a short call, and many
 communicators do not live long. So as long as "auto" is the MPI library's own anyway, since there is no table and
 nothing is known from earlier jobs, blocking calls are left to it, and counted. Ranks set hiercoll up when the share
-that learning may cost of the time of these calls pays for that, and for importing hiercoll, or when a call asks for
-anything else.
+that learning may cost of the time of these calls pays for that, and for a part of importing hiercoll, or when a call
+asks for anything else.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ PATIENCE = 8  # times as much must pay for a set-up, until it has; or where noth
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
+# Of importing the rest of hiercoll, once in a job, that calls so far are to pay for: those to come gain by it, too.
+IMPORTS = 0.25
 LOOKS = 2  # agreements that a look at times costs as much as, until that is known
 LOOK = 1.0  # seconds after which files are looked for again
 
@@ -116,7 +118,7 @@ class Beginning:
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
     is_settled = False  # whether it is known that nothing is faster on so many ranks, likewise
-    importing = 0.0  # that it takes to import hiercoll, likewise
+    importing = 0.0  # seconds that importing the rest of hiercoll would take, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
     _usual = 0.0  # seconds of a call of this rank
     _aside = 0.0  # seconds that such calls took this rank longer, which have not been agreed on
@@ -171,7 +173,8 @@ class Beginning:
         self._served += self._calls
         own = part if part >= LEADS and not self.is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
-        needed = self.cost + self.agreed + self.importing + (known or LEAST + MEETINGS * self.agreed)
+        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
+        needed += self.importing * (1.0 if self.is_settled else IMPORTS)
         if needed <= share * self.seconds:
             return False
         look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
@@ -203,9 +206,9 @@ class Beginning:
 
     @property
     def paid(self) -> Before:
-        """What its calls and agreements, with that on the set-up, and importing hiercoll have taken."""
+        """What its calls and agreements, with that on the set-up, have taken."""
         call = self.seconds / self._served if self._served else 0.0
-        return Before(self.seconds, call, self.cost + self.agreed + self.importing, self.agreed)
+        return Before(self.seconds, call, self.cost + self.agreed, self.agreed)
 
     def served(self) -> None:
         """A call is over."""

@@ -10,8 +10,8 @@ LEADS = 0.75  # of that, or more, which is for the communicator that finds out f
 
 
 class Before(NamedTuple):
-    """Seconds that the calls before a set-up took, of one of them, of what ranks agreed on then and on the set-up and
-    of importing hiercoll, and of one such agreement. Equal on all ranks."""
+    """Seconds that the calls before a set-up took, of one of them, of what ranks agreed on then and on the set-up, and
+    of one such agreement. Equal on all ranks."""
 
     calls: float = 0.0
     call: float = 0.0

@@ -656,17 +656,20 @@ def test_communicators_side_by_side(comm: MPI.Intracomm, monkeypatch: pytest.Mon
 
 @several
 def test_importing_is_paid_for_too(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes on the slowest rank; trials wait until calls have paid for that."""
+    """A part of what it takes on the slowest rank; all of it where earlier jobs have found nothing."""
     exchange(comm)
     state = first_calls(comm)
     assert state is not None
     paid = 0.9 * beginning.SHARE * beginning.FIRST
     state.tally[:] = calls = array("q", (0, beginning.FIRST * 10**9))  # of a second
-    monkeypatch.setattr(beginning.loading, "seconds", lambda: 2 * paid * (RANK == SIZE - 1))
+    monkeypatch.setattr(beginning.loading, "seconds", lambda: 2 * paid / beginning.IMPORTS * (RANK == SIZE - 1))
     assert state.goes_on(paid / 4)
-    assert state.importing == 2 * paid <= state.paid.agreements
     state.tally[:] = calls
-    monkeypatch.setattr(beginning.loading, "seconds", lambda: paid / 2)
+    monkeypatch.setattr(beginning.loading, "seconds", lambda: 8 * paid / beginning.PATIENCE)
+    monkeypatch.setattr(beginning, "_is_settled", lambda size: size == SIZE)
+    assert state.goes_on(paid / beginning.PATIENCE)
+    state.tally[:] = calls
+    monkeypatch.setattr(beginning, "_is_settled", lambda size: False)
     assert not state.goes_on(paid / 4)
 
 
