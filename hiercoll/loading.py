@@ -1,7 +1,7 @@
 """What is imported when, and how long that takes, for which all ranks wait.
 
 Where ranks share cores, or a slow file system, it is most of what a short program pays for hiercoll. So NumPy, too, is
-imported when something of it is needed: a program that does not use it sends no arrays of its.
+imported when something of it is needed: a program that does not use it has no arrays to send.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def seconds() -> float:
     return (TIMES if "numpy" in sys.modules else WITH_NUMPY) * _first
 
 
-class Later:
+class LazyModule:
     """In place of a module, which is imported when something of it is first asked for."""
 
     def __init__(self, name: str) -> None:

@@ -186,12 +186,12 @@ def row(program: Program, runner: Runner, repeat: int) -> str:
             runner.run(words, learned, settings)
             told.append(reported(report))
         middle = {name: median(each) for name, each in times.items()}
-        figures = " | ".join(f"{middle[name]:.2f}" for name in ways)
+        figures = [f"{middle[name]:.2f}" for name in ways]
         if repeat > 1:
-            figures = figures.replace(" |", f" ({min(times['plain']):.2f} to {max(times['plain']):.2f}) |", 1)
+            figures[0] += f" ({min(times['plain']):.2f} to {max(times['plain']):.2f})"
         within = " | ".join(f"{each.seconds:.2f}" for each in told)
         ratio = f"{middle['plain'] / middle['second']:.2f}"
-        return f"| {program.name} | {figures} | {ratio} | {within} | {told[1].ran} | {told[1].left} |"
+        return f"| {program.name} | {' | '.join(figures)} | {ratio} | {within} | {told[1].ran} | {told[1].left} |"
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from hiercoll.collectives import GATHER, NATIVE, SCATTER, Collective
-from hiercoll.loading import Later
+from hiercoll.loading import LazyModule
 from hiercoll.runtime.arguments import Mode
 from hiercoll.runtime.compiled import observers
 from hiercoll.runtime.lifetime import by_handle
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 else:
-    np = Later("numpy")
+    np = LazyModule("numpy")
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 FIRST = 256  # bytes of a first message: 8 of the size, and the object's first ones

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hiercoll.calls.given import arrays_of, has_known_operation, is_in_elements, operation_and_order, suits_mpi4py
 from hiercoll.collectives import Collective, InBackground
-from hiercoll.loading import Later, is_array
+from hiercoll.loading import LazyModule, is_array
 from hiercoll.runtime.arguments import LIMIT, Arguments
 from hiercoll.runtime.beginning import Alike, Beginning
 from hiercoll.runtime.direct import direct
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hiercoll.calls.known import Copied
     from hiercoll.runtime.session import Session
 else:
-    np = Later("numpy")
+    np = LazyModule("numpy")
 
 MOST_AS_PASSED = 128  # known calls, up to which those are added that are known by the very objects that were passed
 

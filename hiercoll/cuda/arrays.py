@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiercoll.errors import NEEDED, BufferTypeError, DeviceError, ParameterError
-from hiercoll.loading import Later, is_array
+from hiercoll.loading import LazyModule, is_array
 
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = Later("numpy")
+    np = LazyModule("numpy")
 
 ON_CUDA = (2, 13)  # DLPack's numbers for memory of a CUDA device, and managed memory
 READ_ONLY = ("jax", "jaxlib")  # libraries whose arrays never change

@@ -118,7 +118,6 @@ class Beginning:
     seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
     is_settled = False  # whether it is known that nothing is faster on so many ranks, likewise
-    importing = 0.0  # seconds that importing the rest of hiercoll would take, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
     _usual = 0.0  # seconds of a call of this rank
     _aside = 0.0  # seconds that such calls took this rank longer, which have not been agreed on
@@ -162,7 +161,7 @@ class Beginning:
         is estimated by what it takes to agree. Collective."""
         self.since = perf_counter()
         mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.seconds(), *self._news]
-        least, meeting, slowest, negated, known, self.importing, part, gains, settled = _largest(self.comm, mine)
+        least, meeting, slowest, negated, known, importing, part, gains, settled = _largest(self.comm, mine)
         self.is_settled = bool(settled)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
@@ -174,7 +173,7 @@ class Beginning:
         own = part if part >= LEADS and not self.is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
         needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
-        needed += self.importing * (1.0 if self.is_settled else IMPORTS)
+        needed += importing * (1.0 if self.is_settled else IMPORTS)
         if needed <= share * self.seconds:
             return False
         look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one

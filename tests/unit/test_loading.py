@@ -31,3 +31,12 @@ def test_what_is_imported_is_counted() -> None:
 def test_the_rest_is_a_module() -> None:
     """One of hiercoll's."""
     assert find_spec(loading.REST) is not None
+
+
+def test_a_module_that_is_imported_when_it_is_needed() -> None:
+    """Not before."""
+    name = "colorsys"  # which nobody else needs
+    sys.modules.pop(name, None)
+    module = loading.LazyModule(name)
+    assert name not in sys.modules
+    assert module.hls_to_rgb(0.0, 1.0, 0.0) == (1.0, 1.0, 1.0) and name in sys.modules
