@@ -8,7 +8,8 @@ from math import inf
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
 
-from hiercoll.collectives import COLLECTIVES, Collective, Contract, InPlace, Order
+from hiercoll.collectives import COLLECTIVES, Collective, InPlace, Order
+from hiercoll.contracts import Contract
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.schedule import Schedule, in_place
 from hiercoll.schedule.system import System

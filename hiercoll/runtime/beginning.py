@@ -172,8 +172,7 @@ class Beginning:
         self._served += self._calls
         own = part if part >= LEADS and not self.is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
-        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed)
-        needed += importing * (1.0 if self.is_settled else IMPORTS)
+        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed) + IMPORTS * importing
         if needed <= share * self.seconds:
             return False
         look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
@@ -207,7 +206,7 @@ class Beginning:
     def paid(self) -> Before:
         """What its calls and agreements, with that on the set-up, have taken."""
         call = self.seconds / self._served if self._served else 0.0
-        return Before(self.seconds, call, self.cost + self.agreed, self.agreed)
+        return Before(self.seconds, call, self.cost + self.agreed)
 
     def served(self) -> None:
         """A call is over."""

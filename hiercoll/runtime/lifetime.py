@@ -249,7 +249,8 @@ def _make_session(comm: MPI.Intracomm, before: Beginning | None) -> Session:
 
     try:
         session = Session(comm, forced_variants(settings.forced), is_met=before is not None and not before.is_special)
-        session.policy.pay(Before() if before is None else before.paid, session.set_up_seconds)
+        took = session.set_up_seconds, session.meeting_seconds
+        session.policy.pay(Before() if before is None else before.paid, *took)
     except (CollectiveTimeout, CollectiveFailed):
         _keep(comm, Unmade(comm.rank))
         raise

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from hiercoll.collectives import AUTO, NATIVE, Collective, Contract, Holds, Order, Sizes
+from hiercoll.collectives import AUTO, NATIVE, Collective, Holds, Order, Sizes
+from hiercoll.contracts import Contract
 from hiercoll.cuda import is_device_array
 from hiercoll.cuda.arrays import NO_PRODUCERS, Producers, stream_handle
 from hiercoll.cuda.kernel import can_combine

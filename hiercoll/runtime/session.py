@@ -153,6 +153,7 @@ class Settings(NamedTuple):
     has_more: float  # to tell than numbers: rank 0
     name: float  # rank 0's number for one
     seconds: float  # since the set-up began
+    meeting: float  # less than 0: seconds that ranks which come together wait for each other
 
 
 class Session:
@@ -167,17 +168,21 @@ class Session:
         timeout = settings.timeout()
         if not is_met:
             meet(comm, SET_UP, first_watch(comm, timeout))
-        began = perf_counter()  # by when MPI has connected ranks, and none is late: that is no part of the set-up
-        self.comm = duplicate(comm)
         # mpi4py's own: where calls that are left to the MPI library run, and agreements of blocking calls: the first
         # collectives on a new communicator may take as long as ten later ones.
         self.user = MPI.Intracomm(comm)
+        progress.before_blocking()
+        self.user.Barrier()
+        began = perf_counter()  # by when MPI has connected ranks, and none is late: that is no part of the set-up
+        self.user.Barrier()
+        waited = perf_counter() - began
+        self.comm = duplicate(comm)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.library = mpi_library()
         self._node: MPI.Intracomm | None = None
         self.shares: bool | None = None  # whether the ranks of a node share memory in MPI's eyes; None: not tried
         try:
-            self.topology, cores, largest = discover(self.user, partial(self._settings, timeout, began))
+            self.topology, cores, largest = discover(self.user, partial(self._settings, timeout, began, waited))
             common = Settings(*largest)
             self._agree_on(common)
             table, known = from_root(self.user, self._read_all) if common.has_more else (Table(), {})
@@ -230,7 +235,7 @@ class Session:
         self.policy.learn(self.learns)
         self._use_timeout(common.timeout)
 
-    def _settings(self, timeout: float, began: float) -> Settings:
+    def _settings(self, timeout: float, began: float, meeting: float) -> Settings:
         """This rank's."""
         return Settings(
             order=STRICTNESS.index(settings.order()),
@@ -246,6 +251,7 @@ class Session:
             has_more=self._has_more(),
             name=0 if self.rank else int.from_bytes(os.urandom(8), "little") >> (64 - NAME_BITS),
             seconds=perf_counter() - began,
+            meeting=-meeting,
         )
 
     def _agree_on(self, common: Settings) -> None:
@@ -255,7 +261,7 @@ class Session:
         self.threadless, self._compares = bool(common.threadless), bool(common.compares)
         self.learns = 0.0 if common.still else inf if common.hurries else SHARE * common.part
         self.name = f"{int(common.name):0{NAME_BITS // 4}x}"  # orders communicators alike on all ranks
-        self.set_up_seconds = common.seconds
+        self.set_up_seconds, self.meeting_seconds = common.seconds, -common.meeting
 
     def _has_more(self) -> bool:
         """Whether there is a table, or something that earlier jobs have found; on rank 0. Who asks is told of errors

@@ -11,7 +11,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -47,19 +46,23 @@ FIELDS = ("number", "name", "began", "seconds")
 NUMBER, _, BEGAN, SECONDS = range(len(FIELDS))
 
 
-@dataclass(eq=False, repr=False)  # by identity, and sooner imported
 class Watch:
     """Deadline and record of one rank of a communicator. ``world`` gives the rank in MPI_COMM_WORLD
     of each of its ranks; ``expired`` is called with the call that ran into the deadline."""
 
-    timeout: float
-    name: str
-    rank: int
-    node_of: Sequence[int]
-    world: Sequence[int]
-    expired: Callable[[str], None]
-    record: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECORDED))
-    numbers: array[int] = field(default_factory=lambda: array("q", [0]))  # that of the last call; see `number`
+    def __init__(
+        self,
+        timeout: float,
+        name: str,
+        rank: int,
+        node_of: Sequence[int],
+        world: Sequence[int],
+        expired: Callable[[str], None],
+    ) -> None:
+        self.timeout, self.name, self.rank, self.expired = timeout, name, rank, expired
+        self.node_of, self.world = node_of, world
+        self.record: deque[Entry] = deque(maxlen=RECORDED)
+        self.numbers = array("q", [0])  # that of the last call; see `number`
 
     @property
     def number(self) -> int:

@@ -13,7 +13,8 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from hiercoll import schedule as operations
-from hiercoll.collectives import Contract, InPlace
+from hiercoll.collectives import InPlace
+from hiercoll.contracts import Contract
 from hiercoll.errors import ScheduleError
 from hiercoll.schedule import Blocks, BufferName, Op, Region, Schedule
 from hiercoll.topology import Topology

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from hiercoll.calls.dropin import call_name, ignore, observe
 from hiercoll.calls.given import is_on_device
-from hiercoll.collectives import NATIVE, Collective, Contract, Holds, Sizes
+from hiercoll.collectives import NATIVE, Collective, Holds, Sizes
+from hiercoll.contracts import Contract
 from hiercoll.errors import ArgumentError
 from hiercoll.learned import write_whole
 from hiercoll.runtime import progress

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hiercoll.collectives import Collective, Contract, Holds, Sizes, get_collective
+from hiercoll.collectives import Collective, Holds, Sizes, get_collective
+from hiercoll.contracts import Contract
 from hiercoll.topology import Topology
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"

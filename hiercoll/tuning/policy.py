@@ -93,7 +93,7 @@ class Policy:
         self._measured: Links | None = None  # what the model goes by where it names candidates
         self.known: dict[Key, Finding] = {}  # what earlier jobs have found
         self.found: Callable[[Wanted, Finding], None] = lambda wanted, finding: None  # called with what this one finds
-        self._before, self._set_up = Before(), 0.0
+        self._before, self._set_up, self._meeting = Before(), 0.0, 0.0
         self.changed: Callable[[], None] = lambda: None  # called when "auto" may mean something else from now on
         self.compares = False  # whether native serves every other blocking call by "auto"
         self.share = 0.0  # of the time of calls, that learning may cost; 0: nothing is learned
@@ -105,7 +105,7 @@ class Policy:
         cost = before.agreements + self._set_up if before.calls else 0.0
         # What calls that teach something took, and what learning cost.
         plan = max(PLANNED * self._set_up, PLAN_SECONDS)
-        self.budget = Budget(self.share, before.calls, cost, cost, before.meeting, plan, before.call, self.links.cores)
+        self.budget = Budget(self.share, before.calls, cost, cost, self._meeting, plan, before.call, self.links.cores)
         self._learners: dict[Key, Learner | None] = {}
         self._offers: dict[Key, tuple[Variant, ...]] = {}
         # Seconds that it takes to ask the model about calls that differ in size only, found out when there were so many
@@ -124,10 +124,10 @@ class Policy:
         self.share = share
         self.forget()
 
-    def pay(self, before: Before, set_up: float) -> None:
-        """What was before the set-up, and seconds that this one took, by which it is estimated how long a plan will
-        take, and asking the model. Equal on all ranks."""
-        self._before, self._set_up = before, set_up
+    def pay(self, before: Before, set_up: float, meeting: float) -> None:
+        """What was before the set-up; seconds that this one took, by which it is estimated how long a plan will take,
+        and asking the model; and that it takes ranks to meet. Equal on all ranks."""
+        self._before, self._set_up, self._meeting = before, set_up, meeting
         self.forget()
 
     def hurry(self) -> None:

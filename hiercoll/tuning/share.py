@@ -10,13 +10,12 @@ LEADS = 0.75  # of that, or more, which is for the communicator that finds out f
 
 
 class Before(NamedTuple):
-    """Seconds that the calls before a set-up took, of one of them, of what ranks agreed on then and on the set-up, and
-    of one such agreement. Equal on all ranks."""
+    """Seconds that the calls before a set-up took, of one of them, and of what ranks agreed on then and on the set-up.
+    Equal on all ranks."""
 
     calls: float = 0.0
     call: float = 0.0
     agreements: float = 0.0
-    meeting: float = 0.0
 
 
 def part_of_share(size: int, whole: int, *, leads: bool) -> float:

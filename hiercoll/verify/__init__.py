@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hiercoll.collectives import Contract
+from hiercoll.contracts import Contract
 from hiercoll.errors import ArgumentError
 from hiercoll.schedule import Schedule
 from hiercoll.schedule.system import System

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hiercoll.collectives import UNDEFINED, Contract, Order
+from hiercoll.collectives import Order
+from hiercoll.contracts import UNDEFINED, Contract
 from hiercoll.schedule import OF_NODE, PRIVATE, SIZE_BUFFERS, Copy, Get, Recv, Reduce, Region, reads, writes
 from hiercoll.verify.numbered import Numbered
 from hiercoll.verify.proof import Finding

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from hiercoll.collectives import Contract, Order
+from hiercoll.collectives import Order
+from hiercoll.contracts import Contract
 from hiercoll.schedule import PRIVATE, SIZE_BUFFERS, Get, Op, Region, Schedule, reads, size_rows, sizes_read, writes
 from hiercoll.topology import Topology
 from hiercoll.verify.proof import Finding

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hiercoll.collectives import Contract, Order
+from hiercoll.collectives import Order
+from hiercoll.contracts import Contract
 from hiercoll.errors import VerificationError
 from hiercoll.schedule import Region
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hiercoll.collectives import Contract, Order, fixed_tree
+from hiercoll.collectives import Order, fixed_tree
+from hiercoll.contracts import Contract
 
 
 class Sums:

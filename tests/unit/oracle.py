@@ -43,7 +43,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from hiercoll.collectives import Contract, Order
+from hiercoll.collectives import Order
+from hiercoll.contracts import Contract
 from hiercoll.schedule import Copy, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait, reads, writes
 from hiercoll.topology import Topology
 

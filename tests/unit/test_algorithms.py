@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiercoll.algorithms import REGISTRY, Algorithm
-from hiercoll.collectives import COLLECTIVES, Contract, Order
+from hiercoll.collectives import COLLECTIVES, Order
+from hiercoll.contracts import Contract
 from hiercoll.errors import ConstraintError, ParameterError, UnknownAlgorithmError
 from hiercoll.model.cost import RankCounts, count_rank
 from hiercoll.model.simulate import count_rounds

@@ -96,7 +96,8 @@ def test_a_program_imports_no_more_than_its_calls_need() -> None:
 def test_a_program_whose_calls_are_left_to_mpi_imports_little() -> None:
     """Not sessions, plans and algorithms, which take 60 ms; nor NumPy, where the program does not; nor click where
     nothing is to parse, nor what brings many more modules."""
-    code = "import array, sys; from mpi4py import MPI; comm, given = MPI.COMM_WORLD, array.array('d', [1, 2])\n"
+    code = "import gc; assert gc.get_freeze_count() > 10000  # what there was before the program\n"
+    code += "import array, sys; from mpi4py import MPI; comm, given = MPI.COMM_WORLD, array.array('d', [1, 2])\n"
     code += "comm.Allreduce(MPI.IN_PLACE, given); comm.Ibcast(given).Wait(); comm.bcast(3); comm.Dup().Free()\n"
     code += "assert type(comm).__module__.startswith('hiercoll'), comm; print(*sys.modules)"
     command = [sys.executable, "-m", "hiercoll", "-c", code]

@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hiercoll.collectives import COLLECTIVES, UNDEFINED, Contract
+from hiercoll.collectives import COLLECTIVES
+from hiercoll.contracts import UNDEFINED, Contract
 from hiercoll.errors import ArgumentError
 
 EVEN = [name for name, record in COLLECTIVES.items() if record.is_even]

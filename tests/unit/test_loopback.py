@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params
-from hiercoll.collectives import COLLECTIVES, Contract, InPlace
+from hiercoll.collectives import COLLECTIVES, InPlace
+from hiercoll.contracts import Contract
 from hiercoll.errors import ArgumentError, BufferTypeError, ScheduleError
 from hiercoll.memory import Array, BlockLayout
 from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Region, Schedule

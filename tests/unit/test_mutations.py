@@ -19,7 +19,7 @@ import pytest
 from oracle import Verdict, judge
 
 from hiercoll.algorithms import REGISTRY, Algorithm, Params, get_algorithm
-from hiercoll.collectives import Contract
+from hiercoll.contracts import Contract
 from hiercoll.schedule import RECV, SEND, Builder, Copy, Join, Op, Recv, Reduce, Region, Schedule, Send, Signal, Wait
 from hiercoll.topology import Topology, parse_layout
 from hiercoll.verify import verify

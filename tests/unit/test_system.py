@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hiercoll.algorithms import REGISTRY, Algorithm
-from hiercoll.collectives import Contract
+from hiercoll.contracts import Contract
 from hiercoll.errors import ArgumentError, ScheduleError
 from hiercoll.schedule import Get, in_order
 from hiercoll.schedule.system import System

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hiercoll.algorithms import REGISTRY
-from hiercoll.collectives import Contract
+from hiercoll.contracts import Contract
 from hiercoll.errors import ConstraintError, ScheduleError
 from hiercoll.memory import BlockLayout
 from hiercoll.model.cost import count_rank

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from hiercoll.algorithms import get_algorithm
-from hiercoll.collectives import COLLECTIVES, Contract, Order
+from hiercoll.collectives import COLLECTIVES, Order
+from hiercoll.contracts import Contract
 from hiercoll.errors import HiercollError, VerificationError
 from hiercoll.schedule import (
     RECV,
