@@ -24,6 +24,7 @@ from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.library import mpi_library
 from hiercoll.runtime.waiting import wait_for
 from hiercoll.runtime.watch import UNKNOWN, Watch
+from hiercoll.statistics import median
 from hiercoll.tuning.share import LEADS, SHARE, Before, in_common, part_of_share
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ FOR_GOOD = 1 << 62  # calls, where hiercoll is never set up
 FIRST = 48  # calls before ranks look at their time: an agreement may cost as much as two short calls
 LONG = 1 << 16  # bytes of a first call, from which on ranks look earlier; for each power of two after half as many
 MARGIN = 1.25  # times as many calls as are needed by what is known, until the next look: a look takes as long as a few
+# Where as much is missing as so many looks cost, the next one is when half of it is there: what few calls tell is
+# rough, and most often too much, since in these some rank was late.
+FAR, HALF_WAY = 4, 0.5
 GROWTH = 8  # times as many calls have been served at the next look, at most
 # Where another communicator leads, which may have found something meanwhile:
 SOONER = 3  # times as many at the next look, at most
@@ -115,7 +119,7 @@ class Beginning:
     """A communicator on which hiercoll is not set up; so far as `make_request` asks, it is like a session."""
 
     stages, check, library, unwatched, order, is_plain = False, False, "", True, None, True
-    seconds, cost = 0.0, 0.0  # of calls, and of agreements so far
+    seconds = 0.0  # of calls so far
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
     is_settled = False  # whether it is known that nothing is faster on so many ranks, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
@@ -138,8 +142,15 @@ class Beginning:
         self.tally = array("q", (self._calls, 0)) if tally is None else tally
         self.user = self.comm = MPI.Intracomm(comm)  # mpi4py's own
         self.meeting = _meeting
+        self._looks: list[float] = []  # seconds that each agreement so far took, and others because of it
         self._alike = alike = _alike(self.rank, self.size)
         self.routes, self.sound, self.choices = alike.routes, alike.sound, alike.choices
+
+    @property
+    def cost(self) -> float:
+        """Seconds that agreements have taken so far, about. Some calls take far longer than others, and if it is one in
+        which ranks agree, that is no cost: so the one in the middle counts."""
+        return len(self._looks) * median(self._looks) if self._looks else 0.0
 
     @property
     def topology(self) -> Topology:
@@ -166,7 +177,7 @@ class Beginning:
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
         self.agreed = -meeting
-        self.cost += aside or self.agreed  # the first agreement: on wishes
+        self._looks.append(aside or self.agreed)  # the first agreement: on wishes
         self._usual, self._aside = self.tally[1] * 1e-9 / self._calls, 0.0
         self.seconds -= least
         self._served += self._calls
@@ -175,7 +186,8 @@ class Beginning:
         needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed) + IMPORTS * importing
         if needed <= share * self.seconds:
             return False
-        look = max(self.agreed, aside or LOOKS * self.agreed)  # that this one will have cost, and the next one
+        # That this one will have cost, and the next one; nothing is known yet at the first one.
+        look = max(self.agreed, median(self._looks) if len(self._looks) > 1 else LOOKS * self.agreed)
         lacking = (needed + 2 * look) / share - self.seconds
         self._calls = self._until_next(look, lacking, part)
         self.tally[:] = array("q", (self._calls, 0))
@@ -189,7 +201,8 @@ class Beginning:
         most: float = (GROWTH - 1) * self._served
         if part < LEADS:
             most = min((SOONER - 1) * self._served, max(FIRST, look / (LOOKING * SHARE * part * each)))
-        return int(min(max(MARGIN * lacking / each, min(look / (SHARE * each), FIRST), 1), most, LONGEST))
+        wait = lacking / each * (HALF_WAY if SHARE * lacking > FAR * look else MARGIN)
+        return int(min(max(wait, min(look / (SHARE * each), FIRST), 1), most, LONGEST))
 
     @property
     def _news(self) -> tuple[float, bool, bool]:

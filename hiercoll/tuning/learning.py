@@ -284,7 +284,7 @@ class Learner:
         self.budget.meeting = median(waits)
         usual = self._usual(step.order, times)
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
-        self.budget.cost += dearer + sum(waits) + self.budget.meeting
+        self.budget.cost += max(0.0, dearer + sum(waits) + self.budget.meeting)
         self.budget.release(self._kind)
         own = [self._typical if self._typical < inf else time for time in times]
         self.budget.calls += sum(time for time in own if time < inf)
@@ -295,10 +295,13 @@ class Learner:
         self.budget.aside += perf_counter() - begin
 
     def _usual(self, order: Sequence[Variant], times: Sequence[float]) -> float:
-        """Seconds that a call takes which is no trial: in these trials, if there was one like it, since they are those
-        of the slowest rank; else so far."""
+        """Seconds that a call takes which is no trial: so far, or more, if one like it among these did, since they are
+        those of the slowest rank. Less it is not: calls that do not begin together may wait for each other's messages,
+        and for a core."""
         alike = [time for time, variant in zip(times, order, strict=True) if variant == self._chosen]
-        return float(median(alike)) if alike else self._typical
+        if not alike:
+            return self._typical
+        return max(median(alike), self._typical if self._typical < inf else 0.0)
 
     # ---- the course of things
 
