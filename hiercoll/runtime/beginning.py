@@ -47,8 +47,6 @@ PATIENCE = 8  # times as much must pay for a set-up, until it has; or where noth
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
-# Of importing the rest of hiercoll, once in a job, that calls so far are to pay for: those to come gain by it, too.
-IMPORTS = 0.25
 LOOKS = 2  # agreements that a look at times costs as much as, until that is known
 LOOK = 1.0  # seconds after which files are looked for again
 
@@ -171,7 +169,7 @@ class Beginning:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
         is estimated by what it takes to agree. Collective."""
         self.since = perf_counter()
-        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.seconds(), *self._news]
+        mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.to_pay(), *self._news]
         least, meeting, slowest, negated, known, importing, part, gains, settled = _largest(self.comm, mine)
         self.is_settled = bool(settled)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
@@ -183,7 +181,7 @@ class Beginning:
         self._served += self._calls
         own = part if part >= LEADS and not self.is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
-        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed) + IMPORTS * importing
+        needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed) + importing
         if needed <= share * self.seconds:
             return False
         # That this one will have cost, and the next one; nothing is known yet at the first one.

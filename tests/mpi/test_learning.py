@@ -656,21 +656,51 @@ def test_communicators_side_by_side(comm: MPI.Intracomm, monkeypatch: pytest.Mon
 
 @several
 def test_importing_is_paid_for_too(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of what it takes on the slowest rank; all of it where earlier jobs have found nothing."""
+    """What it takes on the slowest rank; more where earlier jobs have found nothing."""
     exchange(comm)
     state = first_calls(comm)
     assert state is not None
     paid = 0.9 * beginning.SHARE * beginning.FIRST
     state.tally[:] = calls = array("q", (0, beginning.FIRST * 10**9))  # of a second
-    monkeypatch.setattr(beginning.loading, "seconds", lambda: 2 * paid / beginning.IMPORTS * (RANK == SIZE - 1))
+    monkeypatch.setattr(beginning.loading, "to_pay", lambda: 2 * paid * (RANK == SIZE - 1))
     assert state.goes_on(paid / 4)
     state.tally[:] = calls
-    monkeypatch.setattr(beginning.loading, "seconds", lambda: 8 * paid / beginning.PATIENCE)
+    monkeypatch.setattr(beginning.loading, "to_pay", lambda: 3 * paid / beginning.PATIENCE)
     monkeypatch.setattr(beginning, "_is_settled", lambda size: size == SIZE)
     assert state.goes_on(paid / beginning.PATIENCE)
     state.tally[:] = calls
     monkeypatch.setattr(beginning, "_is_settled", lambda size: False)
     assert not state.goes_on(paid / 4)
+
+
+@several
+def test_looks_before_a_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is half way to what is missing, if that is much. One in which ranks were late costs no more."""
+    exchange(comm)
+    state = first_calls(comm)
+    assert state is not None
+    state.tally[:] = calls = array("q", (0, beginning.FIRST * 10**8))  # of a tenth of a second
+    monkeypatch.setattr(beginning.loading, "to_pay", lambda: 0.4 * beginning.FIRST * beginning.SHARE)  # 4 times as long
+    assert state.goes_on(0.0)
+    assert 1.4 * beginning.FIRST < state.tally[0] < 1.9 * beginning.FIRST
+    for seconds in (0.0, 0.0, 1.0, 0.0):
+        state.tally[:] = calls
+        monkeypatch.setattr(beginning.loading, "to_pay", lambda: 1e3)
+        state._aside = seconds
+        assert state.goes_on(0.0)
+    assert 0.0 < state.cost < 0.5
+    assert state.tally[0] == min((beginning.GROWTH - 1) * state._served, beginning.LONGEST)
+
+
+@several
+def test_how_long_ranks_take_to_meet(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is measured where none of them is late, and neither it nor a set-up is longer since one was."""
+    exchange(comm)
+    if RANK == SIZE - 1:
+        time.sleep(0.3)
+    session = get_session(comm)
+    assert 0.0 < session.policy.budget.meeting < 0.1 and 0.0 < session.set_up_seconds < 0.2
+    assert len(set(WORLD.allgather((session.policy.budget.meeting, session.set_up_seconds)))) == 1
 
 
 @several

@@ -121,6 +121,16 @@ def by_radix(variant: Variant, call: int, native: int = 9) -> float:
     return 1e-3 * (1.0 + 0.1 * int(variant.params.get("radix", native)))
 
 
+@pytest.mark.parametrize("slack", [1.0, 0.5], ids=["alike", "shorter"])
+def test_trials_cost_what_they_take_longer_than_the_programs_own_calls(slack: float) -> None:
+    """Where calls that begin together are shorter than those of the program, they cost nothing, nor do they earn."""
+    job = Job(steady(native=1e-2, bruck=1.09e-2), RADICES[:2], slack=slack, plan=0.0, meeting=1e-6).run(4000)
+    tried = [each for each in job.tried if not each.is_native]
+    assert job.finding is not None and job.finding.variant.is_native and len(tried) > LOOKS
+    cost, dearer = job.learners[0].budget.cost, 0.9e-3 * len(tried)
+    assert cost > 0.9 * dearer if slack == 1.0 else 0.0 < cost < 0.2 * dearer
+
+
 @pytest.mark.parametrize("sizes", [[16], [4] * 4, [5, 3, 4], [1] * 7])
 def test_parts_add_up(sizes: list[int]) -> None:
     """Of what finding out may cost, for communicators side by side; those of other jobs' ranks have no more."""

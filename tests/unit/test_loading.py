@@ -9,17 +9,17 @@ from hiercoll import loading
 COUNTED = """
 import sys
 from hiercoll import loading
-assert loading.seconds() == 0.0  # nothing is known
+assert loading.to_pay() == 0.0  # nothing is known
 loading.load("hiercoll.tables")
-first = loading.seconds()
+first = loading.to_pay()
 assert first > 0.0
 loading.load("hiercoll.tables")  # which is there
-assert loading.seconds() == first
+assert loading.to_pay() == first
 assert "numpy" not in sys.modules
 sys.modules["numpy"] = loading
-assert loading.seconds() < first  # NumPy is there already
+assert loading.to_pay() < first  # NumPy is there already
 sys.modules[loading.REST] = loading
-assert loading.seconds() == 0.0
+assert loading.to_pay() == 0.0
 """
 
 
