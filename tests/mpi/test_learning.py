@@ -693,9 +693,10 @@ def test_looks_before_a_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
 
 
 @several
-def test_how_long_ranks_take_to_meet(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_ranks_take_to_meet(comm: MPI.Intracomm) -> None:
     """Is measured where none of them is late, and neither it nor a set-up is longer since one was."""
-    exchange(comm)
+    exchange(hiercoll.Intracomm(comm))
+    assert not is_set_up(comm)
     if RANK == SIZE - 1:
         time.sleep(0.3)
     session = get_session(comm)
