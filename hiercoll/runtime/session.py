@@ -68,11 +68,15 @@ MAX_SPARE = 4  # windows of plans that programs have freed, kept for other plans
 MAX_SHARED = 256 << 20  # bytes of shared windows of cached plans per communicator and node
 
 
-def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> None:
+def meet(comm: MPI.Intracomm, what: str, watch: Watch | None) -> float:
     """Wait until all ranks have come here, while calls in the background go on: some ranks may
-    complete those first. Raises CollectiveTimeout and CollectiveFailed. Collective."""
-    for _ in range(2):  # one that is late finds all of the others' first marks, but not their second ones
-        wait_for(MPI.Comm.Ibarrier(comm).Test, what, watch)
+    complete those first. Returns the seconds that this takes where none is late. Raises CollectiveTimeout and
+    CollectiveFailed. Collective."""
+    # Not Barrier: MPICH's mixes up the calls after it where ranks have initialised MPI with different thread levels.
+    wait_for(MPI.Comm.Ibarrier(comm).Test, what, watch)
+    begin = perf_counter()  # who is late finds all of the others' first marks, but not their second ones
+    wait_for(MPI.Comm.Ibarrier(comm).Test, what, watch)
+    return perf_counter() - begin
 
 
 def duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -166,17 +170,13 @@ class Session:
     def __init__(self, comm: MPI.Intracomm, forced: Mapping[str, Variant], *, is_met: bool = False) -> None:
         """``is_met``: ranks know already that none of them has a deadline."""
         timeout = settings.timeout()
-        if not is_met:
-            meet(comm, SET_UP, first_watch(comm, timeout))
+        progress.before_blocking()
+        waited = meet(comm, SET_UP, None if is_met else first_watch(comm, timeout))
+        began = perf_counter()  # by when MPI has connected ranks, and none is late: that is no part of the set-up
+        self.comm = duplicate(comm)
         # mpi4py's own: where calls that are left to the MPI library run, and agreements of blocking calls: the first
         # collectives on a new communicator may take as long as ten later ones.
         self.user = MPI.Intracomm(comm)
-        progress.before_blocking()
-        self.user.Barrier()
-        began = perf_counter()  # by when MPI has connected ranks, and none is late: that is no part of the set-up
-        self.user.Barrier()
-        waited = perf_counter() - began
-        self.comm = duplicate(comm)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.library = mpi_library()
         self._node: MPI.Intracomm | None = None
@@ -382,7 +382,7 @@ class Session:
         """Wait for all ranks before a call that is timed: else its time is that for which others were late. Raises
         CollectiveTimeout. Collective."""
         progress.before_blocking()
-        if self.watch is not None:
+        if self.watch is not None or self.threadless:
             meet(self.comm, "a trial", self.watch)
         else:
             self.user.Barrier()  # which ranks leave sooner after each other
