@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hiercoll.schedule import Region
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from hiercoll.memory.layouts import Layout
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 Action: TypeAlias = "Callable[[], object]"
 Combine: TypeAlias = "Callable[[Array, Array, Array], object]"
 HANDLE_BYTES = 112  # bytes that tell of a buffer of another process

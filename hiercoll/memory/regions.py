@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hiercoll.memory.interface import Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MOST_PIECES = 1 << 16  # of a datatype; those of more are not taken apart
 Words: TypeAlias = "npt.NDArray[np.int64]"

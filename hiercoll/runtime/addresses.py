@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import DeviceError
 from hiercoll.memory import HANDLE_BYTES, Array
 from hiercoll.schedule import BufferName
+
+if TYPE_CHECKING:
+    from hiercoll.cuda.memory import DeviceMemory
 
 NAMES: tuple[BufferName, ...] = ("send", "recv", "scratch", "narrow")  # that others copy from
 

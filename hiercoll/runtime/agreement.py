@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hiercoll.errors import BufferSizeError, ConstraintError, ParameterError
 
-Numbers = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Numbers: TypeAlias = "npt.NDArray[Any]"
 
 
 class Agreement:

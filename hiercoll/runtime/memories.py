@@ -9,18 +9,20 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from hiercoll import settings
-from hiercoll.cuda.device import Device
-from hiercoll.cuda.memory import DeviceMemory
 from hiercoll.errors import ConstraintError, DeviceError, DeviceMemoryError, TransportWarning
 from hiercoll.memory import HANDLE_BYTES, Array, BlockLayout, HostMemory, Memory, Transfer
 from hiercoll.runtime.agreement import Agreement
 from hiercoll.schedule import RECV, SEND, Buffer, BufferName, Schedule
+
+if TYPE_CHECKING:
+    from hiercoll.cuda.device import Device
+    from hiercoll.cuda.memory import DeviceMemory
 
 HOST_INSTEAD = "transport 'peer' passes through the host instead"
 MIRRORED = "transport 'peer' copies buffers that other processes cannot map"
@@ -62,6 +64,8 @@ class Memories:
     def place(self, device: Device) -> str:
         """Where that device's memory is found from now on."""
         if device.name not in self._known:
+            from hiercoll.cuda.memory import DeviceMemory  # where there are devices
+
             self._known[device.name] = DeviceMemory(device)
         return device.name
 
@@ -87,7 +91,7 @@ class Memories:
 
     def _first_far(self, place: str) -> int:
         if self._far is None:
-            self._why_far = self._try_node(self._known[place])
+            self._why_far = self._try_node(cast("DeviceMemory", self._known[place]))
             self._far = self._least(self._rank if self._why_far else self._size)
         return self._far
 
@@ -108,9 +112,8 @@ class Memories:
         """The smallest value of all ranks. Collective."""
         return self._agreement.least(value, "agreement on device memory")
 
-    def _try_node(self, memory: Memory) -> str:
+    def _try_node(self, memory: DeviceMemory) -> str:
         """What keeps this rank from the other ranks' memory, in words. Collective over the node."""
-        assert isinstance(memory, DeviceMemory)
         node, problem, own, owner, bus = self._node(), "", np.zeros(HANDLE_BYTES, np.uint8), None, ""
         handles = np.empty((node.size, HANDLE_BYTES), np.uint8)
         try:

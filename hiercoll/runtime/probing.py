@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.model.cost import Link
@@ -16,6 +15,9 @@ from hiercoll.runtime.progress import abandoned
 from hiercoll.runtime.waiting import wait_for
 from hiercoll.runtime.watch import Watch
 from hiercoll.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 SMALL = 8  # bytes of a message whose time is latency
 LARGE, STEP, LARGEST = 32 << 10, 8, 2 << 20  # bytes of others: the first one, times as many in the next, the last one

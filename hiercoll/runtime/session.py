@@ -16,10 +16,9 @@ from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, time
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll import learned, settings
@@ -53,6 +52,9 @@ from hiercoll.tuning.learning import Finding, Learner
 from hiercoll.tuning.policy import Key as PolicyKey
 from hiercoll.tuning.policy import Policy, Wanted
 from hiercoll.tuning.share import SHARE
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 STRICTNESS = ("any", None, "rank", "fixed")  # orders of reductions; None: the one that calls have had before
 Alias: TypeAlias = "tuple[object, ...]"

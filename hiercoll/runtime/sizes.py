@@ -9,15 +9,17 @@ memory. Nothing about sizes crosses the network, but for what the root of a scat
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hiercoll.collectives import Collective
 from hiercoll.memory import Action, UnevenLayout
 from hiercoll.schedule import BufferName, Copy, Schedule
 from hiercoll.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Sizes: TypeAlias = "npt.NDArray[np.int64]"
 

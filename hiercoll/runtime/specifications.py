@@ -12,15 +12,17 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from operator import index
 from threading import Lock
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hiercoll.memory.regions import NOTHING, Block, Element, packing
 from hiercoll.runtime import compiled
 from hiercoll.runtime.datatypes import element_of, own_datatype
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _to_oneself = Lock()  # for messages of one thread at a time: they all look the same
 # What a specification may raise that mpi4py does not understand, or that names no datatype of its own.
