@@ -50,7 +50,6 @@ from hiercoll.tuning.policy import Wanted
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from hiercoll.cuda.memory import DeviceMemory
     from hiercoll.runtime.session import Session
 
 MOST_MOVED = 256  # schedules and block sizes of which it is remembered how they run wherever buffers lie
@@ -293,16 +292,19 @@ class PlanFactory:
             places.places["sizes"] = table.address
         once = lifetime in (Lifetime.ONCE, Lifetime.BACKGROUND) and memory.kind == "host"
         where = (comm, lane_of, memory, laid.layout, places.places, tag, window)
-        peers = self._addresses(schedule, cast("DeviceMemory", memory), places) if request.transport.peer else None
+        peers = self._addresses(schedule, memory, places) if request.transport.peer else None
         how, sleeps = request.operation, not request.collective.root
         binding = Binding(
             *where, once=once, sizes=table, traced=traced, given=given, peers=peers, operation=how, sleeps=sleeps
         )
         return laid.steps, binding, places
 
-    def _addresses(self, schedule: Schedule, memory: DeviceMemory, places: Places) -> Addresses:
+    def _addresses(self, schedule: Schedule, memory: Memory, places: Places) -> Addresses:
         """Where the ranks of the node tell each other what they copy from."""
+        from hiercoll.cuda.memory import DeviceMemory  # where there are devices
+
         session = self._session
+        assert isinstance(memory, DeviceMemory)
         own = {name: places.places[name] for name in NAMES if name in schedule.offered}
         wanted = list(dict.fromkeys((op.peer, op.source.buffer) for op in schedule.ops if isinstance(op, Get)))
         agreement, what = session.agreement, "agreement on addresses"
@@ -418,7 +420,7 @@ class PlanFactory:
         """
         session, leads = self._session, self._session.topology.lane_of[self._session.rank] == 0
         if request.transport.peer and schedule.shared:
-            return self._device_window(request, schedule, cast("DeviceMemory", memory), nbytes if leads else 0)
+            return self._device_window(request, schedule, memory, nbytes if leads else 0)
         free = free_shared_memory() if leads else None
         needed = untouched_bytes() + self._wanted_bytes(nbytes, schedule.all_flags)
         lacking = 0 if free is None else max(needed - free, 0)
@@ -490,8 +492,11 @@ class PlanFactory:
                 window.free()
                 raise
 
-    def _device_window(self, request: Request, schedule: Schedule, memory: DeviceMemory, nbytes: int) -> Window:
+    def _device_window(self, request: Request, schedule: Schedule, memory: Memory, nbytes: int) -> Window:
         """A window whose buffer of ``nbytes`` (0 on ranks that do not lead) lies on a device."""
+        from hiercoll.cuda.memory import DeviceMemory  # where there are devices
+
+        assert isinstance(memory, DeviceMemory)
         session, problem, address, owner = self._session, None, 0, None
         try:
             address, owner = memory.allocate(nbytes) if nbytes else (0, None)

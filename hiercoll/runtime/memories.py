@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -91,7 +91,7 @@ class Memories:
 
     def _first_far(self, place: str) -> int:
         if self._far is None:
-            self._why_far = self._try_node(cast("DeviceMemory", self._known[place]))
+            self._why_far = self._try_node(self._known[place])
             self._far = self._least(self._rank if self._why_far else self._size)
         return self._far
 
@@ -112,8 +112,11 @@ class Memories:
         """The smallest value of all ranks. Collective."""
         return self._agreement.least(value, "agreement on device memory")
 
-    def _try_node(self, memory: DeviceMemory) -> str:
+    def _try_node(self, memory: Memory) -> str:
         """What keeps this rank from the other ranks' memory, in words. Collective over the node."""
+        from hiercoll.cuda.memory import DeviceMemory
+
+        assert isinstance(memory, DeviceMemory)
         node, problem, own, owner, bus = self._node(), "", np.zeros(HANDLE_BYTES, np.uint8), None, ""
         handles = np.empty((node.size, HANDLE_BYTES), np.uint8)
         try:

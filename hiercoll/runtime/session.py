@@ -384,7 +384,7 @@ class Session:
         """Wait for all ranks before a call that is timed: else its time is that for which others were late. Raises
         CollectiveTimeout. Collective."""
         progress.before_blocking()
-        if self.watch is not None or self.threadless:
+        if self.watch is not None or self.threadless:  # thread levels may differ: see `meet`
             meet(self.comm, "a trial", self.watch)
         else:
             self.user.Barrier()  # which ranks leave sooner after each other
