@@ -56,8 +56,8 @@ def checks_calls() -> bool:
 
 def is_special() -> bool:
     """Whether calls need more than the MPI library from the first one on, as far as the environment says."""
-    needs_more = is_disabled() or checks_calls() or hurries()
-    return bool(forced) or needs_more or any(map(_is_set, ("TIMEOUT", "TABLE", "NODES", "ORDER")))
+    needs_more = bool(forced) or checks_calls() or hurries()
+    return not is_disabled() and (needs_more or any(map(_is_set, ("TIMEOUT", "TABLE", "NODES", "ORDER"))))
 
 
 def learns() -> bool:

@@ -31,7 +31,7 @@ from hiercoll.errors import ArgumentError
 from hiercoll.runtime import compiled
 from hiercoll.runtime.arguments import Arguments, Mode
 from hiercoll.runtime.beginning import Alike, Beginning
-from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, inherits, met_so_far
+from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, inherits, is_disabled, met_so_far
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
@@ -311,6 +311,8 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Req
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
     if comm == MPI.COMM_NULL:
+        return None
+    if not uses_device(given) and is_disabled(comm):
         return None
     from hiercoll.calls import served
 

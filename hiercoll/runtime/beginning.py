@@ -51,8 +51,8 @@ LOOKS = 2  # agreements that a look at times costs as much as, until that is kno
 LOOK = 1.0  # seconds after which files are looked for again
 
 # What a rank may wish, or have.
-IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_THREADS = 1, 2, 4, 8, 16
-HALF, HALVINGS = 32, 4  # one bit more for each time that ranks are to look after half as many calls, as bits are or'ed
+IS_SPECIAL, IS_QUIET, IS_FIRST, HAS_TABLE, HAS_THREADS, IS_DISABLED = 1, 2, 4, 8, 16, 32
+HALF, HALVINGS = 64, 4  # one bit more for each time that ranks are to look after half as many calls, as bits are or'ed
 HAS_LEARNED = HALF << HALVINGS
 LENGTHS = HAS_LEARNED - HALF
 ONCE = IS_FIRST | HAS_THREADS | LENGTHS  # of these, what goes for one communicator alone
@@ -128,7 +128,7 @@ class Beginning:
     def __init__(self, comm: MPI.Intracomm, wishes: int, tally: array[int] | None = None) -> None:
         """``tally``: what has counted its calls, if there were any."""
         self.rank, self.size = comm.rank, comm.size
-        self.is_special = bool(wishes & IS_SPECIAL)
+        self.is_special, self.is_disabled = bool(wishes & IS_SPECIAL), bool(wishes & IS_DISABLED)
         # Whether it is known what is faster: then a set-up is worth as much time as calls have taken before, and the
         # first one of a rank is made at once.
         self.is_informed = bool(wishes & (HAS_TABLE | _learned_on(self.size)))
@@ -266,7 +266,8 @@ def agree(comm: MPI.Intracomm, watch: Watch | None, nbytes: int, *, is_first: bo
         wait_for(MPI.Comm.Iallreduce(comm, wishes, found, op=MPI.BOR).Test, SET_UP, watch)
         wishes = found
     _meeting = perf_counter() - since
-    return wishes[0]
+    # Where one rank wants nothing but the MPI library, all do without whatever others want.
+    return wishes[0] & (IS_DISABLED | HAS_THREADS) | IS_QUIET if wishes[0] & IS_DISABLED else wishes[0]
 
 
 # When, for communicators of how many ranks at most; whether there is a table; for how many ranks something is known
@@ -278,6 +279,8 @@ def _wishes(comm: MPI.Intracomm, *, is_first: bool) -> int:
     """This rank's, by the environment and, on rank 0, by what the user has: a table, or what earlier jobs have found.
     Files are looked for once a second at most, as programs may make many communicators."""
     global _seen
+    if settings.is_disabled():
+        return IS_DISABLED
     is_threadless = MPI.Query_thread() != MPI.THREAD_MULTIPLE  # then each call is looked at
     wishes = IS_SPECIAL * (settings.is_special() or is_threadless) + IS_QUIET * (not settings.learns())
     if wishes & IS_SPECIAL or comm.rank:

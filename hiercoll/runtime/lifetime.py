@@ -293,6 +293,12 @@ def is_settled(comm: MPI.Intracomm) -> bool:
     return isinstance(state, Beginning) and state.is_settled
 
 
+def is_disabled(comm: MPI.Intracomm) -> bool:
+    """Whether hiercoll is not set up on ``comm`` since a rank has set ``HIERCOLL_DISABLE``: so ranks agreed. Local."""
+    state = _states.get(comm.handle) or _goes_on_counting(comm)
+    return isinstance(state, Beginning) and state.is_disabled
+
+
 def _check_thread() -> None:
     """Raises ThreadError where this thread may not call MPI."""
     main = _main_thread()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from hiercoll import settings
 from hiercoll.collectives import Sizes
 from hiercoll.runtime.arguments import Mode
 from hiercoll.runtime.session import Session
@@ -36,11 +35,14 @@ class Reason(Enum):
     NOT_FASTER = "trials found nothing faster"
 
 
-def reason(session: Session | None, size: int, wanted: Wanted, mode: Mode, *, is_settled: bool = False) -> Reason:
+def reason(
+    session: Session | None, size: int, wanted: Wanted, mode: Mode, *, is_settled: bool, is_disabled: bool
+) -> Reason:
     """Why such a call of a drop-in communicator of ``size`` ranks, whose arguments are no reason, has just been served
-    by the MPI library: by what this rank knows now. ``is_settled``: see `lifetime.is_settled`."""
+    by the MPI library: by what this rank knows now. ``is_settled``, ``is_disabled``: as in `lifetime`, where
+    there is no session."""
     collective = wanted.collective
-    if settings.is_disabled() if session is None else session.disabled:
+    if is_disabled if session is None else session.disabled:
         return Reason.DISABLED
     if size == 1:
         return Reason.ONE_RANK

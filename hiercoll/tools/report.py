@@ -17,6 +17,7 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 
+from hiercoll import settings
 from hiercoll.calls.dropin import call_name, ignore, observe
 from hiercoll.calls.given import is_on_device
 from hiercoll.collectives import NATIVE, Collective, Holds, Sizes
@@ -25,7 +26,7 @@ from hiercoll.errors import ArgumentError
 from hiercoll.learned import write_whole
 from hiercoll.runtime import progress
 from hiercoll.runtime.arguments import Mode
-from hiercoll.runtime.lifetime import get_topology, is_settled, known_session, set_ups
+from hiercoll.runtime.lifetime import get_topology, is_disabled, is_settled, known_session, set_ups
 from hiercoll.runtime.operations import Operation, find_operation
 from hiercoll.runtime.reading import combining_of
 from hiercoll.runtime.session import Session
@@ -388,7 +389,8 @@ def _why(call: Call) -> str:
     if session is not None and session.refused:
         return f"{Reason.REFUSED.value}: {session.refused}"
     wanted = _asking(call.asked.wanted, session, call.asked.operation)
-    return reason(session, call.comm.size, wanted, call.mode, is_settled=is_settled(call.comm)).value
+    unmet = {"is_settled": is_settled(call.comm), "is_disabled": settings.is_disabled() or is_disabled(call.comm)}
+    return reason(session, call.comm.size, wanted, call.mode, **unmet).value
 
 
 def _asking(wanted: Wanted, session: Session | None, operation: Operation | None) -> Wanted:

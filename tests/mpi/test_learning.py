@@ -237,6 +237,42 @@ def test_what_one_rank_wants(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
 
 
 @several
+@pytest.mark.parametrize("other", [None, "HIERCOLL_CHECK", "HIERCOLL_TIMEOUT", "HIERCOLL_LEARN"])
+def test_nothing_is_set_up_where_one_rank_disables_it(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, other: str | None
+) -> None:
+    """Whatever other ranks want; nor on communicators that are made from it."""
+    monkeypatch.setattr(lifetime, "_set_up", 1e-9)
+    monkeypatch.setattr(beginning, "SHARE", 1e9)
+    if RANK == SIZE - 1:
+        monkeypatch.setenv("HIERCOLL_DISABLE", "1")
+    elif other is not None:
+        monkeypatch.setenv(other, "online" if other == "HIERCOLL_LEARN" else "30" if "TIMEOUT" in other else "1")
+    ours = hiercoll.Intracomm(comm)
+    made = [ours, ours.Split(RANK % 2), ours.Dup()]
+    for each in made:
+        own = np.full(each.size, RANK)
+        for _ in range(2 * beginning.FIRST):
+            recv = np.full(each.size, -1)
+            each.Alltoall(own, recv)
+            np.testing.assert_array_equal(recv, each.plain.allgather(RANK))
+        for start in (each.Ialltoall, each.Alltoall_init):
+            recv = np.full(each.size, -1)
+            request = start(own, recv)
+            if isinstance(request, MPI.Prequest):
+                request.Start()
+            request.Wait()
+            np.testing.assert_array_equal(recv, each.plain.allgather(RANK))
+            if isinstance(request, MPI.Prequest):
+                request.Free()
+        hiercoll.allgather(each, own)
+        each.Barrier()
+        assert each.allgather(RANK) == each.plain.allgather(RANK) and not is_set_up(each)
+    for each in made[1:]:
+        each.Free()
+
+
+@several
 def test_calls_pay_for_the_set_up(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks look at the time of calls after 48 and 384 of them, however these are made."""
     ours, looks = hiercoll.Intracomm(comm), (beginning.FIRST, beginning.GROWTH * beginning.FIRST)
