@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from itertools import count
@@ -27,10 +28,12 @@ from hiercoll.runtime.addresses import NAMES, Addresses
 from hiercoll.runtime.binding import Binding, Once, Relocatable, can_compile, run_once
 from hiercoll.runtime.engines import Between
 from hiercoll.runtime.layouts import Lowered, known_layout, own_layout, vector_layout
+from hiercoll.runtime.library import crashes_by_threads_windows
 from hiercoll.runtime.memories import Places, free_shared_memory
 from hiercoll.runtime.plan import Plan, plan_of
 from hiercoll.runtime.request import Request
 from hiercoll.runtime.sizes import Areas, GivenSizes, SizeTable, Slots, areas_of, rows_at
+from hiercoll.runtime.turns import Turns
 from hiercoll.runtime.window import (
     Arena,
     Window,
@@ -54,6 +57,12 @@ if TYPE_CHECKING:
 
 MOST_MOVED = 256  # schedules and block sizes of which it is remembered how they run wherever buffers lie
 MOST_SHARED = 64 << 20  # bytes of a node's buffer for blocks of uneven sizes that travel together
+TURNS = Turns()  # to make windows
+
+
+def _is_crowd() -> bool:
+    """Whether threads of this process must make windows one after the other."""
+    return crashes_by_threads_windows() and progress.other_threads()
 
 
 class Lifetime(Enum):
@@ -424,12 +433,19 @@ class PlanFactory:
         free = free_shared_memory() if leads else None
         needed = untouched_bytes() + self._wanted_bytes(nbytes, schedule.all_flags)
         lacking = 0 if free is None else max(needed - free, 0)
-        flags, most = session.same_request(request, schedule.all_flags, nbytes, lacking=lacking)
-        window = self.new_window(most, flags, most)
+        flags, most, crowd = session.same_request(request, schedule.all_flags, nbytes, _is_crowd(), lacking=lacking)
+        with self._turn(crowd):
+            window = self.new_window(most, flags, most)
         if request.transport.has_notices:
             window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         self._attach(window, memory, partial(window.share_with, memory))
         return window
+
+    def _turn(self, crowd: int) -> AbstractContextManager[None]:
+        """To make a window, where threads of some rank may make some, too. Collective."""
+        agreement = self._session.agreement
+        say = "agreement on who makes a window"
+        return TURNS.turn(self._session.name, lambda may: bool(agreement.least(may, say))) if crowd else nullcontext()
 
     def new_window(self, room: int, flags: int, counted: int, *, alone: bool = False) -> Window:
         """A window (see `Window`), in an arena of its own if it is to be ``alone``. The first one shows whether the
@@ -503,9 +519,10 @@ class PlanFactory:
         except DeviceMemoryError as error:
             problem = error
         session.memories.check(problem)
-        flags, most = session.same_request(request, schedule.all_flags, nbytes)
-        # Alone: to free it waits for the others of the node, which have let go of the buffer by then.
-        window = self.new_window(0, flags, most, alone=True)
+        flags, most, crowd = session.same_request(request, schedule.all_flags, nbytes, _is_crowd())
+        with self._turn(crowd):
+            # Alone: to free it waits for the others of the node, which have let go of the buffer by then.
+            window = self.new_window(0, flags, most, alone=True)
         window.tell_by_flags(session.rank, session.node, schedule.flags, schedule.notices)
         handle = memory.address_handle(address).copy() if nbytes else np.empty(HANDLE_BYTES, np.uint8)
         session.node.Bcast(handle)
