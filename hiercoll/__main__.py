@@ -11,6 +11,10 @@ from hiercoll.errors import ArgumentError
 
 def start(words: list[str]) -> None:
     """Run the program that these words name, with the arguments and options that they give."""
+    try:
+        import hiercoll.calls  # noqa: F401 (looks for mpi4py)
+    except ImportError as error:
+        sys.exit(f"python -m hiercoll: {error}")
     if _is_plain(words):
         from hiercoll.tools.program import run as run_program
 

@@ -148,7 +148,8 @@ class Job:
 
     def __post_init__(self) -> None:
         machine = self.machine
-        self.budget = Budget(cost=SET_UP, set_up=SET_UP, meeting=machine.meeting, cores=machine.cores)
+        once = {"cost": SET_UP, "set_up": SET_UP}
+        self.budget = Budget(budget.SHARE, **once, meeting=machine.meeting, cores=machine.cores)
         self.learners = [
             Learner(
                 lambda own, size=size: self._asked(size), self._agree, self.budget,

@@ -87,6 +87,8 @@ def call_name(collective: Collective, mode: Mode) -> str:
 class Collectives(ObjectMessages):
     """What is different in a drop-in communicator; the methods of the collectives are added below."""
 
+    __slots__ = ()  # as mpi4py's: a misspelled name is an error
+
     @property
     def plain(self: Any) -> MPI.Intracomm:
         """The same communicator with mpi4py's own collectives."""
@@ -121,17 +123,25 @@ class Intracomm(Collectives, MPI.Intracomm):
     of its kind. See mpi4py's Intracomm.
     """
 
+    __slots__ = ()
+
 
 class Cartcomm(Collectives, MPI.Cartcomm):
     """`Intracomm` with a Cartesian topology."""
+
+    __slots__ = ()
 
 
 class Graphcomm(Collectives, MPI.Graphcomm):
     """`Intracomm` with a graph topology."""
 
+    __slots__ = ()
+
 
 class Distgraphcomm(Collectives, MPI.Distgraphcomm):
     """`Intracomm` with a distributed graph topology."""
+
+    __slots__ = ()
 
 
 class Pkl5Intracomm(BuffersOutOfBand, Collectives, pkl5.Intracomm):
@@ -141,6 +151,8 @@ class Pkl5Intracomm(BuffersOutOfBand, Collectives, pkl5.Intracomm):
 
 class Intercomm(MPI.Intercomm):
     """mpi4py's; what it is merged to is an `Intracomm`."""
+
+    __slots__ = ()
 
 
 _KINDS: dict[type[MPI.Comm], type[MPI.Comm]] = {

@@ -41,6 +41,8 @@ ALIGNED = 64  # bytes, of which the places of buffers that are out of band are m
 class ObjectMessages:
     """The methods of communicators that take objects, for `dropin.Collectives`."""
 
+    __slots__ = ()
+
     def bcast(self: Any, obj: Any, root: int = 0) -> Any:
         """As mpi4py's."""
         if not _is_served(self) or (place := _rank(root, self.size)) is None:
@@ -94,6 +96,8 @@ class ObjectMessages:
 
 class BuffersOutOfBand(ObjectMessages):
     """The same for communicators of `mpi4py.util.pkl5`."""
+
+    __slots__ = ()
 
     def bcast(self: Any, obj: Any, root: int = 0) -> Any:
         """As pkl5's."""

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -208,6 +209,7 @@ def sizes_of(collective: str, given: list[int]) -> list[int]:
 def world() -> MPI.Intracomm:
     """MPI_COMM_WORLD, or a message about what is missing."""
     try:
+        import_module("hiercoll.calls")  # looks which mpi4py there is
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise click.ClickException(

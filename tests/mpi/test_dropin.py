@@ -197,6 +197,7 @@ class Derived(hiercoll.Intracomm):
 def test_of_a_kind_of_the_programs_own(comm: MPI.Intracomm) -> None:
     """Duplicates are of it, as mpi4py's are; others of the drop-in's."""
     derived = Derived(comm)
+    derived.note = "what Python's classes take"  # type: ignore[attr-defined]
     derived.Barrier()
     kinds = {
         Derived: [derived.Dup(), derived.Clone()],
@@ -255,6 +256,9 @@ def test_identity(comm: MPI.Intracomm) -> None:
     with pytest.raises(ValueError, match="serialize"):
         pickle.dumps(ours)
     assert hiercoll.Intracomm(comm).Split(MPI.UNDEFINED) == MPI.COMM_NULL
+    for each in (ours, comm):
+        with pytest.raises(AttributeError):
+            each.nmae = "mine"  # type: ignore[attr-defined]
 
 
 ARRAY = np.zeros(2 * SIZE, "i4")

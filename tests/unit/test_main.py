@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from click.testing import CliRunner
 from hiercoll.__main__ import start
 from hiercoll.cli import main
 from hiercoll.options import _own_words
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -60,3 +65,32 @@ def test_a_variable_that_cannot_be(
 def test_ranges_without_a_size(command: str, tmp_path: Path) -> None:
     said = CliRunner().invoke(main, [*command.split(), "--sizes", "64K:8"])
     assert said.exit_code == 2 and "FROM at most TO" in said.output
+
+
+@pytest.mark.parametrize(
+    ("version", "found"), [("__version__ = '3.1.6'", "3.1.6"), ("raise ModuleNotFoundError", "none")]
+)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import hiercoll; hiercoll.alltoall",
+        "from hiercoll.__main__ import start; start(['program.py'])",
+        "from hiercoll.__main__ import start; start(['--report', 'program.py'])",
+        "from hiercoll.cli import main; main(['tune', 'alltoall', '--output', 'table.json'])",
+        "from hiercoll.cli import main; main(['show', 'alltoall', 'bruck', '--layout', '1x2'])",
+    ],
+)
+def test_another_mpi4py(version: str, found: str, code: str, tmp_path: Path) -> None:
+    """It is said what is missing; a command shows no traceback, and may need none."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text(version)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    if "show" in code:
+        assert ran.returncode == 0, ran.stderr
+        return
+    assert ran.returncode == 1 and not ran.stdout
+    said = f"hiercoll needs mpi4py 4.0 or newer, and finds {found}: pip install 'mpi4py>=4.0'"
+    assert said in " ".join(ran.stderr.split())
+    assert "main" not in code or "Traceback" not in ran.stderr
