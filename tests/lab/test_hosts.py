@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from pathlib import Path
 
 import pytest
 from conftest import ENVIRONMENT, ROOT, Lab, finish, marked_processes, start, wait_until
@@ -94,14 +95,15 @@ def test_a_failing_rank_fails_the_run(mpi_lab: Lab) -> None:
     [
         (["run", "--", "true"], "--env"),
         (["run", "--env", "/nonexistent", "--", "true"], "not a virtual environment"),
-        (["run", "--env", "/usr", "--", "true"], "no MPI library"),
+        (["run", "--env", "EMPTY", "--", "true"], "no MPI library"),
         (["shell", "-l", "0x4", "--", "true"], "layout"),
         (["shell", "-l", "1x1"], "no command"),
         (["shell", "-l", "1x1", "--rate", "fast", "--", "true"], "rate"),
     ],
 )
-def test_mistakes_are_named(lab: Lab, arguments: list[str], message: str) -> None:
-    done = lab.call(*arguments)
+def test_mistakes_are_named(lab: Lab, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "bin").mkdir()
+    done = lab.call(*(str(tmp_path) if word == "EMPTY" else word for word in arguments))
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
