@@ -1,7 +1,7 @@
 """Threads with a communicator each run collectives at the same time."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 # Without hiercoll, too, Intel MPI 2021.18 hangs when threads run its collectives in shared memory at the same time.
 os.environ.setdefault("I_MPI_COLL_INTRANODE", "pt2pt")
@@ -28,9 +28,6 @@ def work(number: int, comm: MPI.Intracomm) -> None:
             wrong.append(f"thread {number}, turn {turn}")
 
 
-threads = [threading.Thread(target=work, args=pair) for pair in enumerate(comms)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with ThreadPoolExecutor(len(comms)) as pool:
+    list(pool.map(work, range(len(comms)), comms))  # raises what a thread has raised
 assert not wrong, wrong[:3]

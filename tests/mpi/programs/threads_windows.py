@@ -2,6 +2,7 @@
 MPI library needs that."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,6 @@ def work(number: int, comm: MPI.Intracomm) -> None:
                 wrong.append(f"thread {number}, turn {turn}")
 
 
-threads = [threading.Thread(target=work, args=pair) for pair in enumerate(comms)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with ThreadPoolExecutor(len(comms)) as pool:
+    list(pool.map(work, range(len(comms)), comms))  # raises what a thread has raised
 assert not wrong, wrong[:3]
