@@ -134,7 +134,7 @@ def split(messages: Messages, end: int, overlap: bool) -> Parts:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Traffic:
     """What passes through the ranks of one node, as (source, destination) pairs in message order.
 
@@ -144,7 +144,7 @@ class Traffic:
 
     outgoing: dict[int, Messages]
     incoming: dict[int, Messages]
-    _parts: dict[tuple[int, int, bool], Parts] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[tuple[int, int, bool], Parts] = field(default_factory=dict)
 
     def relayed(self, carrier: int) -> Messages:
         """What ``carrier`` sends for others; a message of its own blocks alone needs no relay."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from mpi4py import MPI
 from mpi4py.util import pkl5
@@ -28,10 +28,16 @@ from hiercoll.calls.objects import BuffersOutOfBand, ObjectMessages
 from hiercoll.calls.routes import remember_all_begun
 from hiercoll.collectives import NATIVE, Collective, called
 from hiercoll.errors import ArgumentError
+from hiercoll.loading import LazyModule, load
 from hiercoll.runtime import compiled
 from hiercoll.runtime.arguments import Arguments, Mode
 from hiercoll.runtime.beginning import Alike, Beginning
 from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, inherits, is_disabled, met_so_far
+
+if TYPE_CHECKING:
+    from hiercoll.calls import served
+else:  # it brings most of hiercoll, which short programs do without
+    served = LazyModule("hiercoll.calls.served")
 
 AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 Native: TypeAlias = "Callable[..., Any]"  # mpi4py's own method
@@ -282,8 +288,6 @@ def _blocking(collective: Collective) -> Method:
             if first is not None:
                 serve_first(first, collective, arguments, partial(native, self, *given))
                 return NATIVE
-        from hiercoll.calls import served
-
         return served.blocking(self, collective, arguments, given, native)
 
     number = _most_arguments(collective)
@@ -315,8 +319,6 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Req
     if not uses_device(given) and isinstance(state := met_so_far(comm), Beginning | Alike):
         remember_all_begun(state, collective)
         return None
-    from hiercoll.calls import served
-
     return served.nonblocking(comm, collective, given)
 
 
@@ -326,15 +328,11 @@ def _persistent(comm: Any, collective: Collective, given: Arguments) -> MPI.Requ
         return None
     if not uses_device(given) and is_disabled(comm):
         return None
-    from hiercoll.calls import served
-
     return served.persistent(comm, collective, given)
 
 
 def _known_begun(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
     """Start a call that is watched as the compiled engine does where nobody looks on, if it is known."""
-    from hiercoll.calls import served
-
     return served.known_begun(comm, collective, given)
 
 
@@ -381,4 +379,4 @@ _add_methods()
 
 with suppress(ArgumentError):  # the first call raises it
     if settings.is_special():  # it sets hiercoll up: what that takes to import is not to be waited for by other ranks
-        from hiercoll.calls import served  # noqa: F401
+        load("hiercoll.calls.served")

@@ -178,7 +178,7 @@ def run_known_on_device(session: Session, collective: Collective, given: Argumen
     return plan.name
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Copied:
     """A call whose data are copied from and to other places as it was served, with the memory that it copies to."""
 

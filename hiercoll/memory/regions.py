@@ -97,7 +97,7 @@ def _looped(piece: Piece, count: int, stride: int) -> Piece:
     return piece._replace(loops=((count, stride), *piece.loops))
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, at less cost: there may be many pieces
+@dataclass(frozen=True, eq=False, repr=False)  # compared by identity, at less cost: there may be many pieces
 class Element:
     """An MPI datatype: bytes of data, lower bound and extent, and whether it is just its bytes in their order.
     ``pieces``: where they lie; None if that is not known."""

@@ -80,7 +80,7 @@ class Flow(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Steps:
     """A schedule and its steps; ``in_sequence``: each is after the one before it."""
 

@@ -140,7 +140,7 @@ class Kind:
             self.usual = self._seconds / self._calls
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Budget:
     """Of a communicator: seconds that its calls took, or would have taken without trials, and that finding out cost
     besides; calls that it made shorter are credited. ``set_up``: of the cost, what was for the communicator's set-up;

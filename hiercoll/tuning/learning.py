@@ -96,7 +96,7 @@ class Finding(NamedTuple):
     untried: tuple[Variant, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Learner:
     """What serves calls of one kind on a communicator.
 
