@@ -208,14 +208,15 @@ def sizes_of(collective: str, given: list[int]) -> list[int]:
 
 def world() -> MPI.Intracomm:
     """MPI_COMM_WORLD, or a message about what is missing."""
+    how = "pip install 'hiercoll[mpich]', and start it with mpiexec or srun"
     try:
         import_module("hiercoll.calls")  # looks which mpi4py there is
+    except ImportError as error:
+        raise click.ClickException(f"{error}; with an MPI library: {how}") from None
+    try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise click.ClickException(
-            f"this command needs mpi4py and an MPI library ({error}); try: pip install 'hiercoll[mpich]', "
-            "and start it with mpiexec or srun"
-        ) from None
+        raise click.ClickException(f"this command needs an MPI library ({error}); try: {how}") from None
     return MPI.COMM_WORLD
 
 

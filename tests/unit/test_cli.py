@@ -340,16 +340,16 @@ def test_a_layout_beyond_all_bounds(run: Run) -> None:
 
 WITHOUT_MPI = """
 import sys
-sys.modules["mpi4py"] = None  # importing it fails
+sys.modules[sys.argv.pop(1)] = None  # importing it fails
 import hiercoll
 from hiercoll.cli import main
 main(sys.argv[1:], prog_name="hiercoll")
 """
 
 
-def without_mpi(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, in which mpi4py cannot be imported."""
-    command = [sys.executable, "-W", "error", "-c", WITHOUT_MPI, *arguments]
+def without_mpi(folder: Path, *arguments: str, missing: str = "mpi4py") -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, in which a module cannot be imported."""
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_MPI, missing, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder, check=False)
 
 
@@ -371,13 +371,17 @@ def test_without_mpi(tmp_path: Path, arguments: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["bench alltoall", "timeline alltoall bruck --measured"])
-def test_what_needs_mpi_says_so(tmp_path: Path, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "needed"),
+    [("mpi4py", "hiercoll needs mpi4py 4.0"), ("mpi4py.MPI", "this command needs an MPI library")],
+)
+def test_what_needs_mpi_says_so(tmp_path: Path, arguments: str, missing: str, needed: str) -> None:
     """And how to come by it."""
-    done = without_mpi(tmp_path, *arguments.split())
+    done = without_mpi(tmp_path, *arguments.split(), missing=missing)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("Error: ") and "Traceback" not in done.stderr
     said = " ".join(done.stderr.split())
-    assert "needs mpi4py" in said and "pip install 'hiercoll[mpich]'" in said and "mpiexec" in said
+    assert needed in said and "pip install 'hiercoll[mpich]'" in said and "mpiexec" in said
     assert list(tmp_path.iterdir()) == []
 
 
