@@ -85,6 +85,11 @@ def _held() -> Attribute:
         return _make_attribute()
 
 
+def end_at_exit() -> None:
+    """Let hiercoll end when Python does, after what is registered with `atexit` from now on. MPI has begun."""
+    _held()
+
+
 @cache
 def _main_thread() -> int | None:
     """The only thread that may call MPI; None if all may."""

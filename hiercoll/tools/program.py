@@ -6,6 +6,7 @@ hiercoll replaces the communicators.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from hiercoll.loading import load
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
+
+    from mpi4py import MPI
 else:  # as at run time any class will do: these bring two dozen modules, which each rank would wait for
     Loader = MetaPathFinder = object
 
@@ -40,13 +43,12 @@ def run(
     settings.forced.update(forced or {})
     settings.compares = compare
 
-    def finish() -> None:
-        if report or trace:
-            print("hiercoll: the program has not used MPI: there is nothing to report", file=sys.stderr)
+    uses_mpi = False
 
     def replace() -> None:
-        nonlocal finish
-        finish = _replace(report, sync, trace)
+        nonlocal uses_mpi
+        uses_mpi = True
+        _replace(report, sync, trace)
 
     _when_loaded("mpi4py.MPI", partial(_when_initialised, replace))
     # What there is before the program stays: to look at it again and again at the end takes 5 ms.
@@ -57,7 +59,8 @@ def run(
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
-        finish()
+        if (report or trace) and not uses_mpi:
+            print("hiercoll: the program has not used MPI: there is nothing to report", file=sys.stderr)
     except SystemExit as error:
         if error.code not in (None, 0):
             sys.last_value = error  # as Python does with other exceptions: at exit nobody is waited for
@@ -84,27 +87,35 @@ def _run_alone(program: list[str]) -> None:
 _run_alone.__code__ = _run_alone.__code__.replace(co_stacksize=2000)  # words: this frame takes nearly all of a chunk
 
 
-def _replace(report: Path | None, sync: bool, trace: Path | None) -> Callable[[], None]:
-    """Replace the program's communicators. Returns what is to be called at its end, while there is MPI."""
+def _replace(report: Path | None, sync: bool, trace: Path | None) -> None:
+    """Replace the program's communicators, once there is MPI."""
     from mpi4py import MPI
     from mpi4py.util import pkl5
 
     dropin = load("hiercoll.calls.dropin")
-    plain, recorder = MPI.COMM_WORLD, None
+    plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
     if report or trace:
-        from hiercoll.tools.report import Recorder
+        _report_at_the_end(plain, report, sync, trace)
 
-        recorder = Recorder(sync=sync, trace=trace is not None)
-        recorder.install()
+
+def _report_at_the_end(comm: MPI.Intracomm, report: Path | None, sync: bool, trace: Path | None) -> None:
+    """Let ranks meet for a report when all of the program is over, its own exit handlers included: other ranks may wait
+    for what these do. Where an exception ends the program, nobody is waited for."""
+    from mpi4py import MPI
+
+    from hiercoll.runtime import lifetime
+    from hiercoll.tools.report import Recorder
+
+    recorder, is_done = Recorder(sync=sync, trace=trace is not None), False
+    recorder.install()
 
     def finish() -> None:
-        """The report, once."""
-        nonlocal recorder
-        if recorder is not None and not MPI.Is_finalized():
-            whole, recorder = recorder, None
-            whole.finish(plain, report, trace, compares=settings.compares)
+        nonlocal is_done
+        if not (is_done or MPI.Is_finalized() or getattr(sys, "last_value", None) is not None):
+            is_done = True
+            recorder.finish(comm, report, trace, compares=settings.compares)
 
     def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
         """As mpi4py's, after the report, for which ranks still need MPI."""
@@ -112,7 +123,8 @@ def _replace(report: Path | None, sync: bool, trace: Path | None) -> Callable[[]
         original()
 
     MPI.Finalize = finalize
-    return finish
+    lifetime.end_at_exit()  # after what is registered from now on
+    atexit.register(finish)
 
 
 def _when_initialised(then: Callable[[], None]) -> None:
