@@ -48,7 +48,10 @@ def run(
     def replace() -> None:
         nonlocal uses_mpi
         uses_mpi = True
-        _replace(report, sync, trace)
+        try:
+            _replace(report, sync, trace)
+        except ImportError as error:  # which programs may take for there being no MPI
+            sys.exit(f"python -m hiercoll: {error}")
 
     _when_loaded("mpi4py.MPI", partial(_when_initialised, replace))
     # What there is before the program stays: to look at it again and again at the end takes 5 ms.
@@ -64,6 +67,9 @@ def run(
     except SystemExit as error:
         if error.code not in (None, 0):
             sys.last_value = error  # as Python does with other exceptions: at exit nobody is waited for
+            if report or trace:
+                status = error.code if isinstance(error.code, int) else 1
+                print(f"hiercoll: no report, since the program ends with exit status {status}", file=sys.stderr)
         set_abort_status(error)
         raise
     except KeyboardInterrupt as error:

@@ -70,9 +70,11 @@ class Site:
 
     def kind(self, asked: Asked) -> Kind | None:
         """Where such calls are compared; None where too many others are."""
-        if asked.key not in self.kinds and len(self.kinds) < MOST_KINDS:
-            self.kinds[asked.key] = Kind(asked.wanted.size, asked.wanted.size)
-        return self.kinds.get(asked.key)
+        *like, _ = asked.key  # but for what a reduction asks of algorithms, which is known where hiercoll is set up
+        key = (*like, None if asked.operation is None else asked.operation.name)
+        if key not in self.kinds and len(self.kinds) < MOST_KINDS:
+            self.kinds[key] = Kind(asked.wanted.size, asked.wanted.size)
+        return self.kinds.get(key)
 
 
 class Asked(NamedTuple):
@@ -431,10 +433,14 @@ def _kinds(sites: Sequence[Site]) -> list[dict[str, Any]]:
 
 
 def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
+    if not records:
+        console.print("hiercoll: the program has called no collectives that hiercoll serves")
+        return
     table = Table(title="hiercoll: collectives by call site (times: the slowest rank)", box=None)
     for name in ("where", "collective"):
         table.add_column(name)
-    times = ("seconds", *(["waited"] if sync else []), "of calls compared", "native's, by the table")
+    by_table = any(record["estimated_calls"] for record in records)
+    times = ["seconds", *["waited"] * sync, *["of calls compared", "native's, by the table"] * by_table]
     for name in ("calls", "bytes per call", *times):
         table.add_column(name, justify="right")
     table.add_column("ran")
@@ -449,8 +455,8 @@ def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
             str(record["calls"]),
             str(most) if least == most else f"{least}-{most}",
             f"{record['seconds']['most']:.3g}",
-            *([f"{record['waited']['most']:.3g}"] if sync else []),
-            *compared,
+            *[f"{record['waited']['most']:.3g}"] * sync,
+            *compared * by_table,
             ", ".join(record["ran"]),
         )
     console.print(table)

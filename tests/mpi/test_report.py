@@ -141,6 +141,18 @@ def only_record(recorder: Recorder) -> tuple[dict[str, Any], dict[str, Any]]:
     return record, kind
 
 
+def test_a_reduction_is_of_one_kind_before_a_set_up_and_after_it(
+    comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder]
+) -> None:
+    """What it asks of algorithms is known only then."""
+    recorder, send, recv = recorders(), np.full(1000, 0.1 + RANK), np.empty(1000)
+    for _ in range(2):
+        hiercoll.Intracomm(comm).Allreduce(send, recv)
+        hiercoll.get_topology(comm)
+    record, _ = only_record(recorder)
+    assert record["calls"] == 2
+
+
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_report_sets_nothing_up(
     comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch, sync: bool

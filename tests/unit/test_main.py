@@ -67,6 +67,36 @@ def test_ranges_without_a_size(command: str, tmp_path: Path) -> None:
     assert said.exit_code == 2 and "FROM at most TO" in said.output
 
 
+ALONE = """
+try:
+    from mpi4py import MPI
+except ImportError:
+    print("one rank alone")
+"""
+
+
+def test_no_program_takes_what_is_missing_for_a_missing_mpi(tmp_path: Path) -> None:
+    """What a report needs is missing."""
+    (tmp_path / "program.py").write_text(ALONE)
+    code = "import sys; sys.modules['rich'] = None; from hiercoll.__main__ import start"
+    command = [sys.executable, "-c", f"{code}; start(['--report', 'program.py'])"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and not ran.stdout
+    assert "python -m hiercoll:" in ran.stderr and "rich" in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(("given", "status"), [("3", 3), ("'wrong'", 1), ("0", 0), ("", 0)])
+def test_no_report_of_a_program_that_fails(given: str, status: int, tmp_path: Path) -> None:
+    """It is said that there is none; ranks that go on are not waited for."""
+    (tmp_path / "program.py").write_text(f"import sys; sys.exit({given})")
+    command = [sys.executable, "-m", "hiercoll", "--report", "program.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == status
+    assert (f"no report, since the program ends with exit status {status}" in ran.stderr) == (status > 0)
+
+
 @pytest.mark.parametrize(
     ("version", "found"), [("__version__ = '3.1.6'", "3.1.6"), ("raise ModuleNotFoundError", "none")]
 )
