@@ -24,8 +24,6 @@ from hiercoll.loading import load
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
-
-    from mpi4py import MPI
 else:  # as at run time any class will do: these bring two dozen modules, which each rank would wait for
     Loader = MetaPathFinder = object
 
@@ -43,13 +41,13 @@ def run(
     settings.forced.update(forced or {})
     settings.compares = compare
 
-    uses_mpi = False
+    uses_mpi, ends_well = False, False
 
     def replace() -> None:
         nonlocal uses_mpi
         uses_mpi = True
         try:
-            _replace(report, sync, trace)
+            _replace(report, sync, trace, lambda: ends_well)
         except ImportError as error:  # which programs may take for there being no MPI
             sys.exit(f"python -m hiercoll: {error}")
 
@@ -62,6 +60,7 @@ def run(
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
+        ends_well = True
         if (report or trace) and not uses_mpi:
             print("hiercoll: the program has not used MPI: there is nothing to report", file=sys.stderr)
     except SystemExit as error:
@@ -93,8 +92,9 @@ def _run_alone(program: list[str]) -> None:
 _run_alone.__code__ = _run_alone.__code__.replace(co_stacksize=2000)  # words: this frame takes nearly all of a chunk
 
 
-def _replace(report: Path | None, sync: bool, trace: Path | None) -> None:
-    """Replace the program's communicators, once there is MPI."""
+def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Callable[[], bool]) -> None:
+    """Replace the program's communicators, once there is MPI. ``ends_well``: whether no exception has ended the
+    program, nor another exit status than 0."""
     from mpi4py import MPI
     from mpi4py.util import pkl5
 
@@ -103,34 +103,33 @@ def _replace(report: Path | None, sync: bool, trace: Path | None) -> None:
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
     if report or trace:
-        _report_at_the_end(plain, report, sync, trace)
+        from hiercoll.tools.report import Recorder
+
+        recorder = Recorder(sync=sync, trace=trace is not None)
+        recorder.install()
+        _when_all_is_over(lambda: recorder.finish(plain, report, trace, compares=settings.compares), ends_well)
 
 
-def _report_at_the_end(comm: MPI.Intracomm, report: Path | None, sync: bool, trace: Path | None) -> None:
-    """Let ranks meet for a report when all of the program is over, its own exit handlers included: other ranks may wait
-    for what these do. Where an exception ends the program, nobody is waited for."""
+def _when_all_is_over(finish: Callable[[], None], ends_well: Callable[[], bool]) -> None:
+    """Call something once, in which ranks meet: when the program ends MPI, or after its own exit handlers, since other
+    ranks may wait for what these do. Not if the program fails: then nobody is waited for."""
     from mpi4py import MPI
 
     from hiercoll.runtime import lifetime
-    from hiercoll.tools.report import Recorder
-
-    recorder, is_done = Recorder(sync=sync, trace=trace is not None), False
-    recorder.install()
-
-    def finish() -> None:
-        nonlocal is_done
-        if not (is_done or MPI.Is_finalized() or getattr(sys, "last_value", None) is not None):
-            is_done = True
-            recorder.finish(comm, report, trace, compares=settings.compares)
 
     def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
-        """As mpi4py's, after the report, for which ranks still need MPI."""
-        finish()
+        """As mpi4py's."""
+        if not MPI.Is_finalized():
+            finish()
         original()
+
+    def at_exit() -> None:
+        if ends_well() and not MPI.Is_finalized():
+            finish()
 
     MPI.Finalize = finalize
     lifetime.end_at_exit()  # after what is registered from now on
-    atexit.register(finish)
+    atexit.register(at_exit)
 
 
 def _when_initialised(then: Callable[[], None]) -> None:

@@ -182,13 +182,16 @@ def test_trials_are_counted_apart(
     offer(BRUCK)
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     before, recorder = lifetime.set_ups.count, recorders()
-    alltoalls(hiercoll.Intracomm(comm), 200)
-    learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 16, False))
+    learner, number = None, 0
+    while number < 4000 and (learner is None or not learner.is_settled):  # if the first is faster, more are tried
+        alltoalls(hiercoll.Intracomm(comm), 200)
+        number += 200
+        learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 16, False))
     assert learner is not None and learner.finding is not None and learner.is_settled
     _, kind = only_record(recorder)
     assert kind["trials"]["calls"] == learner.trials - 1 >= 4  # the first of them is the call with the set-up
     served = sum(each["calls"] for each in kind["ran"].values())
-    assert served + kind["trials"]["calls"] == 199
+    assert served + kind["trials"]["calls"] == number - 1
     assert kind["learned"]["calls"] == learner.finding.calls and kind["learned"]["settled"]
     assert kind["learned"]["algorithm"] == learner.finding.variant.spelled("alltoall")
     costs = WORLD.bcast(recorder.costs(WORLD))
@@ -258,9 +261,12 @@ def test_native_takes_turns_while_auto_learns(
     offer(BRUCK)
     ours = hiercoll.Intracomm(comm)
     session = get_session(comm)
-    alltoalls(ours, 160)
     learner = session.policy.learner(Wanted(ALLTOALL, 16, False))
-    assert learner is not None and learner.is_settled and learner.trials > 4
+    assert learner is not None
+    for _ in range(20):  # more are tried if the first one happens to be faster
+        if not learner.is_settled:
+            alltoalls(ours, 160)
+    assert learner.is_settled and learner.trials > 4
     monkeypatch.setattr(type(learner), "_chosen", BRUCK)  # whatever is faster here
     learner.current = BRUCK
     calls.clear()
