@@ -70,21 +70,26 @@ class Site:
 
     def kind(self, asked: Asked) -> Kind | None:
         """Where such calls are compared; None where too many others are."""
-        *like, _ = asked.key  # but for what a reduction asks of algorithms, which is known where hiercoll is set up
-        key = (*like, None if asked.operation is None else asked.operation.name)
-        if key not in self.kinds and len(self.kinds) < MOST_KINDS:
-            self.kinds[key] = Kind(asked.wanted.size, asked.wanted.size)
-        return self.kinds.get(key)
+        if asked.kind not in self.kinds and len(self.kinds) < MOST_KINDS:
+            self.kinds[asked.kind] = Kind(asked.wanted.size, asked.wanted.size)
+        return self.kinds.get(asked.kind)
 
 
 class Asked(NamedTuple):
     """What a call asks for: bytes that it is to receive on this rank, what is to be chosen for, and under which key
-    that is known, and the operation."""
+    that is known, and the operation; ``kind``: what calls that are compared have in common."""
 
     nbytes: int
     wanted: Wanted
     key: PolicyKey
     operation: Operation | None
+    kind: tuple[object, ...]
+
+    @classmethod
+    def of(cls, nbytes: int, wanted: Wanted, operation: Operation | None) -> Asked:
+        """With its keys."""
+        *like, _ = wanted.key  # but for what a reduction asks of algorithms, which is known where hiercoll is set up
+        return cls(nbytes, wanted, wanted.key, operation, (*like, None if operation is None else operation.name))
 
 
 class Call(NamedTuple):
@@ -302,7 +307,7 @@ def _alike(collective: Collective, comm: Any, session: Session | None, args: tup
 
 def _asked(collective: Collective, comm: Any, session: Session | None, args: tuple[Any, ...]) -> Asked:
     if not args:  # objects, whose bytes mpi4py alone knows
-        return Asked(0, (nothing := Wanted(collective, 0, False)), nothing.key, None)
+        return Asked.of(0, Wanted(collective, 0, False), None)
     try:
         matter = _that_matter(collective, comm, args)
         total = message_bytes(collective, comm.size, matter)
@@ -311,7 +316,7 @@ def _asked(collective: Collective, comm: Any, session: Session | None, args: tup
     except UNREADABLE:  # mpi4py says what is wrong
         total, operation, wanted = 0, None, Wanted(collective, 0, False)
     nbytes = total if is_due(collective, comm.size, comm.rank, args) else 0
-    return Asked(nbytes, wanted, wanted.key, operation)
+    return Asked.of(nbytes, wanted, operation)
 
 
 def _that_matter(record: Collective, comm: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -440,7 +445,11 @@ def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
     for name in ("where", "collective"):
         table.add_column(name)
     by_table = any(record["estimated_calls"] for record in records)
-    times = ["seconds", *["waited"] * sync, *["of calls compared", "native's, by the table"] * by_table]
+    times = [
+        "seconds",
+        *(["waited"] if sync else []),
+        *(["of calls compared", "native's, by the table"] if by_table else []),
+    ]
     for name in ("calls", "bytes per call", *times):
         table.add_column(name, justify="right")
     table.add_column("ran")
@@ -455,8 +464,8 @@ def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
             str(record["calls"]),
             str(most) if least == most else f"{least}-{most}",
             f"{record['seconds']['most']:.3g}",
-            *[f"{record['waited']['most']:.3g}"] * sync,
-            *compared * by_table,
+            *([f"{record['waited']['most']:.3g}"] if sync else []),
+            *(compared if by_table else []),
             ", ".join(record["ran"]),
         )
     console.print(table)

@@ -24,7 +24,7 @@ from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.tools.reasons import Reason
 from hiercoll.tools.report import Recorder, received
-from hiercoll.tuning.learning import Finding
+from hiercoll.tuning.learning import Finding, Learner
 from hiercoll.tuning.policy import Policy, Wanted
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -141,6 +141,18 @@ def only_record(recorder: Recorder) -> tuple[dict[str, Any], dict[str, Any]]:
     return record, kind
 
 
+def until_settled(comm: MPI.Intracomm, calls: int) -> tuple[Learner, int]:
+    """So many calls, and more if a candidate happens to be faster, for then others are tried: what learns from them,
+    and their number."""
+    learner, number = None, 0
+    while number < 4000 and (learner is None or not learner.is_settled):
+        alltoalls(hiercoll.Intracomm(comm), calls)
+        number += calls
+        learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 16, False))
+    assert learner is not None and learner.is_settled
+    return learner, number
+
+
 def test_a_reduction_is_of_one_kind_before_a_set_up_and_after_it(
     comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder]
 ) -> None:
@@ -182,12 +194,8 @@ def test_trials_are_counted_apart(
     offer(BRUCK)
     monkeypatch.setattr(lifetime, "_set_up", 1e-9)
     before, recorder = lifetime.set_ups.count, recorders()
-    learner, number = None, 0
-    while number < 4000 and (learner is None or not learner.is_settled):  # if the first is faster, more are tried
-        alltoalls(hiercoll.Intracomm(comm), 200)
-        number += 200
-        learner = get_session(comm).policy.learner(Wanted(ALLTOALL, 16, False))
-    assert learner is not None and learner.finding is not None and learner.is_settled
+    learner, number = until_settled(comm, 200)
+    assert learner.finding is not None
     _, kind = only_record(recorder)
     assert kind["trials"]["calls"] == learner.trials - 1 >= 4  # the first of them is the call with the set-up
     served = sum(each["calls"] for each in kind["ran"].values())
@@ -260,13 +268,9 @@ def test_native_takes_turns_while_auto_learns(
     monkeypatch.setattr("hiercoll.runtime.session.SHARE", float("inf"))
     offer(BRUCK)
     ours = hiercoll.Intracomm(comm)
-    session = get_session(comm)
-    learner = session.policy.learner(Wanted(ALLTOALL, 16, False))
-    assert learner is not None
-    for _ in range(20):  # more are tried if the first one happens to be faster
-        if not learner.is_settled:
-            alltoalls(ours, 160)
-    assert learner.is_settled and learner.trials > 4
+    get_session(comm)
+    learner, _ = until_settled(comm, 160)
+    assert learner.trials > 4
     monkeypatch.setattr(type(learner), "_chosen", BRUCK)  # whatever is faster here
     learner.current = BRUCK
     calls.clear()

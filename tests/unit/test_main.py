@@ -67,6 +67,12 @@ def test_ranges_without_a_size(command: str, tmp_path: Path) -> None:
     assert said.exit_code == 2 and "FROM at most TO" in said.output
 
 
+def started(folder: Path, path: object, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command in a folder, which finds modules in ``path``."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
 ALONE = """
 try:
     from mpi4py import MPI
@@ -80,8 +86,7 @@ def test_no_program_takes_what_is_missing_for_a_missing_mpi(tmp_path: Path) -> N
     (tmp_path / "program.py").write_text(ALONE)
     code = "import sys; sys.modules['rich'] = None; from hiercoll.__main__ import start"
     command = [sys.executable, "-c", f"{code}; start(['--report', 'program.py'])"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = started(tmp_path, ROOT, command)
     assert ran.returncode == 1 and not ran.stdout
     assert "python -m hiercoll:" in ran.stderr and "rich" in ran.stderr and "Traceback" not in ran.stderr
 
@@ -91,8 +96,7 @@ def test_no_report_of_a_program_that_fails(given: str, status: int, tmp_path: Pa
     """It is said that there is none; ranks that go on are not waited for."""
     (tmp_path / "program.py").write_text(f"import sys; sys.exit({given})")
     command = [sys.executable, "-m", "hiercoll", "--report", "program.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = started(tmp_path, ROOT, command)
     assert ran.returncode == status
     assert (f"no report, since the program ends with exit status {status}" in ran.stderr) == (status > 0)
 
@@ -114,9 +118,7 @@ def test_another_mpi4py(version: str, found: str, code: str, tmp_path: Path) -> 
     """It is said what is missing; a command shows no traceback, and may need none."""
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(version)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
-    command = [sys.executable, "-c", code]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = started(tmp_path, f"{tmp_path}{os.pathsep}{ROOT}", [sys.executable, "-c", code])
     if "show" in code:
         assert ran.returncode == 0, ran.stderr
         return
