@@ -208,7 +208,10 @@ class Job:
 def simulated(sizes: Sequence[Size], topology: Topology, machine: Machine, calls: int, seed: int) -> Job:
     """A job that is over."""
     job = Job(sizes, topology, machine, clock := Clock(Random(seed)))
-    with patch.object(learning, "perf_counter", lambda: clock.now):
+    with (
+        patch.object(learning, "perf_counter", lambda: clock.now),
+        patch.object(budget, "perf_counter", lambda: clock.now),
+    ):
         job.run(calls)
     return job
 

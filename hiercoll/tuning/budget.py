@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from hiercoll.tuning.share import SHARE, in_common
@@ -26,6 +27,7 @@ LONG_WAIT = 64  # calls of a kind, at most, before ranks first meet
 LONGEST_WAIT = 4096  # calls between two such meetings, while there is too little time to spend
 MEETINGS = 2.0  # that calls last longer in which ranks meet, until that is known; and besides
 THINKING = 0.5e-3  # seconds that a rank thinks in such calls, of a core's time
+DENSE = 2.0  # times as long as calls take at most, from the end of one to that of the next, where they are most of it
 DEARER = 3.0  # times as long as estimated, that it takes to ask the model, until that is known
 
 Agree: TypeAlias = "Callable[[Sequence[float]], list[float]]"
@@ -56,6 +58,8 @@ class Kind:
         self.is_tried = False  # whether the next call is a trial
         self.typical = inf  # seconds of a call, of the rank that waited the least
         self.usual = inf  # the same on this rank
+        self.period = inf  # seconds from the end of one call to that of the next
+        self.is_dense = False  # whether calls take most of that, on the rank in the middle
         self.seconds = 0.0  # that ranks have agreed on so far
         self.gain = 0.0  # seconds that each second saves that its calls take now
         self.pledged = 0.0  # seconds that it is going to spend, and has not yet
@@ -65,7 +69,9 @@ class Kind:
         self.since = 0.0  # seconds of the communicator's calls before the first one
         self.last = 0.0  # seconds of the communicator's calls when there have last been such calls
         self._left = 0  # calls in the tally when they were last added up
-        self._calls, self._seconds = 0, 0.0  # that ranks have not agreed on; the seconds are this rank's
+        # That ranks have not agreed on: calls, this rank's seconds in them, and between their ends.
+        self._calls, self._seconds, self._between = 0, 0.0, 0.0
+        self._since = 0.0  # when calls were last added up; 0: the next ones are trials
         self._credited = 0.0  # seconds that are thought of them so far
 
     def plan(self, calls: int, *, wants: bool = False, anew: bool = True) -> array[int]:
@@ -76,6 +82,7 @@ class Kind:
             self.tally = array("q", [0, 0])
         self.tally[0] = self._left = self.planned = calls
         self.wants = wants
+        self._since = perf_counter() if calls else 0.0
         return self.tally
 
     def add(self, calls: int) -> None:
@@ -87,7 +94,7 @@ class Kind:
         """Count the calls that have been served as served. Returns seconds that they are thought to have taken."""
         self.add(self.planned - self.tally[0])
         self.planned = self.tally[0]
-        calls, _ = self.unseen
+        calls, *_ = self.unseen
         more = calls * self.typical - self._credited if self.typical < inf else 0.0
         self._credited += more
         return more
@@ -107,7 +114,7 @@ class Kind:
     def forget(self) -> None:
         """What calls took so far says nothing of those to come."""
         self._add_up()
-        self._calls, self._seconds, self._credited = 0, 0.0, 0.0
+        self._clear()
         self.usual = inf
         self.renew()
 
@@ -116,26 +123,34 @@ class Kind:
         self.asked, self.seen, self.seen_seconds = 0, 0, 0.0
 
     @property
-    def unseen(self) -> tuple[int, float]:
-        """Calls on which ranks have not agreed, and their seconds on this rank."""
+    def unseen(self) -> tuple[int, float, float]:
+        """Calls on which ranks have not agreed; their seconds on this rank, and those from before them to their end."""
         self._add_up()
-        return self._calls, self._seconds
+        return self._calls, self._seconds, self._between
 
-    def see(self, calls: int, seconds: float) -> float:
-        """Ranks have agreed that these calls took so long, where it waited the least. Returns what that is more than
-        was thought."""
+    def see(self, calls: int, seconds: float, most: float, between: float) -> float:
+        """Ranks have agreed that these calls took so long, where it waited the least, and the ``most``; ``between``:
+        seconds from before them to their end. Returns what that is more than was thought."""
         self.seconds += seconds
         self.seen += calls
         self.seen_seconds += seconds
         self.typical = self.seen_seconds / self.seen
+        self.period, self.is_dense = between / calls, between <= DENSE * (seconds + most) / 2
         more = seconds - self._credited
-        self._calls, self._seconds, self._credited = 0, 0.0, 0.0
+        self._clear()
         return more
+
+    def _clear(self) -> None:
+        self._calls, self._seconds, self._between, self._credited = 0, 0.0, 0.0, 0.0
 
     def _add_up(self) -> None:
         self._calls += self._left - self.tally[0]
         self._seconds += self.tally[1] * 1e-9
         self._left, self.tally[1] = self.tally[0], 0
+        if self._since:
+            now = perf_counter()
+            self._between += now - self._since
+            self._since = now
         if self._calls >= self.first:
             self.usual = self._seconds / self._calls
 
@@ -285,15 +300,15 @@ class Budget:
     def meet(self, agree: Agree, values: Sequence[float] = ()) -> list[float]:
         """The largest of all ranks' values, and, since ranks meet, what calls of all kinds took. Collective."""
         unseen = [kind.unseen for kind in self.kinds]
+        own = [value for _, seconds, between in unseen for value in (-seconds, seconds, between)]
         # Who comes late to a question thinks longer before, and waits less in it: both together are what it costs.
         besides = (self.aside + self.asking, self.asking)
         ends = (sign * seconds for seconds in besides for sign in (1, -1))
-        *agreed, slowest, fastest, longest, shortest, keeping = agree(
-            [*values, *(-seconds for _, seconds in unseen), *ends, self.keeping]
-        )
-        for kind, (calls, _), least in zip(self.kinds, unseen, agreed[len(values) :], strict=True):
+        *agreed, slowest, fastest, longest, shortest, keeping = agree([*values, *own, *ends, self.keeping])
+        seen = iter(agreed[len(values) :])
+        for kind, (calls, *_), least, most, between in zip(self.kinds, unseen, seen, seen, seen, strict=True):
             if calls >= NEARLY * kind.first:
-                self.earn(kind, kind.see(calls, -least))
+                self.earn(kind, kind.see(calls, -least, most, between))
                 kind.last = self.calls
             if not kind.is_tried or self.calls > 2 * kind.last:  # it has spent that, or has no calls any more
                 self.release(kind)

@@ -10,7 +10,8 @@ these have changed, and a few calls that begin together show it too, it all begi
 
 Times are the collective's, not the program's: calls that are tried begin together, and of all other times the least of
 all ranks counts, that of the rank that waited the least. Where ranks meet to agree on them, it is on those of calls of
-all kinds (`Budget.meet`).
+all kinds (`Budget.meet`). But what trials cost is the program's time where ranks share cores: while calls begin
+together, no rank computes while others communicate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hiercoll.statistics import chance_of_pairs, median
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
 from hiercoll.tuning.budget import FIRST, LONG_WAIT, LONGEST_WAIT, PLAN_SECONDS, Agree, Budget, Kind
-from hiercoll.tuning.share import count
+from hiercoll.tuning.share import count, in_common
 
 LONGEST = 240  # calls between two looks
 FOREVER = 1 << 40  # calls
@@ -139,6 +140,7 @@ class Learner:
         self._step: Serve | Try = Serve(0, look=False)
         self._times: list[float] = []
         self._meetings: list[float] = []
+        self._began = 0.0  # when calls were first tried of those whose times are wanted
         self._offered: Sequence[Variant] | None = None  # the candidates that were last asked for
         self._course = self._learn() if self.given is None else _follow()
         self.is_settled = self.given is not None
@@ -248,7 +250,7 @@ class Learner:
         else:
             self.current = step.order[0]
             self.tally = self._kind.plan(0)
-            self._times, self._meetings = [], []
+            self._times, self._meetings, self._began = [], [], perf_counter()
 
     def _go_on(self, missing: int) -> None:
         """Serve so many more calls, or do what the course of things says next."""
@@ -278,13 +280,18 @@ class Learner:
 
     def _learn_from(self, step: Try) -> None:
         """Agree on how long calls took that were tried."""
-        agreed = self.budget.meet(self.agree, [*self._times, *(-waited for waited in self._meetings)])
-        times, waits = agreed[: len(self._times)], [max(0.0, -least) for least in agreed[len(self._times) :]]
-        self._kind.add(len(times))
+        took, number = perf_counter() - self._began, len(self._times)
+        own = [*self._times, *(-waited for waited in self._meetings), took, -took]
+        *agreed, slowest, fastest = self.budget.meet(self.agree, own)
+        times, waits = agreed[:number], [max(0.0, -least) for least in agreed[number:]]
+        self._kind.add(number)
         self.budget.meeting = median(waits)
         usual = self._usual(step.order, times)
         dearer = sum(time - usual for time in times if time < inf) if usual < inf else 0.0
-        self.budget.cost += max(0.0, dearer + sum(waits) + self.budget.meeting)
+        cost = dearer + sum(waits)
+        if self.budget.cores < 1.0 and self._kind.is_dense:
+            cost = max(cost, in_common(slowest, -fastest, 0.0) - number * self._kind.period)
+        self.budget.cost += max(0.0, cost + self.budget.meeting)
         self.budget.release(self._kind)
         own = [self._typical if self._typical < inf else time for time in times]
         self.budget.calls += sum(time for time in own if time < inf)
@@ -357,6 +364,8 @@ class Learner:
             self._remember(best, native, others)
         else:
             best, others, native = begun.variant, list(begun.untried), begun.native
+            if self._own is not None:  # blocks may be others, for which it may not be a candidate
+                others = [each for each in others if each.key in _keys(self._offered or ())]
         first, seen, most = best, _keys([best, *others]), len(others) + MOST_ALIKE
         for self._kind.place, new in enumerate(others):  # which grow meanwhile
             look = yield from self._look_at(new, best)
@@ -404,9 +413,9 @@ class Learner:
 
     def _remember(self, best: Variant, native: float, untried: Sequence[Variant]) -> None:
         """What is found so far, for later jobs, if there are candidates left. Not while what served before conditions
-        changed still serves; nor of blocks that no later job need send, for which there are few candidates."""
+        changed still serves."""
         is_of_old = self.finding is not None and self.finding.variant != best
-        if not untried or is_of_old or self._own is not None or native == inf:
+        if not untried or is_of_old or native == inf:
             return
         seconds = native if self.finding is None or best.is_native else self.finding.seconds
         self._tell(Finding(best, seconds, native, self._calls, untried=tuple(untried)))

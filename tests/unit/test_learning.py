@@ -15,7 +15,7 @@ import pytest
 from hiercoll.collectives import NATIVE
 from hiercoll.tables import NATIVE_VARIANT, Variant
 from hiercoll.tuner import Spread
-from hiercoll.tuning import learning
+from hiercoll.tuning import budget, learning
 from hiercoll.tuning.budget import (
     FIRST,
     LONGEST_WAIT,
@@ -211,14 +211,23 @@ def test_what_an_earlier_job_has_found_is_checked_soon(seconds: float) -> None:
     assert job.tried and job.finding is not None and job.finding.native == pytest.approx(seconds)
 
 
-def test_what_is_found_of_blocks_of_any_sizes_is_told_at_the_end() -> None:
-    """Other blocks may have other candidates in a later job."""
-    findings: list[Finding] = []
-    learner = Learner(lambda own: RADICES, list, Budget(inf), findings.append)
-    for call in range(100):
-        chosen = learner.begin(lambda: Spread(1, 1, 1, 1, 0))
-        learner.note(by_radix(chosen, call))
-    assert [each.variant for each in findings] == [BRUCK] and findings[0].untried == ()
+def test_what_is_found_of_blocks_of_any_sizes_is_gone_on_with() -> None:
+    """But for candidates that other blocks of a later job do not have."""
+    other = Variant("bruck", {"radix": 4})
+
+    def findings(candidates: Sequence[Variant], known: Finding | None) -> tuple[list[Finding], set[str]]:
+        found: list[Finding] = []
+        learner, tried = Learner(lambda own: candidates, list, Budget(inf), found.append, known), set()
+        for call in range(100):
+            chosen = learner.begin(lambda: Spread(1, 1, 1, 1, 0))
+            tried |= {str(chosen)} if learner.is_trying else set()
+            learner.note(by_radix(chosen, call))
+        return found, tried
+
+    found, _ = findings([*RADICES, other], None)
+    assert [len(each.untried) for each in found] == [2, 1, 0] and all(each.variant == BRUCK for each in found)
+    later, tried = findings(RADICES, found[0])
+    assert [each.untried for each in later] == [()] and later[0].variant == BRUCK and str(other) not in tried
 
 
 def beside(variant: Variant) -> list[Variant]:
@@ -690,6 +699,50 @@ class Clock:
                 self.spent += plan
                 learner.note(self.seconds + plan)
         return self
+
+
+@dataclass
+class Sharing:
+    """Calls on cores that ranks share: the program computes ``between`` them, longer if calls begin together."""
+
+    monkeypatch: pytest.MonkeyPatch
+    between: float
+    together: float
+    cores: float = 0.5
+    seconds: float = 1e-3
+    now: float = 0.0
+    tried: int = 0
+
+    def __post_init__(self) -> None:
+        for module in (learning, budget):
+            self.monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+        self.budget = Budget(cores=self.cores, plan=1e-4)
+        self.learner = Learner(lambda own: RADICES[:2], list, self.budget)
+
+    def run(self, calls: int) -> Sharing:
+        """So many calls."""
+        for _ in range(calls):
+            self.now += self.together if self.learner.is_trying else self.between
+            self.learner.begin()
+            self.tried += self.learner.is_trying
+            self.now += self.seconds
+            self.learner.note(self.seconds)
+        return self
+
+
+def test_where_ranks_share_cores_trials_cost_what_the_program_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls take most of its time."""
+    sharing = Sharing(monkeypatch, 0.2e-3, 0.6e-3).run(2000)
+    assert sharing.tried and sharing.budget.cost == pytest.approx(sharing.tried * 0.4e-3, rel=0.25)
+
+
+@pytest.mark.parametrize(("cores", "between"), [(0.5, 5e-3), (1.0, 0.2e-3)], ids=["seldom", "alone"])
+def test_what_a_program_does_between_calls_is_no_cost_of_trials(
+    monkeypatch: pytest.MonkeyPatch, cores: float, between: float
+) -> None:
+    """Where that is most of its time, nobody knows how long; where ranks have cores of their own, nothing changes."""
+    sharing = Sharing(monkeypatch, between, between + 0.4e-3, cores).run(2000)
+    assert sharing.tried and sharing.budget.cost < sharing.tried * 0.1e-3
 
 
 def test_calls_in_which_ranks_look_cost(monkeypatch: pytest.MonkeyPatch) -> None:
