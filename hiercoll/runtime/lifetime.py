@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from hiercoll import settings
 from hiercoll.errors import CollectiveFailed, CollectiveTimeout, CommunicatorError, ThreadError
-from hiercoll.loading import is_array
+from hiercoll.loading import REST, is_array, load
 from hiercoll.runtime import compiled, progress
 from hiercoll.runtime.arguments import Arguments, buffer_of
 from hiercoll.runtime.attributes import Attribute
@@ -249,6 +249,7 @@ def _make_session(comm: MPI.Intracomm, before: Beginning | None) -> Session:
     `get_session`."""
     global _set_up
     # Most of hiercoll: a program with few calls, or short ones, does without, on each of its ranks.
+    load(REST)
     from hiercoll.runtime.session import Session
     from hiercoll.tuning.policy import forced_variants
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
@@ -16,6 +16,7 @@ from hiercoll.units import format_size, format_time
 MOST_TIMES = 500  # that a sample keeps
 MOST_KINDS = 8  # of calls that are told apart at a place
 SHORT = 20e-6  # seconds of a call, from which on it takes clearly longer than a report does, and than taking turns
+SELDOM = 0.05  # of calls, less than which an algorithm that ran has no name
 TOO_SHORT = ": no verdict, since the report takes as long as such calls do"
 
 
@@ -142,6 +143,20 @@ def _finite(value: Any) -> Any:
 
 
 # ---- in words
+
+
+def ran_words(ran: Mapping[str, int]) -> str:
+    """Which algorithms ran, by calls, the most frequent first, with their parts of the calls; those that served few, as
+    most of those that were tried, as a number."""
+    if len(ran) == 1:
+        return next(iter(ran))
+    calls = sum(ran.values())
+    often = {name: times for name, times in ran.items() if times >= SELDOM * calls}
+    words = [f"{name} {100 * times / calls:.0f} %" for name, times in often.items()]
+    rest = len(ran) - len(often)
+    if not often:
+        return f"{rest} algorithms"
+    return ", ".join([*words, *([f"{rest} {'others' if rest > 1 else 'other'}"] if rest else [])])
 
 
 def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:

@@ -39,7 +39,7 @@ from hiercoll.runtime.specifications import (
     vector_message,
 )
 from hiercoll.tools.bench import provenance
-from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines
+from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines, ran_words
 from hiercoll.tools.reasons import Reason, reason
 from hiercoll.tuning.budget import Budget
 from hiercoll.tuning.learning import Learner
@@ -466,7 +466,7 @@ def _print(console: Console, records: list[dict[str, Any]], sync: bool) -> None:
             f"{record['seconds']['most']:.3g}",
             *([f"{record['waited']['most']:.3g}"] if sync else []),
             *(compared if by_table else []),
-            ", ".join(record["ran"]),
+            ran_words(record["ran"]),
         )
     console.print(table)
 

@@ -12,7 +12,7 @@ from hiercoll.collectives import NATIVE
 from hiercoll.options import main
 from hiercoll.statistics import median_interval
 from hiercoll.tables import NATIVE_VARIANT, Variant
-from hiercoll.tools.comparison import MOST_TIMES, Kind, Learned, Sample, compared, lines
+from hiercoll.tools.comparison import MOST_TIMES, Kind, Learned, Sample, compared, lines, ran_words
 from hiercoll.tuning.budget import Budget
 from hiercoll.tuning.learning import Finding, Learner
 
@@ -139,3 +139,12 @@ def test_algorithms_by_name() -> None:
     options = ["--algorithm", "alltoallw=native", "--algorithm", "bcast=binomial:radix=4"]
     run = main.main([*options, "-c", "pass"], standalone_mode=False)
     assert run.args[1] == {"alltoallw": (NATIVE, {}), "bcast": ("binomial", {"radix": 4, "segments": 1})}
+
+
+def test_what_ran_seldom_has_no_name() -> None:
+    assert ran_words({NATIVE: 7}) == NATIVE
+    assert ran_words({"bruck radix=2": 900, NATIVE: 100}) == "bruck radix=2 90 %, native 10 %"
+    assert ran_words({"bruck": 190, NATIVE: 40, "pairwise": 4}) == "bruck 81 %, native 17 %, 1 other"
+    assert ran_words({"bruck": 190, NATIVE: 4, "pairwise": 4}) == "bruck 96 %, 2 others"
+    many = {str(number): 1 for number in range(21)}
+    assert ran_words(many) == "21 algorithms"
