@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts
+from conftest import HAS_PERSISTENT, WORLD, layouts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 STEPS = st.builds(
     Step,
     kind=st.sampled_from(KINDS),
-    mode=st.sampled_from(["blocking", "drop-in", "plan", "background", "request", "persistent"]),
+    mode=st.sampled_from(["blocking", "drop-in", "plan", "background", "request", *["persistent"] * HAS_PERSISTENT]),
     communicator=st.integers(0, 5),
     items=st.sampled_from([0, 1, 2, 7, 40, 3000]),
     dtype=st.sampled_from(["u1", "i4", "f8", "c16"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORLD, layouts
+from conftest import HAS_PERSISTENT, WORLD, layouts
 from mpi4py import MPI
 
 import hiercoll
@@ -216,6 +216,7 @@ def test_bad_arguments(comm: MPI.Intracomm, numbers: Callable[[list[int]], Any],
     alltoallv(comm, counts("uniform", 1), 1)
 
 
+@pytest.mark.skipif(not HAS_PERSISTENT, reason="this MPI library has no persistent collectives")
 def test_a_view_on_one_rank(comm: MPI.Intracomm) -> None:
     """Of what hiercoll does not serve, a displacement before the start of the buffer, all ranks leave a
     plan to the MPI library."""
