@@ -194,6 +194,7 @@ def _keep(owner: type, *names: str, together: bool = True) -> None:
             return made
 
         method.__name__, method.__doc__ = name, native.__doc__
+        method.__qualname__ = name  # which a TypeError names
         setattr(owner, name, compiled.makes(kind, name, native, method) if together else method)
 
 
@@ -368,6 +369,7 @@ def _add_methods() -> None:
         }
         for name, method in methods.items():
             method.__name__, method.__doc__ = name, getattr(MPI.Comm, name).__doc__
+            method.__qualname__ = name  # which a TypeError names
             forms = {collective.native: collective, collective.nonblocking: collective.in_background}
             if name in forms:
                 more, begun = (collective.buffers, collective.more), requests.begun

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
@@ -212,3 +213,9 @@ def _unpacked(found: Bytes, heads: Sequence[tuple[bytes, Sequence[int]]]) -> lis
             start += _padded(size)
         objects.append(pkl5.pickle.loads_oob(data, buffers))
     return objects
+
+
+for _kind in (ObjectMessages, BuffersOutOfBand):
+    for _name, _each in vars(_kind).items():
+        if isinstance(_each, FunctionType):
+            _each.__qualname__ = _name  # which a TypeError names

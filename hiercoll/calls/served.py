@@ -118,6 +118,8 @@ def _serve(comm: Any, collective: Collective, given: Arguments, native: Callable
         request = checked_request(session, collective, given, strict=on_device)
     except ArgumentError as error:
         _refuse(session, error, given)
+        request = None
+    if request is None:  # out of the handler: what the MPI library raises has nothing of hiercoll's in it
         native()
         return NATIVE
     # Calls that are left to MPI are on the user's communicator, on all ranks, however they spell it.

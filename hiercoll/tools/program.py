@@ -7,14 +7,17 @@ hiercoll replaces the communicators.
 from __future__ import annotations
 
 import atexit
+import builtins
 import gc
+import io
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import MAGIC_NUMBER, find_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mpi4py.run import run_command_line, set_abort_status
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:  # as at run time any class will do: these bring two dozen modules, which each rank would wait for
     Loader = MetaPathFinder = object
+
+ARCHIVE = b"PK\x03\x04"  # how one begins
 
 
 def run(
@@ -86,10 +91,43 @@ def _run_alone(program: list[str]) -> None:
     unmaps the next each time. Below the frames of hiercoll that happened in other loops than where a program is run by
     itself: imports of some took up to a fifth longer.
     """
-    run_command_line(program)
+    code = _script(program[0])
+    if code is None:
+        run_command_line(program)
+        return
+    sys.argv[:] = program
+    if not sys.flags.isolated:
+        sys.path[0] = os.path.realpath(os.path.dirname(program[0]))
+    exec(code, _main_module(code.co_filename).__dict__)
 
 
 _run_alone.__code__ = _run_alone.__code__.replace(co_stacksize=2000)  # words: this frame takes nearly all of a chunk
+
+
+def _script(name: str) -> CodeType | None:
+    """The code of a file in Python; None for anything else that Python runs: a module, a command, the standard input, a
+    folder, an archive, compiled code. Raises OSError, SyntaxError."""
+    path = os.path.abspath(name)
+    if name in ("-", "-c", "-m") or not os.path.isfile(path):
+        return None
+    with io.open_code(path) as file:
+        source = file.read()
+    is_other = source.startswith((MAGIC_NUMBER, ARCHIVE))
+    return None if is_other else compile(source, path, "exec", dont_inherit=True)
+
+
+def _main_module(path: str) -> ModuleType:
+    """The module that a program is, as Python makes it: `runpy` gives it the name of its file as it was spelled, which
+    is no longer one if the program changes its folder, and another one if a process that it spawns looks for itself."""
+    made = ModuleType("__main__")
+    made.__file__, made.__loader__, made.__package__ = path, SourceFileLoader("__main__", path), None
+    made.__dict__.update(__builtins__=builtins, __cached__=None)
+    _own_main.append(sys.modules["__main__"])  # whose names would be gone with it
+    sys.modules["__main__"] = made
+    return made
+
+
+_own_main: list[ModuleType] = []
 
 
 def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Callable[[], bool]) -> None:

@@ -384,3 +384,13 @@ def test_what_python_says_of_methods_and_functions() -> None:
         for name in (collective.name, f"i{collective.name}", f"{collective.name}_init"):
             assert "comm" in inspect.signature(getattr(hiercoll, name)).parameters
     assert hiercoll.Intracomm.Dup.__doc__ == MPI.Intracomm.Dup.__doc__
+
+
+@pytest.mark.parametrize("method", ["Allreduce", "Allgather", "Alltoallv"])
+def test_what_is_raised_is_mpi4pys_alone(ours: hiercoll.Intracomm, method: str) -> None:
+    """No error of hiercoll's comes before it in a traceback."""
+    ours.Alltoall(np.zeros(SIZE), np.zeros(SIZE))  # sets hiercoll up
+    wrong = [np.zeros(SIZE, "i4"), MPI.DATATYPE_NULL]
+    with pytest.raises((MPI.Exception, ValueError)) as found:
+        getattr(ours, method)(wrong, wrong)
+    assert found.value.__context__ is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +128,59 @@ def test_another_mpi4py(version: str, found: str, code: str, tmp_path: Path) -> 
     said = f"hiercoll needs mpi4py 4.0 or newer, and finds {found}: pip install 'mpi4py>=4.0'"
     assert said in " ".join(ran.stderr.split())
     assert "main" not in code or "Traceback" not in ran.stderr
+
+
+OWN_NAMES = """
+import atexit, inspect, os, pickle, sys
+from mpi4py import MPI
+
+class Own: pass
+
+def source(): return inspect.getsource(source)
+
+atexit.register(lambda: print("exit", pickle.loads(pickle.dumps(Own())).__class__ is Own))
+os.chdir("/")
+names = {name: globals()[name] for name in ("__package__", "__spec__", "__name__", "__doc__")}
+print(__file__, sys.argv, sys.path[0], names, type(__builtins__), type(__loader__), source())
+print(sys.modules["__main__"].Own is Own)
+"""
+
+
+def test_a_program_is_main_as_python_makes_it(tmp_path: Path) -> None:
+    """Though it changes its folder: its file has its whole path."""
+    (tmp_path / "own.py").write_text(OWN_NAMES)
+    plain, ours = (
+        started(tmp_path, ROOT, [sys.executable, *words, "own.py", "word"]) for words in ([], ["-m", "hiercoll"])
+    )
+    assert plain.returncode == ours.returncode == 0 and ours.stdout == plain.stdout
+    assert plain.stdout.startswith(str(tmp_path / "own.py")) and plain.stdout.endswith("exit True\n")
+
+
+def test_folders_archives_and_compiled_code_are_programs(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / "__main__.py"
+    file.write_text("print('runs', __name__)")
+    shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "folder")
+    py_compile.compile(str(file), str(tmp_path / "compiled.pyc"))
+    for name in ("folder", "archive.zip", "compiled.pyc"):
+        assert started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", name]).stdout == "runs __main__\n"
+
+
+def test_too_few_arguments(tmp_path: Path) -> None:
+    """A TypeError names mpi4py's method."""
+    names = [
+        "Allreduce",
+        "Bcast",
+        "Allgather",
+        "Gather",
+        "Reduce",
+        "Reduce_scatter",
+        "Ialltoall",
+        "bcast",
+        "allgather",
+        "Split",
+    ]
+    words = f"for name in {names}:\n try: getattr(MPI.COMM_WORLD, name)(opp=1)\n except TypeError as e: print(e)"
+    (tmp_path / "few.py").write_text(f"from mpi4py import MPI\n{words}")
+    lines = started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", "few.py"]).stdout.splitlines()
+    assert [line.partition("()")[0] for line in lines] == names
