@@ -227,6 +227,11 @@ def read(setting: Setting, folder: Path | None = None) -> Lessons:
     return found
 
 
+def is_of_this_job(setting: Setting, lesson: Lesson) -> bool:
+    """Whether this job has learned it, on another communicator."""
+    return setting in _job_files and lesson in _job_files[setting].lessons
+
+
 def read_all(folder: Path | None = None) -> Known:
     """All that is known, by setting; see `read`."""
     known: Known = {}

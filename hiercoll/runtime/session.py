@@ -285,7 +285,8 @@ class Session:
                 can_run = partial(is_able, COLLECTIVES[lesson.collective].family, self.topology, lesson.in_place)
                 if can_run(lesson.variant):
                     times, untried = (lesson.seconds, lesson.native), tuple(filter(can_run, lesson.untried))
-                    found = Finding(lesson.variant, *times, lesson.calls, lesson.date, untried)
+                    date = "" if learned.is_of_this_job(setting, lesson) else lesson.date
+                    found = Finding(lesson.variant, *times, lesson.calls, date, untried)
                     known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = found
         return read_table(None, self.library), known
 

@@ -82,6 +82,7 @@ def _of_table(policy: Policy, wanted: Wanted) -> Reason:
 def _of_learning(learner: Learner | None, mode: Mode) -> Reason:
     if learner is None:
         return Reason.NOT_TRIED if mode is Mode.BLOCKING else Reason.BLOCKING_ONLY
-    if not learner.trials and (learner.known is None or not learner.known.untried):
-        return Reason.NOT_TRIED if learner.known is None else Reason.EARLIER_JOB
+    known = learner.known
+    if not learner.trials and (known is None or not known.untried):
+        return Reason.NOT_TRIED if known is None else Reason.EARLIER_JOB if known.date else Reason.NOT_FASTER
     return Reason.NOT_FASTER if learner.is_settled else Reason.TRYING

@@ -87,7 +87,7 @@ Answer: TypeAlias = "Generator[Step, Times, bool]"
 
 class Finding(NamedTuple):
     """What is known to serve calls best: the seconds of a call, and of one by native, from so many ``calls``, on a day
-    (ISO 8601; "" for today). ``untried``: candidates that it has not been compared with yet, in their order."""
+    (ISO 8601; "" in this job). ``untried``: candidates that it has not been compared with yet, in their order."""
 
     variant: Variant
     seconds: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -296,12 +297,12 @@ def tried(comm: MPI.Intracomm, is_settled: bool) -> None:
     learner.tally[0] = 10
 
 
-def earlier(comm: MPI.Intracomm) -> None:
-    """An earlier job has found that native is best."""
+def known_before(date: str, comm: MPI.Intracomm) -> None:
+    """An earlier job has found that native is best, or, without a date, this one on another communicator."""
     session = get_session(comm)
     wanted = Wanted(ALLTOALL, 8, False)
     session.policy.learn()
-    session.policy.known[wanted.key] = Finding(NATIVE_VARIANT, 1e-5, 1e-5, 100)
+    session.policy.known[wanted.key] = Finding(NATIVE_VARIANT, 1e-5, 1e-5, 100, date)
     assert session.policy.learner(wanted) is not None
 
 
@@ -404,7 +405,8 @@ LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Int
     "not tried": (Reason.NOT_TRIED, learns, call_alltoall),
     "trying": (Reason.TRYING, lambda comm: tried(comm, False), call_alltoall),
     "tried": (Reason.NOT_FASTER, lambda comm: tried(comm, True), call_alltoall),
-    "earlier": (Reason.EARLIER_JOB, earlier, call_alltoall),
+    "earlier": (Reason.EARLIER_JOB, partial(known_before, "2026-11-22"), call_alltoall),
+    "elsewhere": (Reason.NOT_FASTER, partial(known_before, ""), call_alltoall),
     "begun earlier": (Reason.TRYING, begun_earlier, call_alltoall),
     "turn": (Reason.TURN, turns_next, call_alltoall),
     "table": (Reason.TABLE, table_says, call_alltoall),

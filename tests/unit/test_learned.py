@@ -33,6 +33,7 @@ from hiercoll.learned import (
     fabric,
     forget,
     gaining_ranks,
+    is_of_this_job,
     job_file,
     known_ranks,
     now,
@@ -305,6 +306,10 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
     assert read(SETTING) == by_key(begun) and read(SETTING._replace(layout="3+5")) == {} == read(SETTING, tmp_path)
     learned.flush()
     assert known(tmp_path) == [begun]
+    (lesson,) = read(SETTING).values()
+    assert is_of_this_job(SETTING, lesson)
+    monkeypatch.setattr(learned, "_job_files", {})
+    assert read(SETTING) == by_key(lesson) and not is_of_this_job(SETTING, lesson)
 
 
 def test_candidates_that_are_not_there_are_left_out(tmp_path: Path) -> None:
