@@ -62,6 +62,8 @@ class Kind:
         self.is_dense = False  # whether calls take most of that, on the rank in the middle
         self.seconds = 0.0  # that ranks have agreed on so far
         self.gain = 0.0  # seconds that each second saves that its calls take now
+        self.promised = 0.0  # the same by trials
+        self.natives = inf  # `pace` when native served
         self.pledged = 0.0  # seconds that it is going to spend, and has not yet
         self.waits = False  # whether there is too little to spend so far; then it goes on in any call
         self.seeks = False  # whether something is looked for that serves them better
@@ -136,9 +138,22 @@ class Kind:
         self.seen_seconds += seconds
         self.typical = self.seen_seconds / self.seen
         self.period, self.is_dense = between / calls, between <= DENSE * (seconds + most) / 2
+        self.gain = min(self.promised, max(0.0, self.natives / self.pace - 1.0))
         more = seconds - self._credited
         self._clear()
         return more
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a call takes the program, about: with what it does besides where calls are most of the time."""
+        return self.period if self.is_dense else self.typical
+
+    def promise(self, gain: float, *, was_native: bool) -> None:
+        """Trials promise that something else serves calls better from now on: what it saves is no more than that, nor
+        than calls show. ``was_native``: native has served them so far."""
+        self.gain = self.promised = gain
+        if was_native:
+            self.natives = self.pace
 
     def _clear(self) -> None:
         self._calls, self._seconds, self._between, self._credited = 0, 0.0, 0.0, 0.0

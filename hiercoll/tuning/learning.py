@@ -202,7 +202,7 @@ class Learner:
             self.finding = Finding(NATIVE_VARIANT, inf, inf, self._kind.calls, untried=untried)
             self.current = NATIVE_VARIANT
             self.budget.earn(self._kind, self._kind.close())
-            self._kind.gain = 0.0
+            self._kind.promise(0.0, was_native=False)
             # Of a new array: nothing else serves calls in its place any more.
             self.tally = self._kind.plan(self.tally[0], wants=self._step.look)
             return
@@ -325,7 +325,7 @@ class Learner:
         while True:
             yield from self._until_changed()
             self.is_settled = False
-            self._kind.gain = 0.0  # nobody knows
+            self._kind.promise(0.0, was_native=False)  # nobody knows
             yield from self._choose()
 
     def _still_best(self) -> Answer:
@@ -407,9 +407,9 @@ class Learner:
 
     def _take_over(self, finding: Finding) -> None:
         """Calls have shown that this serves them better from now on, and by how much."""
-        self.finding = finding
+        was_native, self.finding = self._chosen.is_native, finding
         gain = finding.native / finding.seconds - 1.0 if finding.native < inf else 0.0
-        self._kind.gain = max(0.0, gain) / (2 if self.takes_turns else 1)
+        self._kind.promise(max(0.0, gain) / (2 if self.takes_turns else 1), was_native=was_native)
 
     def _remember(self, best: Variant, native: float, untried: Sequence[Variant]) -> None:
         """What is found so far, for later jobs, if there are candidates left. Not while what served before conditions

@@ -839,6 +839,24 @@ def test_what_keeping_takes_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget.cost + budget.keeping >= 5e-3 and budget.visit_seconds < 4e-3
 
 
+@pytest.mark.parametrize("between", [0.5e-3, 10e-3], ids=["dense", "seldom"])
+def test_what_is_saved_is_no_more_than_calls_show(between: float) -> None:
+    """Nor more than trials did: here twice as fast. Where calls are most of the time, all of it shows that."""
+    kind = Kind(lambda missing: None)
+
+    def see(seconds: float) -> float:
+        kind.forget()
+        kind.see(100, 100 * seconds, 100 * seconds, 100 * (seconds + between))
+        return kind.gain
+
+    see(1e-3)
+    kind.promise(1.0, was_native=True)
+    assert kind.gain == 1.0 and see(0.2e-3) == 1.0
+    assert see(0.8e-3) == pytest.approx(1.5 / 1.3 - 1.0 if between < 1e-3 else 1.0 / 0.8 - 1.0) and see(1.1e-3) == 0.0
+    kind.promise(0.0, was_native=False)
+    assert see(0.5e-3) == 0.0
+
+
 def test_what_was_pledged_is_free_again() -> None:
     """After what it was for, and where no such calls come any more."""
     budget = Budget(meeting=1e-4, plan=1e-2, call=1e-3)
