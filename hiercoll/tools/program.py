@@ -96,7 +96,7 @@ def _run_alone(program: list[str]) -> None:
         run_command_line(program)
         return
     sys.argv[:] = program
-    if not sys.flags.isolated:
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # else there is no place for its folder
         sys.path[0] = os.path.realpath(os.path.dirname(program[0]))
     exec(code, _main_module(code.co_filename).__dict__)
 
@@ -106,14 +106,20 @@ _run_alone.__code__ = _run_alone.__code__.replace(co_stacksize=2000)  # words: t
 
 def _script(name: str) -> CodeType | None:
     """The code of a file in Python; None for anything else that Python runs: a module, a command, the standard input, a
-    folder, an archive, compiled code. Raises OSError, SyntaxError."""
+    folder, an archive, compiled code. Raises OSError; SystemExit for what is no Python."""
     path = os.path.abspath(name)
     if name in ("-", "-c", "-m") or not os.path.isfile(path):
         return None
     with io.open_code(path) as file:
         source = file.read()
-    is_other = source.startswith((MAGIC_NUMBER, ARCHIVE))
-    return None if is_other else compile(source, path, "exec", dont_inherit=True)
+    if source.startswith((MAGIC_NUMBER, ARCHIVE)):
+        return None
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:  # nothing has called it
+        from traceback import format_exception_only
+
+        sys.exit("".join(format_exception_only(error)).rstrip("\n"))
 
 
 def _main_module(path: str) -> ModuleType:

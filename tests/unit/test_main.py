@@ -146,6 +146,12 @@ print(sys.modules["__main__"].Own is Own)
 """
 
 
+def both(folder: Path, options: list[str], program: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """A program by itself, and through hiercoll."""
+    ways: tuple[list[str], ...] = ([], ["-m", "hiercoll"])
+    return [started(folder, ROOT, [sys.executable, *options, *words, *program]) for words in ways]
+
+
 def test_a_program_is_main_as_python_makes_it(tmp_path: Path) -> None:
     """Though it changes its folder: its file has its whole path."""
     (tmp_path / "own.py").write_text(OWN_NAMES)
@@ -184,3 +190,16 @@ def test_too_few_arguments(tmp_path: Path) -> None:
     (tmp_path / "few.py").write_text(f"from mpi4py import MPI\n{words}")
     lines = started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", "few.py"]).stdout.splitlines()
     assert [line.partition("()")[0] for line in lines] == names
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no option -P before 3.11")
+def test_a_safe_path_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "path.py").write_text("import sys\nprint(sys.path)")
+    plain, ours = both(tmp_path, ["-P"], ["path.py"])
+    assert ours.stdout == plain.stdout and str(tmp_path) not in plain.stdout
+
+
+def test_what_is_no_python_is_told_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("x = = 1")
+    plain, ours = both(tmp_path, [], ["wrong.py"])
+    assert ours.returncode == plain.returncode == 1 and ours.stderr == plain.stderr
