@@ -227,9 +227,10 @@ def read(setting: Setting, folder: Path | None = None) -> Lessons:
     return found
 
 
-def is_of_this_job(setting: Setting, lesson: Lesson) -> bool:
-    """Whether this job has learned it, on another communicator."""
-    return setting in _job_files and lesson in _job_files[setting].lessons
+def of_this_job(setting: Setting) -> Lessons:
+    """What this job has learned for a setting so far, on any communicator."""
+    file = _job_files.get(setting)
+    return {lesson.key: lesson for lesson in file.lessons} if file is not None else {}
 
 
 def read_all(folder: Path | None = None) -> Known:

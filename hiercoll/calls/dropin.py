@@ -179,6 +179,12 @@ def drop_in(comm: AnyComm) -> AnyComm:
     return comm if ours is None else ours(comm)  # type: ignore[return-value]
 
 
+def _describe(method: Callable[..., Any], name: str, native: Native) -> None:
+    """Give a method the name of mpi4py's own, which a TypeError says, and what Python's help says of that."""
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = native.__doc__
+
+
 def _keep(owner: type, *names: str, together: bool = True) -> None:
     """Let methods that make communicators make those of this kind; ``together``: all ranks call them, so that what they
     have agreed on goes for what they make, too."""
@@ -193,8 +199,7 @@ def _keep(owner: type, *names: str, together: bool = True) -> None:
                 begins_with(wishes, made)
             return made
 
-        method.__name__, method.__doc__ = name, native.__doc__
-        method.__qualname__ = name  # which a TypeError names
+        _describe(method, name, native)
         setattr(owner, name, compiled.makes(kind, name, native, method) if together else method)
 
 
@@ -368,8 +373,7 @@ def _add_methods() -> None:
             collective.persistent: _returning(collective, collective.persistent, Mode.HELD),
         }
         for name, method in methods.items():
-            method.__name__, method.__doc__ = name, getattr(MPI.Comm, name).__doc__
-            method.__qualname__ = name  # which a TypeError names
+            _describe(method, name, getattr(MPI.Comm, name))
             forms = {collective.native: collective, collective.nonblocking: collective.in_background}
             if name in forms:
                 more, begun = (collective.buffers, collective.more), requests.begun

@@ -281,11 +281,12 @@ class Session:
         known: dict[PolicyKey, Finding] = {}
         for memory in MEMORIES if settings.learns() and self.size in learned.known_ranks(self.library) else ():
             setting = learned.setting_of(self.library, self.topology, memory, self._fabric)
-            for lesson in learned.read(setting).values():
+            of_this_job = learned.of_this_job(setting)
+            for key, lesson in learned.read(setting).items():
                 can_run = partial(is_able, COLLECTIVES[lesson.collective].family, self.topology, lesson.in_place)
                 if can_run(lesson.variant):
                     times, untried = (lesson.seconds, lesson.native), tuple(filter(can_run, lesson.untried))
-                    date = "" if learned.is_of_this_job(setting, lesson) else lesson.date
+                    date = "" if of_this_job.get(key) == lesson else lesson.date
                     found = Finding(lesson.variant, *times, lesson.calls, date, untried)
                     known[lesson.collective, lesson.size, lesson.in_place, memory, ""] = found
         return read_table(None, self.library), known

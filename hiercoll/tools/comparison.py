@@ -151,12 +151,12 @@ def ran_words(ran: Mapping[str, int]) -> str:
     if len(ran) == 1:
         return next(iter(ran))
     calls = sum(ran.values())
-    often = {name: times for name, times in ran.items() if times >= SELDOM * calls}
-    words = [f"{name} {100 * times / calls:.0f} %" for name, times in often.items()]
-    rest = len(ran) - len(often)
-    if not often:
-        return f"{rest} algorithms"
-    return ", ".join([*words, *([f"{rest} {'others' if rest > 1 else 'other'}"] if rest else [])])
+    words = [f"{name} {100 * times / calls:.0f} %" for name, times in ran.items() if times >= SELDOM * calls]
+    if not words:
+        return f"{len(ran)} algorithms"
+    if rest := len(ran) - len(words):
+        words.append("1 other" if rest == 1 else f"{rest} others")
+    return ", ".join(words)
 
 
 def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from importlib.util import MAGIC_NUMBER, find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
+from zipimport import ZipImportError, zipimporter
 
 from mpi4py.run import run_command_line, set_abort_status
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:  # as at run time any class will do: these bring two dozen modules, which each rank would wait for
     Loader = MetaPathFinder = object
-
-ARCHIVE = b"PK\x03\x04"  # how one begins
 
 
 def run(
@@ -96,7 +95,9 @@ def _run_alone(program: list[str]) -> None:
         run_command_line(program)
         return
     sys.argv[:] = program
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # else there is no place for its folder
+    if not (
+        sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    ):  # with -I and -P its folder has no place there
         sys.path[0] = os.path.realpath(os.path.dirname(program[0]))
     exec(code, _main_module(code.co_filename).__dict__)
 
@@ -108,11 +109,11 @@ def _script(name: str) -> CodeType | None:
     """The code of a file in Python; None for anything else that Python runs: a module, a command, the standard input, a
     folder, an archive, compiled code. Raises OSError; SystemExit for what is no Python."""
     path = os.path.abspath(name)
-    if name in ("-", "-c", "-m") or not os.path.isfile(path):
+    if name in ("-", "-c", "-m") or not os.path.isfile(path) or _is_archive(path):
         return None
     with io.open_code(path) as file:
         source = file.read()
-    if source.startswith((MAGIC_NUMBER, ARCHIVE)):
+    if source.startswith(MAGIC_NUMBER):
         return None
     try:
         return compile(source, path, "exec", dont_inherit=True)
@@ -122,18 +123,23 @@ def _script(name: str) -> CodeType | None:
         sys.exit("".join(format_exception_only(error)).rstrip("\n"))
 
 
+def _is_archive(path: str) -> bool:
+    """Whether Python runs what is in a file, which may begin with anything, such as the line of an interpreter."""
+    try:
+        zipimporter(path)
+    except ZipImportError:
+        return False
+    return True
+
+
 def _main_module(path: str) -> ModuleType:
     """The module that a program is, as Python makes it: `runpy` gives it the name of its file as it was spelled, which
     is no longer one if the program changes its folder, and another one if a process that it spawns looks for itself."""
     made = ModuleType("__main__")
     made.__file__, made.__loader__, made.__package__ = path, SourceFileLoader("__main__", path), None
     made.__dict__.update(__builtins__=builtins, __cached__=None)
-    _own_main.append(sys.modules["__main__"])  # whose names would be gone with it
     sys.modules["__main__"] = made
     return made
-
-
-_own_main: list[ModuleType] = []
 
 
 def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Callable[[], bool]) -> None:

@@ -138,7 +138,8 @@ class Kind:
         self.seen_seconds += seconds
         self.typical = self.seen_seconds / self.seen
         self.period, self.is_dense = between / calls, between <= DENSE * (seconds + most) / 2
-        self.gain = min(self.promised, max(0.0, self.natives / self.pace - 1.0))
+        if self.pace:
+            self.gain = min(self.promised, max(0.0, self.natives / self.pace - 1.0))
         more = seconds - self._credited
         self._clear()
         return more

@@ -281,8 +281,8 @@ class Learner:
     def _learn_from(self, step: Try) -> None:
         """Agree on how long calls took that were tried."""
         took, number = perf_counter() - self._began, len(self._times)
-        own = [*self._times, *(-waited for waited in self._meetings), took, -took]
-        *agreed, slowest, fastest = self.budget.meet(self.agree, own)
+        mine = [*self._times, *(-waited for waited in self._meetings), took, -took]
+        *agreed, slowest, fastest = self.budget.meet(self.agree, mine)
         times, waits = agreed[:number], [max(0.0, -least) for least in agreed[number:]]
         self._kind.add(number)
         self.budget.meeting = median(waits)
@@ -365,7 +365,8 @@ class Learner:
         else:
             best, others, native = begun.variant, list(begun.untried), begun.native
             if self._own is not None:  # blocks may be others, for which it may not be a candidate
-                others = [each for each in others if each.key in _keys(self._offered or ())]
+                offered = _keys(self._offered or ())
+                others = [each for each in others if each.key in offered]
         first, seen, most = best, _keys([best, *others]), len(others) + MOST_ALIKE
         for self._kind.place, new in enumerate(others):  # which grow meanwhile
             look = yield from self._look_at(new, best)

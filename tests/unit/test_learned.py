@@ -33,10 +33,10 @@ from hiercoll.learned import (
     fabric,
     forget,
     gaining_ranks,
-    is_of_this_job,
     job_file,
     known_ranks,
     now,
+    of_this_job,
     read,
     read_all,
     setting_of,
@@ -306,10 +306,9 @@ def test_what_is_not_written_yet_is_known_here(tmp_path: Path, monkeypatch: pyte
     assert read(SETTING) == by_key(begun) and read(SETTING._replace(layout="3+5")) == {} == read(SETTING, tmp_path)
     learned.flush()
     assert known(tmp_path) == [begun]
-    (lesson,) = read(SETTING).values()
-    assert is_of_this_job(SETTING, lesson)
+    assert read(SETTING) == of_this_job(SETTING) == by_key(begun)
     monkeypatch.setattr(learned, "_job_files", {})
-    assert read(SETTING) == by_key(lesson) and not is_of_this_job(SETTING, lesson)
+    assert read(SETTING) == by_key(begun) and of_this_job(SETTING) == {}
 
 
 def test_candidates_that_are_not_there_are_left_out(tmp_path: Path) -> None:

@@ -857,6 +857,13 @@ def test_what_is_saved_is_no_more_than_calls_show(between: float) -> None:
     assert see(0.5e-3) == 0.0
 
 
+def test_calls_that_take_no_time_that_a_clock_sees() -> None:
+    kind = Kind(lambda missing: None)
+    kind.promise(1.0, was_native=True)
+    kind.see(16, 0.0, 0.0, 1e-3)
+    assert kind.gain == 1.0
+
+
 def test_what_was_pledged_is_free_again() -> None:
     """After what it was for, and where no such calls come any more."""
     budget = Budget(meeting=1e-4, plan=1e-2, call=1e-3)

@@ -7,6 +7,7 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -155,9 +156,7 @@ def both(folder: Path, options: list[str], program: list[str]) -> list[subproces
 def test_a_program_is_main_as_python_makes_it(tmp_path: Path) -> None:
     """Though it changes its folder: its file has its whole path."""
     (tmp_path / "own.py").write_text(OWN_NAMES)
-    plain, ours = (
-        started(tmp_path, ROOT, [sys.executable, *words, "own.py", "word"]) for words in ([], ["-m", "hiercoll"])
-    )
+    plain, ours = both(tmp_path, [], ["own.py", "word"])
     assert plain.returncode == ours.returncode == 0 and ours.stdout == plain.stdout
     assert plain.stdout.startswith(str(tmp_path / "own.py")) and plain.stdout.endswith("exit True\n")
 
@@ -167,25 +166,16 @@ def test_folders_archives_and_compiled_code_are_programs(tmp_path: Path) -> None
     file = tmp_path / "folder" / "__main__.py"
     file.write_text("print('runs', __name__)")
     shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "folder")
+    zipapp.create_archive(tmp_path / "folder", tmp_path / "archive.pyz", "/usr/bin/env python3")
     py_compile.compile(str(file), str(tmp_path / "compiled.pyc"))
-    for name in ("folder", "archive.zip", "compiled.pyc"):
+    for name in ("folder", "archive.zip", "archive.pyz", "compiled.pyc"):
         assert started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", name]).stdout == "runs __main__\n"
 
 
 def test_too_few_arguments(tmp_path: Path) -> None:
     """A TypeError names mpi4py's method."""
-    names = [
-        "Allreduce",
-        "Bcast",
-        "Allgather",
-        "Gather",
-        "Reduce",
-        "Reduce_scatter",
-        "Ialltoall",
-        "bcast",
-        "allgather",
-        "Split",
-    ]
+    buffers = ["Allreduce", "Bcast", "Allgather", "Gather", "Reduce", "Reduce_scatter", "Ialltoall"]
+    names = [*buffers, "bcast", "allgather", "Split"]
     words = f"for name in {names}:\n try: getattr(MPI.COMM_WORLD, name)(opp=1)\n except TypeError as e: print(e)"
     (tmp_path / "few.py").write_text(f"from mpi4py import MPI\n{words}")
     lines = started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", "few.py"]).stdout.splitlines()
