@@ -32,7 +32,16 @@ from hiercoll.loading import LazyModule, load
 from hiercoll.runtime import compiled
 from hiercoll.runtime.arguments import Arguments, Mode
 from hiercoll.runtime.beginning import Alike, Beginning
-from hiercoll.runtime.lifetime import begins_with, by_handle, first_calls, forget, inherits, is_disabled, met_so_far
+from hiercoll.runtime.lifetime import (
+    begins_with,
+    by_handle,
+    first_calls,
+    forget,
+    has_ended,
+    inherits,
+    is_disabled,
+    met_so_far,
+)
 
 if TYPE_CHECKING:
     from hiercoll.calls import served
@@ -287,8 +296,8 @@ def _blocking(collective: Collective) -> Method:
 
     def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
         if self.handle not in by_handle:
-            if self == MPI.COMM_NULL:
-                native(self, *given)  # raises what is wrong
+            if self == MPI.COMM_NULL or _is_left(arguments):
+                native(self, *given)  # which raises what is wrong
                 return NATIVE
             first = None if uses_device(arguments) else first_calls(self, arguments)
             if first is not None:
@@ -316,9 +325,15 @@ def _blocking(collective: Collective) -> Method:
 _watched = compiled.watched()
 
 
+def _is_left(given: Arguments) -> bool:
+    """Whether a call comes after hiercoll has ended, from an exit handler: the MPI library serves it on each rank, but
+    with arrays of devices, which it may not be given."""
+    return has_ended() and not uses_device(given)
+
+
 def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
     """Start a call; None leaves it to MPI, with nothing done."""
-    if comm == MPI.COMM_NULL:
+    if comm == MPI.COMM_NULL or _is_left(given):
         return None
     # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
     # which MPI may not be given, the first call waits.
@@ -330,7 +345,7 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Req
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
-    if comm == MPI.COMM_NULL:
+    if comm == MPI.COMM_NULL or _is_left(given):
         return None
     if not uses_device(given) and is_disabled(comm):
         return None

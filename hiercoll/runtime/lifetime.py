@@ -42,6 +42,7 @@ _live: dict[str, Session] = {}  # by a name that is the same on all ranks
 # `_deleted` has run.
 by_handle: dict[int, Session] = {}
 _set_up = 0.0  # seconds that the last set-up took
+_has_ended = False
 
 
 class SetUps:
@@ -90,6 +91,11 @@ def end_at_exit() -> None:
     _held()
 
 
+def has_ended() -> bool:
+    """Whether it has: nothing is set up any more, nor served."""
+    return _has_ended
+
+
 @cache
 def _main_thread() -> int | None:
     """The only thread that may call MPI; None if all may."""
@@ -121,8 +127,10 @@ def _deleted(handle: int) -> None:
 
 def _free_all(*_: object) -> None:
     """Free the sessions of all communicators, but for those that an exception has torn apart."""
+    global _has_ended
     if MPI.Is_finalized():
         return
+    _has_ended = True
     sound = getattr(sys, "last_value", None) is None
     if set_ups.count:  # else nothing was learned
         from hiercoll.learned import flush
@@ -194,7 +202,7 @@ def inherits(comm: MPI.Intracomm) -> int | None:
     held = _held()
     wishes = held.get(comm)
     if wishes is None:
-        if comm == MPI.COMM_NULL:
+        if comm == MPI.COMM_NULL or _has_ended:
             return None
         first_calls(comm)
         wishes = held.get(comm)
@@ -226,21 +234,19 @@ def get_session(comm: MPI.Intracomm) -> Session:
     """
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("comm", "a call between MPI.Init and MPI.Finalize", "one outside")
-    session: Any = None
-    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
-        session = _states.get(comm.handle) or _goes_on_counting(comm)
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
+        raise CommunicatorError("comm", "an intracommunicator", got)
+    if _has_ended:
+        raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", comm.rank)
+    session: Any = _states.get(comm.handle) or _goes_on_counting(comm)
     if session is None or isinstance(session, Beginning):
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            got = "MPI.COMM_NULL (or a freed one)" if isinstance(comm, MPI.Intracomm) else type(comm).__name__
-            raise CommunicatorError("comm", "an intracommunicator", got)
         _check_thread()
         session = _make_session(comm, session)
     _check_thread()
     if session.broken:
         got = f"one on which {session.broken} was interrupted; go on with a duplicate, comm.Dup()"
         raise CommunicatorError("comm", "a sound communicator", got, session.rank)
-    if session.name not in _live:
-        raise CommunicatorError("comm", "a call before hiercoll is shut down at exit", "one after", session.rank)
     return cast("Session", session)
 
 

@@ -148,10 +148,13 @@ def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Cal
     from mpi4py import MPI
     from mpi4py.util import pkl5
 
+    from hiercoll.runtime import lifetime
+
     dropin = load("hiercoll.calls.dropin")
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
+    lifetime.end_at_exit()  # after the program's own exit handlers, for which other ranks may wait
     if report or trace:
         from hiercoll.tools.report import Recorder
 
@@ -165,8 +168,6 @@ def _when_all_is_over(finish: Callable[[], None], ends_well: Callable[[], bool])
     ranks may wait for what these do. Not if the program fails: then nobody is waited for."""
     from mpi4py import MPI
 
-    from hiercoll.runtime import lifetime
-
     def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
         """As mpi4py's."""
         if not MPI.Is_finalized():
@@ -178,7 +179,6 @@ def _when_all_is_over(finish: Callable[[], None], ends_well: Callable[[], bool])
             finish()
 
     MPI.Finalize = finalize
-    lifetime.end_at_exit()  # after what is registered from now on
     atexit.register(at_exit)
 
 
