@@ -264,15 +264,22 @@ def translated(ranks: Iterable[int], comm: MPI.Intracomm, other: MPI.Intracomm) 
     return found
 
 
-def _virtual(text: str, hosts: list[int], world_ranks: list[int], world: int, rank: int) -> Topology:
-    """The part of the layout ``text`` of MPI_COMM_WORLD that these world ranks see."""
+def virtual_nodes(text: str, world: int, rank: int) -> Topology:
+    """The layout that ``text``, the value of ``HIERCOLL_NODES``, gives the ranks of MPI_COMM_WORLD. ``rank`` is who
+    asks. Raises LayoutError."""
     try:
         layout = parse_layout(text)
-    except LayoutError as error:
-        raise LayoutError("HIERCOLL_NODES", LAYOUT_HELP, repr(text), rank) from error
+    except LayoutError:
+        raise LayoutError("HIERCOLL_NODES", LAYOUT_HELP, repr(text), rank) from None
     if layout.size != world:
         got = f"{text!r}, which describes {layout.size}"
         raise LayoutError("HIERCOLL_NODES", f"a layout of the {world} ranks of MPI_COMM_WORLD", got, rank)
+    return layout
+
+
+def _virtual(text: str, hosts: list[int], world_ranks: list[int], world: int, rank: int) -> Topology:
+    """The part of the layout ``text`` of MPI_COMM_WORLD that these world ranks see."""
+    layout = virtual_nodes(text, world, rank)
     if not all(0 <= r < world for r in world_ranks):
         got = "a communicator with ranks outside it"
         raise LayoutError("HIERCOLL_NODES", "only ranks of MPI_COMM_WORLD", got, rank)

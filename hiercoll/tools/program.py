@@ -24,6 +24,7 @@ from zipimport import ZipImportError, zipimporter
 from mpi4py.run import run_command_line, set_abort_status
 
 from hiercoll import settings
+from hiercoll.errors import LayoutError
 from hiercoll.loading import load
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Cal
 
     from hiercoll.runtime import lifetime
 
+    _check_virtual_nodes(MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank)
     dropin = load("hiercoll.calls.dropin")
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
@@ -161,6 +163,18 @@ def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Cal
         recorder = Recorder(sync=sync, trace=trace is not None)
         recorder.install()
         _when_all_is_over(lambda: recorder.finish(plain, report, trace, compares=settings.compares), ends_well)
+
+
+def _check_virtual_nodes(world: int, rank: int) -> None:
+    """End the program, on this rank, if ``HIERCOLL_NODES`` does not fit: its first call would, with a traceback."""
+    if not settings.nodes():
+        return
+    from hiercoll.topology import virtual_nodes
+
+    try:
+        virtual_nodes(str(settings.nodes()), world, rank)
+    except LayoutError as error:
+        sys.exit(f"python -m hiercoll: {error}")
 
 
 def _when_all_is_over(finish: Callable[[], None], ends_well: Callable[[], bool]) -> None:

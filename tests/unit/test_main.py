@@ -76,6 +76,16 @@ def started(folder: Path, path: object, command: list[str]) -> subprocess.Comple
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.parametrize(("nodes", "said"), [("1+1", "the 1 ranks of MPI_COMM_WORLD, got '1+1'"), ("x", "got 'x'")])
+def test_virtual_nodes_of_other_ranks(nodes: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said when MPI begins, not in the first call, where each rank would show a traceback."""
+    monkeypatch.setenv("HIERCOLL_NODES", nodes)
+    (tmp_path / "program.py").write_text("from mpi4py import MPI; print('begun')")
+    ran = started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", "program.py"])
+    assert ran.returncode == 1 and not ran.stdout and "Traceback" not in ran.stderr
+    assert "python -m hiercoll: rank 0: HIERCOLL_NODES: expected" in ran.stderr and said in ran.stderr
+
+
 ALONE = """
 try:
     from mpi4py import MPI
