@@ -126,8 +126,7 @@ class Collectives(ObjectMessages):
         return drop_in(super().fromhandle(handle))  # type: ignore[misc]
 
     def __reduce__(self: Any) -> Any:
-        name = _predefined(self)
-        return super().__reduce__() if name is None else (_revive, (type(self), name))
+        return reduced(self)
 
 
 class Intracomm(Collectives, MPI.Intracomm):
@@ -178,6 +177,8 @@ _KINDS: dict[type[MPI.Comm], type[MPI.Comm]] = {
     pkl5.Intracomm: Pkl5Intracomm,
     MPI.Intracomm: Intracomm,  # the last: others are of this kind, too
 }
+for _plain, _ours in _KINDS.items():  # petsc4py, for one, takes communicators by the module of their type
+    _ours.__module__ = _plain.__module__
 
 
 def drop_in(comm: AnyComm) -> AnyComm:
@@ -235,9 +236,27 @@ def _predefined(comm: MPI.Comm) -> str | None:
     return next((name for name in ("COMM_NULL", "COMM_SELF", "COMM_WORLD") if comm == getattr(MPI, name)), None)
 
 
-def _revive(kind: type[MPI.Comm], name: str) -> MPI.Comm:
-    found = getattr(MPI, name)
-    return found if isinstance(found, kind) else kind(found)
+def reduced(comm: Any) -> Any:
+    """What pickles a communicator, one of mpi4py's or a drop-in one. Where the module's own is a drop-in one, it is
+    nothing of hiercoll's, so that any process can read it, as mpi4py's. Raises ValueError, as mpi4py does, for others
+    than the predefined ones."""
+    name = _predefined(comm)
+    found = None if name is None else getattr(MPI, name)
+    if found is comm:
+        return name
+    if isinstance(found, Collectives) and type(comm) in (type(found), MPI.Intracomm):
+        from copy import copy  # which few programs need
+
+        return copy, (found,)
+    if found is None or not isinstance(comm, Collectives):
+        return MPI.Comm.__reduce__(comm)
+    kind: Any = type(comm)
+    return _revive, (kind.__name__ if kind in _KINDS.values() else kind, name)
+
+
+def _revive(kind: str | type[MPI.Comm], name: str) -> MPI.Comm:
+    wanted, found = globals()[kind] if isinstance(kind, str) else kind, getattr(MPI, name)
+    return found if isinstance(found, wanted) else wanted(found)
 
 
 # ---- the methods

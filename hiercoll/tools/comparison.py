@@ -82,10 +82,11 @@ class Learned(NamedTuple):
 @dataclass
 class Kind:
     """Blocking calls at one place, with blocks of about one size, on one rank: by what ran; trials are counted apart,
-    and calls that set hiercoll up are left out."""
+    and calls that set hiercoll up are left out. ``operation``: by which a reduction combines, "" of other calls."""
 
     least: int
     most: int
+    operation: str = ""
     by: dict[str, Sample] = field(default_factory=dict)
     trials: Sample = field(default_factory=Sample)
     learned: Learned | None = None
@@ -102,6 +103,7 @@ def compared(ranks: Sequence[Kind]) -> dict[str, Any]:
     slowest = {name: _slowest(kind.by[name] for kind in ranks if name in kind.by) for name in names}
     learned = next((kind.learned for kind in ranks if kind.learned is not None), None)
     return {
+        "operation": ranks[0].operation,
         "bytes_per_block": [min(kind.least for kind in ranks), max(kind.most for kind in ranks)],
         "ran": {name: _summary(sample) for name, sample in slowest.items()},
         "gain": _gain(slowest),
@@ -164,7 +166,8 @@ def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:
     least, most = kind["bytes_per_block"]
     size = format_size(most) if least == most else f"{format_size(least)} to {format_size(most)}"
     blocks = f", blocks of {size if most else 'any sizes'}" if COLLECTIVES[collective].buffers else ""
-    yield f"{site}, {collective}{blocks}"
+    operation = f" by {kind['operation']}" if kind["operation"] else ""
+    yield f"{site}, {collective}{operation}{blocks}"
     for name, found in sorted(kind["ran"].items(), key=lambda item: (item[0] != NATIVE, -item[1]["calls"])):
         yield f"    {name}: {found['calls']} calls, median {format_time(found['median'])}{_between(found['interval'])}"
     if gain := kind["gain"]:

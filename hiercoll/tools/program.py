@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import copyreg
 import gc
 import io
 import os
@@ -156,6 +157,7 @@ def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Cal
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
     pkl5.Intracomm = dropin.Pkl5Intracomm  # type: ignore[misc]
+    copyreg.pickle(MPI.Intracomm, dropin.reduced)  # objects that others make of COMM_WORLD
     lifetime.end_at_exit()  # after the program's own exit handlers, for which other ranks may wait
     if report or trace:
         from hiercoll.tools.report import Recorder

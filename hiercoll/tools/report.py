@@ -71,7 +71,8 @@ class Site:
     def kind(self, asked: Asked) -> Kind | None:
         """Where such calls are compared; None where too many others are."""
         if asked.kind not in self.kinds and len(self.kinds) < MOST_KINDS:
-            self.kinds[asked.kind] = Kind(asked.wanted.size, asked.wanted.size)
+            operation = "" if asked.operation is None else asked.operation.name
+            self.kinds[asked.kind] = Kind(asked.wanted.size, asked.wanted.size, operation)
         return self.kinds.get(asked.kind)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import WORLD, layouts
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 import hiercoll
 from hiercoll import settings
@@ -242,7 +243,7 @@ def test_making_and_freeing_as_mpi4py(comm: MPI.Intracomm) -> None:
 
 
 def test_identity(comm: MPI.Intracomm) -> None:
-    """It is the communicator: attributes, name, handle, equality, pickling of predefined ones."""
+    """It is the communicator: attributes, name, handle, equality, module of its type, pickling of predefined ones."""
     ours = hiercoll.Intracomm(comm)
     assert ours == comm and ours.handle == comm.handle and hiercoll.Intracomm.fromhandle(comm.handle) == comm
     key = MPI.Comm.Create_keyval()
@@ -251,6 +252,13 @@ def test_identity(comm: MPI.Intracomm) -> None:
     assert comm.Get_attr(key) == "value" and comm.Get_name() == "mine"
     comm.Delete_attr(key)
     MPI.Comm.Free_keyval(key)
+    made = [comm, comm.Create_cart([SIZE]), comm.Create_dist_graph_adjacent([], [])]
+    for plain in [*made, pkl5.Intracomm(comm)]:
+        kind = type(dropin.drop_in(plain))
+        assert kind is not type(plain)
+        assert kind.__module__ == type(plain).__module__  # as petsc4py asks
+    for each in made[1:]:
+        each.Free()
     world = pickle.loads(pickle.dumps(hiercoll.Intracomm(MPI.COMM_WORLD)))
     assert world == MPI.COMM_WORLD and isinstance(world, hiercoll.Intracomm)
     with pytest.raises(ValueError, match="serialize"):

@@ -162,8 +162,8 @@ def test_a_reduction_is_of_one_kind_before_a_set_up_and_after_it(
     for _ in range(2):
         hiercoll.Intracomm(comm).Allreduce(send, recv)
         hiercoll.get_topology(comm)
-    record, _ = only_record(recorder)
-    assert record["calls"] == 2
+    record, kind = only_record(recorder)
+    assert record["calls"] == 2 and kind["operation"] == "SUM of float64"
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -94,6 +94,14 @@ def test_short_calls_get_no_verdict() -> None:
     )
 
 
+def test_reductions_are_told_apart_by_what_combines() -> None:
+    found = Kind(8, 8, "SUM of float64")
+    found.add(NATIVE, 8, 1.0, is_trial=False)
+    record = compared([found])
+    assert record["operation"] == "SUM of float64" and compared([kind(native=[1.0])])["operation"] == ""
+    assert next(lines("allreduce", "program.py:3", record)) == "program.py:3, allreduce by SUM of float64, blocks of 8"
+
+
 def test_few_calls_show_nothing() -> None:
     said = list(lines("alltoall", "program.py:3", compared([kind(native=[2.0] * 60, bruck=[1.0] * 6)])))
     assert said[-1] == "    native / bruck: 2.00 (too few calls for an interval)"
