@@ -261,7 +261,9 @@ class Recorder:
         return [[event._replace(begin=event.begin - first) for event in own] for own in aligned]
 
     def finish(self, comm: MPI.Intracomm, report: Path | None, trace: Path | None, *, compares: bool = False) -> None:
-        """Print and write what was seen, on rank 0; ``compares``: native took turns. Collective."""
+        """Print and write what was seen, on rank 0; ``compares``: native took turns. What comes after is not seen any
+        more. Collective."""
+        self.remove()
         records, events = self.gather(comm), self.all_events(comm) if trace else None
         costs = self.costs(comm)
         about = provenance(comm, get_topology(comm))
