@@ -315,7 +315,7 @@ def _blocking(collective: Collective) -> Method:
 
     def serve_call(self: Any, arguments: Arguments, given: tuple[Any, ...]) -> str:
         if self.handle not in by_handle:
-            if self == MPI.COMM_NULL or _is_left(arguments):
+            if _is_left(self, arguments):
                 native(self, *given)  # which raises what is wrong
                 return NATIVE
             first = None if uses_device(arguments) else first_calls(self, arguments)
@@ -344,15 +344,15 @@ def _blocking(collective: Collective) -> Method:
 _watched = compiled.watched()
 
 
-def _is_left(given: Arguments) -> bool:
-    """Whether a call comes after hiercoll has ended, from an exit handler: the MPI library serves it on each rank, but
-    with arrays of devices, which it may not be given."""
-    return has_ended() and not uses_device(given)
+def _is_left(comm: Any, given: Arguments) -> bool:
+    """Whether a call is mpi4py's, whatever other ranks do: on COMM_NULL, which it refuses, or from an exit handler when
+    hiercoll has ended, but not with arrays of devices, which the MPI library may not be given."""
+    return bool(comm == MPI.COMM_NULL) or (has_ended() and not uses_device(given))
 
 
 def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
     """Start a call; None leaves it to MPI, with nothing done."""
-    if comm == MPI.COMM_NULL or _is_left(given):
+    if _is_left(comm, given):
         return None
     # MPI lets no nonblocking call wait for other ranks: a session must have been made before. With arrays of devices,
     # which MPI may not be given, the first call waits.
@@ -364,7 +364,7 @@ def _nonblocking(comm: Any, collective: Collective, given: Arguments) -> MPI.Req
 
 def _persistent(comm: Any, collective: Collective, given: Arguments) -> MPI.Request | None:
     """A persistent call; None leaves it to MPI, with nothing done."""
-    if comm == MPI.COMM_NULL or _is_left(given):
+    if _is_left(comm, given):
         return None
     if not uses_device(given) and is_disabled(comm):
         return None

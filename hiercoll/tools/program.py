@@ -97,9 +97,8 @@ def _run_alone(program: list[str]) -> None:
         run_command_line(program)
         return
     sys.argv[:] = program
-    if not (
-        sys.flags.isolated or getattr(sys.flags, "safe_path", False)
-    ):  # with -I and -P its folder has no place there
+    # With -I and -P its folder has no place there.
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = os.path.realpath(os.path.dirname(program[0]))
     exec(code, _main_module(code.co_filename).__dict__)
 
@@ -152,7 +151,7 @@ def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Cal
 
     from hiercoll.runtime import lifetime
 
-    _check_virtual_nodes(MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank)
+    _check_virtual_nodes()
     dropin = load("hiercoll.calls.dropin")
     plain = MPI.COMM_WORLD
     MPI.COMM_WORLD = dropin.drop_in(MPI.COMM_WORLD)  # type: ignore[misc]
@@ -167,14 +166,18 @@ def _replace(report: Path | None, sync: bool, trace: Path | None, ends_well: Cal
         _when_all_is_over(lambda: recorder.finish(plain, report, trace, compares=settings.compares), ends_well)
 
 
-def _check_virtual_nodes(world: int, rank: int) -> None:
-    """End the program, on this rank, if ``HIERCOLL_NODES`` does not fit: its first call would, with a traceback."""
-    if not settings.nodes():
+def _check_virtual_nodes() -> None:
+    """End the program, on this rank, if ``HIERCOLL_NODES`` does not fit: its first call would, with a traceback. Not
+    where hiercoll looks at it nowhere, nor in a process that another one has spawned, and which may call nothing."""
+    from mpi4py import MPI
+
+    nodes = settings.nodes()
+    if nodes is None or settings.is_disabled() or MPI.Comm.Get_parent() != MPI.COMM_NULL:
         return
     from hiercoll.topology import virtual_nodes
 
     try:
-        virtual_nodes(str(settings.nodes()), world, rank)
+        virtual_nodes(nodes, MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank)
     except LayoutError as error:
         sys.exit(f"python -m hiercoll: {error}")
 

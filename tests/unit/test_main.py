@@ -84,6 +84,8 @@ def test_virtual_nodes_of_other_ranks(nodes: str, said: str, tmp_path: Path, mon
     ran = started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", "program.py"])
     assert ran.returncode == 1 and not ran.stdout and "Traceback" not in ran.stderr
     assert "python -m hiercoll: rank 0: HIERCOLL_NODES: expected" in ran.stderr and said in ran.stderr
+    monkeypatch.setenv("HIERCOLL_DISABLE", "1")
+    assert started(tmp_path, ROOT, [sys.executable, "-m", "hiercoll", "program.py"]).stdout == "begun\n"
 
 
 ALONE = """
