@@ -318,7 +318,7 @@ def _blocking(collective: Collective) -> Method:
             if _is_left(self, arguments):
                 native(self, *given)  # which raises what is wrong
                 return NATIVE
-            first = None if uses_device(arguments) else first_calls(self, arguments)
+            first = None if uses_device(arguments) else first_calls(self, collective, arguments)
             if first is not None:
                 serve_first(first, collective, arguments, partial(native, self, *given))
                 return NATIVE

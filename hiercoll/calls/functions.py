@@ -1047,7 +1047,7 @@ def _call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with equal blocks, with all checks."""
     session = _ready(comm)
     if session is None or session.broken is not None:
-        if (first := _first(comm, given)) is not None:
+        if (first := _first(comm, collective, given)) is not None:
             return _early_call(first, collective, given)
         session = get_session(comm)
     if given.recv is None and given.stream is None and collective in (ALLTOALL, ALLGATHER, ALLREDUCE):
@@ -1094,13 +1094,13 @@ def _is_left(given: Arguments) -> bool:
     )
 
 
-def _first(comm: MPI.Intracomm, given: Arguments) -> Beginning | None:
+def _first(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Beginning | None:
     """What counts this call, if hiercoll is not set up on the communicator and this is no reason for it."""
     if not _is_left(given) or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
     if uses_device(given) or not MPI.Is_initialized() or MPI.Is_finalized():
         return None
-    return first_calls(comm, given)
+    return first_calls(comm, collective, given)
 
 
 def _early_call(first: Beginning, collective: Collective, given: Arguments) -> Any:
@@ -1126,7 +1126,7 @@ def _early_call(first: Beginning, collective: Collective, given: Arguments) -> A
 def _uneven_call(comm: MPI.Intracomm, collective: Collective, given: Arguments) -> Any:
     """A blocking call with blocks of any sizes."""
     session = _ready(comm)
-    if session is None and (first := _first(comm, given)) is not None:
+    if session is None and (first := _first(comm, collective, given)) is not None:
         if collective.typed or _sound(first, collective, given):
             serve_first(first, collective, given, partial(_checked_native, first, collective, given))
         else:

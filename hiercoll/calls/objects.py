@@ -14,7 +14,6 @@ sizes of its buffers, then travel as above, and the buffers after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import index
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from hiercoll.collectives import GATHER, NATIVE, SCATTER, Collective
+from hiercoll.collectives import ALLGATHER, ALLTOALL, BCAST, GATHER, NATIVE, SCATTER, Collective
 from hiercoll.loading import LazyModule
 from hiercoll.runtime.arguments import Mode
 from hiercoll.runtime.compiled import observers
@@ -47,7 +46,7 @@ class ObjectMessages:
     def bcast(self: Any, obj: Any, root: int = 0) -> Any:
         """As mpi4py's."""
         if not _is_served(self) or (place := _rank(root, self.size)) is None:
-            return super().bcast(obj, root)  # type: ignore[misc]
+            return _left(self, BCAST, super().bcast, obj, root)  # type: ignore[misc]
         root = place
         is_root = self.rank == root
         data = np.frombuffer(MPI.pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
@@ -62,7 +61,7 @@ class ObjectMessages:
     def allgather(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
-            return super().allgather(sendobj)  # type: ignore[misc, no-any-return]
+            return _left(self, ALLGATHER, super().allgather, sendobj)  # type: ignore[misc, no-any-return]
         data = np.frombuffer(MPI.pickle.dumps(sendobj), np.uint8)
         firsts = np.empty((self.size, FIRST), np.uint8)
         self.Allgather(_first(data), firsts)
@@ -76,16 +75,16 @@ class ObjectMessages:
 
     def gather(self: Any, sendobj: Any, root: int = 0) -> list[Any] | None:
         """mpi4py's."""
-        return _left(self, GATHER, partial(super().gather, sendobj, root))  # type: ignore[misc, no-any-return]
+        return _left(self, GATHER, super().gather, sendobj, root)  # type: ignore[misc, no-any-return]
 
     def scatter(self: Any, sendobj: Any, root: int = 0) -> Any:
         """mpi4py's."""
-        return _left(self, SCATTER, partial(super().scatter, sendobj, root))  # type: ignore[misc]
+        return _left(self, SCATTER, super().scatter, sendobj, root)  # type: ignore[misc]
 
     def alltoall(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
-            return super().alltoall(sendobj)  # type: ignore[misc, no-any-return]
+            return _left(self, ALLTOALL, super().alltoall, sendobj)  # type: ignore[misc, no-any-return]
         pieces = [b""] * self.size if sendobj is None else [MPI.pickle.dumps(each) for each in _items(self, sendobj)]
         sizes, theirs = np.array([len(each) for each in pieces], np.int64), np.empty(self.size, np.int64)
         self.Alltoall(sizes, theirs)
@@ -139,10 +138,12 @@ class BuffersOutOfBand(ObjectMessages):
         return _unpacked(found, heads)
 
 
-def _left(comm: Any, collective: Collective, native: Callable[[], Any]) -> Any:
+def _left(comm: Any, collective: Collective, native: Callable[..., Any], *given: Any) -> Any:
     """A call that is left to mpi4py; observers see it."""
+    if not observers:
+        return native(*given)
     begun = [observer.begin(comm, collective, Mode.OBJECTS, ()) for observer in observers]
-    found = native()
+    found = native(*given)
     for observer, each in zip(observers, begun, strict=True):
         observer.end(each, NATIVE)
     return found

@@ -4,11 +4,13 @@ A set-up (a duplicate, what ranks have in common, the topology) takes far longer
 communicators do not live long. So as long as "auto" is the MPI library's own anyway, since there is no table and
 nothing is known from earlier jobs, blocking calls are left to it, and counted. Ranks set hiercoll up when the share
 that learning may cost of the time of these calls pays for that, and for a part of importing hiercoll, or when a call
-asks for anything else.
+asks for anything else. Where calls take little longer than the links between nodes need for what they send, far more of
+them must pay (`bound`).
 """
 
 from __future__ import annotations
 
+import sys
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -28,6 +30,9 @@ from hiercoll.statistics import median
 from hiercoll.tuning.share import LEADS, SHARE, Before, in_common, part_of_share
 
 if TYPE_CHECKING:
+    from hiercoll.collectives import Collective
+    from hiercoll.runtime.arguments import Arguments
+    from hiercoll.runtime.bound import Bound
     from hiercoll.runtime.memories import Memories
     from hiercoll.topology import Topology
     from hiercoll.tuning.policy import Policy
@@ -44,6 +49,8 @@ GROWTH = 8  # times as many calls have been served at the next look, at most
 SOONER = 3  # times as many at the next look, at most
 LOOKING = 0.25  # of what may be spent, that later looks cost
 PATIENCE = 8  # times as much must pay for a set-up, until it has; or where nothing was found
+AT_BOUND = 64  # the same where links need nearly as long as calls take; then times as many calls at the next look:
+DOUBLED = 2
 LONGEST = 1 << 16  # calls between two looks
 SET_UP = "set-up (the first call of hiercoll on a communicator)"
 LEAST, MEETINGS = 2.5e-3, 4  # a set-up takes about so many seconds, and as long as so many agreements besides
@@ -121,6 +128,8 @@ class Beginning:
     agreed = 0.0  # seconds that it takes ranks to agree, equal on all of them
     is_settled = False  # whether it is known that nothing is faster on so many ranks, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
+    is_at_bound = False  # whether links between nodes need nearly as long as calls take, likewise
+    _bound: Bound | None = None  # where there are such links, once it matters
     _usual = 0.0  # seconds of a call of this rank
     _aside = 0.0  # seconds that such calls took this rank longer, which have not been agreed on
     _served = 0
@@ -148,7 +157,8 @@ class Beginning:
     def cost(self) -> float:
         """Seconds that agreements have taken so far, about. Some calls take far longer than others, and if it is one in
         which ranks agree, that is no cost: so the one in the middle counts."""
-        return len(self._looks) * median(self._looks) if self._looks else 0.0
+        looks = len(self._looks) * median(self._looks) if self._looks else 0.0
+        return looks + (0.0 if self._bound is None else self._bound.cost)
 
     @property
     def topology(self) -> Topology:
@@ -165,12 +175,17 @@ class Beginning:
         """See `Session`."""
         return _memories()
 
-    def goes_on(self, known: float) -> bool:
+    def goes_on(self, known: float, collective: Collective | None = None, given: Arguments | None = None) -> bool:
         """Whether it is too early for a set-up. One took ``known`` seconds, 0 if this process has not seen any: then it
-        is estimated by what it takes to agree. Collective."""
+        is estimated by what it takes to agree. ``collective``, ``given``: the call that comes next, if there is one.
+        Collective."""
+        if self._bound is not None and self._bound.takes(collective, given):
+            self.tally[0] = 1
+            return True
         self.since = perf_counter()
         mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.to_pay(), *self._news]
-        least, meeting, slowest, negated, known, importing, part, gains, settled = _largest(self.comm, mine)
+        found = _largest(self.comm, [*mine, "numpy" not in sys.modules])
+        least, meeting, slowest, negated, known, importing, part, gains, settled, lacks_numpy = found
         self.is_settled = bool(settled)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
         self.meeting = min(self.meeting, perf_counter() - self.since)
@@ -182,8 +197,16 @@ class Beginning:
         own = part if part >= LEADS and not self.is_settled else part / PATIENCE
         share = 1.0 if self.is_informed else SHARE * (1.0 if gains else own)
         needed = self.cost + self.agreed + (known or LEAST + MEETINGS * self.agreed) + importing
-        if needed <= share * self.seconds:
-            return False
+        self.is_at_bound = self._bound is not None and self._bound.is_near(-least, self._calls)
+        has_looked = self._bound is not None and self._bound.is_fresh  # before, there was enough to pay
+        if (needed <= share * self.seconds or has_looked) and not self.is_at_bound:
+            if self.is_informed or gains or lacks_numpy or not self._looks_closer():
+                return False
+            assert self._bound is not None
+            self._calls = self._bound.begin(-least / self._calls, collective, given)
+            self.tally[:] = array("q", (1, 0))
+            return True
+        share /= AT_BOUND if self.is_at_bound else 1
         # That this one will have cost, and the next one; nothing is known yet at the first one.
         look = max(self.agreed, median(self._looks) if len(self._looks) > 1 else LOOKS * self.agreed)
         lacking = (needed + 2 * look) / share - self.seconds
@@ -191,12 +214,22 @@ class Beginning:
         self.tally[:] = array("q", (self._calls, 0))
         return True
 
+    def _looks_closer(self) -> bool:
+        """Whether calls are to be looked at before a set-up: there are links between nodes, and they have not just
+        been. Collective at first."""
+        if self._bound is None:
+            from hiercoll.runtime.bound import Bound
+
+            begin, self._bound = perf_counter(), Bound(self.comm)
+            self.since += perf_counter() - begin  # which it counts itself
+        return self._bound.has_links and not self._bound.is_fresh
+
     def _until_next(self, look: float, lacking: float, part: float) -> int:
         """Calls until the next look, which costs so many seconds, where calls of so many seconds are ``lacking``."""
         each = self.seconds / self._served
         if not each:
             return min((GROWTH - 1) * self._served, LONGEST)
-        most: float = (GROWTH - 1) * self._served
+        most: float = ((DOUBLED if self.is_at_bound else GROWTH) - 1) * self._served
         if part < LEADS:
             most = min((SOONER - 1) * self._served, max(FIRST, look / (LOOKING * SHARE * part * each)))
         wait = lacking / each * (HALF_WAY if SHARE * lacking > FAR * look else MARGIN)

@@ -31,6 +31,7 @@ from hiercoll.runtime.progress import abandoned
 from hiercoll.tuning.share import Before
 
 if TYPE_CHECKING:
+    from hiercoll.collectives import Collective
     from hiercoll.runtime.session import Session
     from hiercoll.topology import Topology
 
@@ -149,9 +150,11 @@ def _free_all(*_: object) -> None:
     progress.stop()
 
 
-def first_calls(comm: MPI.Intracomm, given: Arguments | None = None) -> Beginning | None:
+def first_calls(
+    comm: MPI.Intracomm, collective: Collective | None = None, given: Arguments | None = None
+) -> Beginning | None:
     """What counts the calls on a communicator on which hiercoll is not set up; None where a session is to serve.
-    ``given``: the arguments of this call, if it is one. Collective, as a blocking call is."""
+    ``collective``, ``given``: this call, if it is one. Collective, as a blocking call is."""
     state = _states.get(comm.handle) or _goes_on_counting(comm)
     if state is None:
         _check_thread()
@@ -170,7 +173,7 @@ def first_calls(comm: MPI.Intracomm, given: Arguments | None = None) -> Beginnin
             return None
     if not isinstance(state, Beginning) or state.is_eager:
         return None
-    return state if state.tally[0] > 0 or state.goes_on(_set_up) else None
+    return state if state.tally[0] > 0 or state.goes_on(_set_up, collective, given) else None
 
 
 def _bytes_of(given: Arguments | None) -> int:
@@ -303,6 +306,13 @@ def is_settled(comm: MPI.Intracomm) -> bool:
     """Whether hiercoll is not set up on ``comm`` since earlier jobs have found nothing faster. Local."""
     state = _states.get(comm.handle)
     return isinstance(state, Beginning) and state.is_settled
+
+
+def is_at_bound(comm: MPI.Intracomm) -> bool:
+    """Whether hiercoll is not set up on ``comm`` since links between nodes need nearly as long as its calls take.
+    Local."""
+    state = _states.get(comm.handle)
+    return isinstance(state, Beginning) and state.is_at_bound
 
 
 def is_disabled(comm: MPI.Intracomm) -> bool:

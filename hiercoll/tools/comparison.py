@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
@@ -81,9 +81,11 @@ class Learned(NamedTuple):
 
 @dataclass
 class Kind:
-    """Blocking calls at one place, with blocks of about one size, on one rank: by what ran; trials are counted apart,
-    and calls that set hiercoll up are left out. ``operation``: by which a reduction combines, "" of other calls."""
+    """Blocking calls at one place among so many ranks, with blocks of about one size, on one rank: by what ran; trials
+    are counted apart, and calls that set hiercoll up are left out. ``operation``: by which a reduction combines, "" of
+    other calls."""
 
+    ranks: int
     least: int
     most: int
     operation: str = ""
@@ -97,45 +99,44 @@ class Kind:
         (self.trials if is_trial else self.by.setdefault(ran, Sample())).add(seconds)
 
 
-def compared(ranks: Sequence[Kind]) -> dict[str, Any]:
-    """The record of a kind of calls that these ranks made; times are those of the slowest rank."""
-    names = dict.fromkeys(name for kind in ranks for name in kind.by)
-    slowest = {name: _slowest(kind.by[name] for kind in ranks if name in kind.by) for name in names}
-    learned = next((kind.learned for kind in ranks if kind.learned is not None), None)
+def compared(kinds: Sequence[Kind]) -> dict[str, Any]:
+    """The record of a kind of calls that these ranks made, from each its own; times are those of the slowest rank, and
+    numbers those of the one that made most."""
+    names = dict.fromkeys(name for kind in kinds for name in kind.by)
+    samples = {name: [kind.by[name] for kind in kinds if name in kind.by] for name in names}
+    slowest = {name: max(each, key=lambda sample: median(sample.values)) for name, each in samples.items()}
+    calls = {name: max(sample.calls for sample in each) for name, each in samples.items()}
+    learned = next((kind.learned for kind in kinds if kind.learned is not None), None)
     return {
-        "operation": ranks[0].operation,
-        "bytes_per_block": [min(kind.least for kind in ranks), max(kind.most for kind in ranks)],
-        "ran": {name: _summary(sample) for name, sample in slowest.items()},
-        "gain": _gain(slowest),
+        "ranks": kinds[0].ranks,
+        "operation": kinds[0].operation,
+        "bytes_per_block": [min(kind.least for kind in kinds), max(kind.most for kind in kinds)],
+        "ran": {name: {"calls": calls[name], **_summary(sample)} for name, sample in slowest.items()},
+        "gain": _gain(slowest, calls),
         "trials": {
-            "calls": max(kind.trials.calls for kind in ranks),
-            "seconds": max(kind.trials.seconds for kind in ranks),
+            "calls": max(kind.trials.calls for kind in kinds),
+            "seconds": max(kind.trials.seconds for kind in kinds),
         },
         "learned": None if learned is None else {name: _finite(each) for name, each in learned._asdict().items()},
         "words": "" if learned is None else learned.words(),
     }
 
 
-def _slowest(samples: Iterable[Sample]) -> Sample:
-    return max(samples, key=lambda sample: median(sample.values))
-
-
 def _summary(sample: Sample) -> dict[str, Any]:
     interval = [_finite(bound) for bound in median_interval(sample.values)]
     return {
-        "calls": sample.calls,
         "seconds": sample.seconds,
         "median": median(sample.values),
         "interval": interval if None not in interval else None,
     }
 
 
-def _gain(slowest: dict[str, Sample]) -> dict[str, Any] | None:
+def _gain(slowest: Mapping[str, Sample], calls: Mapping[str, int]) -> dict[str, Any] | None:
     """How many times native's time is that of the algorithm which served most calls; None without both."""
     others = [name for name in slowest if name != NATIVE]
     if NATIVE not in slowest or not others:
         return None
-    name = max(others, key=lambda other: slowest[other].calls)
+    name = max(others, key=calls.__getitem__)
     ratio, low, high = quotient_interval(slowest[NATIVE].values, slowest[name].values)
     return {"algorithm": name, "ratio": ratio, "interval": [low, high] if high < inf else None}
 
@@ -167,7 +168,7 @@ def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:
     size = format_size(most) if least == most else f"{format_size(least)} to {format_size(most)}"
     blocks = f", blocks of {size if most else 'any sizes'}" if COLLECTIVES[collective].buffers else ""
     operation = f" by {kind['operation']}" if kind["operation"] else ""
-    yield f"{site}, {collective}{operation}{blocks}"
+    yield f"{site}, {collective}{operation}{blocks}, {kind['ranks']} ranks"
     for name, found in sorted(kind["ran"].items(), key=lambda item: (item[0] != NATIVE, -item[1]["calls"])):
         yield f"    {name}: {found['calls']} calls, median {format_time(found['median'])}{_between(found['interval'])}"
     if gain := kind["gain"]:

@@ -187,15 +187,22 @@ def _when_all_is_over(finish: Callable[[], None], ends_well: Callable[[], bool])
     ranks may wait for what these do. Not if the program fails: then nobody is waited for."""
     from mpi4py import MPI
 
+    is_left = True
+
+    def once() -> None:
+        nonlocal is_left
+        if is_left and not MPI.Is_finalized():
+            is_left = False
+            finish()
+
     def finalize(original: Callable[[], None] = MPI.Finalize) -> None:
         """As mpi4py's."""
-        if not MPI.Is_finalized():
-            finish()
+        once()
         original()
 
     def at_exit() -> None:
-        if ends_well() and not MPI.Is_finalized():
-            finish()
+        if ends_well():
+            once()
 
     MPI.Finalize = finalize
     atexit.register(at_exit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from hiercoll.collectives import Sizes
 from hiercoll.runtime.arguments import Mode
@@ -18,7 +19,9 @@ class Reason(Enum):
     DISABLED = "HIERCOLL_DISABLE is set"
     ONE_RANK = "one rank"
     OBJECTS = "objects to or from one rank: nothing is faster"
+    OBJECTS_OF_NODE = "objects within one node: nothing is faster"
     TOO_SHORT = "not set up: blocking calls have not taken long enough to pay for it"
+    AT_BOUND = "not set up: the links between nodes need nearly as long as calls take"
     THREADS = "nothing runs in the background: MPI has been begun without MPI_THREAD_MULTIPLE"
     FORCED = "asked for"
     ROOT_SIZES = "sizes are the root's alone: nothing is tried"
@@ -35,21 +38,30 @@ class Reason(Enum):
     NOT_FASTER = "trials found nothing faster"
 
 
-def reason(
-    session: Session | None, size: int, wanted: Wanted, mode: Mode, *, is_settled: bool, is_disabled: bool
-) -> Reason:
+class Unmet(NamedTuple):
+    """In place of the session of a communicator on which hiercoll is not set up, why that is so; see `lifetime`."""
+
+    is_disabled: bool
+    is_settled: bool
+    is_at_bound: bool
+
+
+def reason(session: Session | Unmet, size: int, wanted: Wanted, mode: Mode) -> Reason:
     """Why such a call of a drop-in communicator of ``size`` ranks, whose arguments are no reason, has just been served
-    by the MPI library: by what this rank knows now. ``is_settled``, ``is_disabled``: as in `lifetime`, where
-    there is no session."""
+    by the MPI library: by what this rank knows now."""
     collective = wanted.collective
-    if is_disabled if session is None else session.disabled:
+    if session.is_disabled if isinstance(session, Unmet) else session.disabled:
         return Reason.DISABLED
     if size == 1:
         return Reason.ONE_RANK
-    if mode is Mode.OBJECTS:
+    if mode is Mode.OBJECTS and collective.is_rooted:
         return Reason.OBJECTS
-    if session is None:
-        return Reason.EARLIER_JOB if is_settled else Reason.TOO_SHORT
+    if isinstance(session, Unmet):
+        if session.is_at_bound:
+            return Reason.AT_BOUND
+        return Reason.EARLIER_JOB if session.is_settled else Reason.TOO_SHORT
+    if mode is Mode.OBJECTS:
+        return Reason.OBJECTS_OF_NODE
     if mode is not Mode.BLOCKING and session.threadless:
         return Reason.THREADS
     policy = session.policy

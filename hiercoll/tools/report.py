@@ -26,7 +26,7 @@ from hiercoll.errors import ArgumentError
 from hiercoll.learned import write_whole
 from hiercoll.runtime import progress
 from hiercoll.runtime.arguments import Mode
-from hiercoll.runtime.lifetime import get_topology, is_disabled, is_settled, known_session, set_ups
+from hiercoll.runtime.lifetime import get_topology, is_at_bound, is_disabled, is_settled, known_session, set_ups
 from hiercoll.runtime.operations import Operation, find_operation
 from hiercoll.runtime.reading import combining_of
 from hiercoll.runtime.session import Session
@@ -40,7 +40,7 @@ from hiercoll.runtime.specifications import (
 )
 from hiercoll.tools.bench import provenance
 from hiercoll.tools.comparison import MOST_KINDS, Kind, Learned, compared, lines, ran_words
-from hiercoll.tools.reasons import Reason, reason
+from hiercoll.tools.reasons import Reason, Unmet, reason
 from hiercoll.tuning.budget import Budget
 from hiercoll.tuning.learning import Learner
 from hiercoll.tuning.policy import Key as PolicyKey
@@ -72,14 +72,15 @@ class Site:
         """Where such calls are compared; None where too many others are."""
         if asked.kind not in self.kinds and len(self.kinds) < MOST_KINDS:
             operation = "" if asked.operation is None else asked.operation.name
-            self.kinds[asked.kind] = Kind(asked.wanted.size, asked.wanted.size, operation)
+            self.kinds[asked.kind] = Kind(asked.ranks, asked.wanted.size, asked.wanted.size, operation)
         return self.kinds.get(asked.kind)
 
 
 class Asked(NamedTuple):
-    """What a call asks for: bytes that it is to receive on this rank, what is to be chosen for, and under which key
-    that is known, and the operation; ``kind``: what calls that are compared have in common."""
+    """What a call asks for among so many ranks: bytes that it is to receive on this one, what is to be chosen for, and
+    under which key that is known, and the operation; ``kind``: what calls that are compared have in common."""
 
+    ranks: int
     nbytes: int
     wanted: Wanted
     key: PolicyKey
@@ -87,10 +88,11 @@ class Asked(NamedTuple):
     kind: tuple[object, ...]
 
     @classmethod
-    def of(cls, nbytes: int, wanted: Wanted, operation: Operation | None) -> Asked:
+    def of(cls, ranks: int, nbytes: int, wanted: Wanted, operation: Operation | None) -> Asked:
         """With its keys."""
         *like, _ = wanted.key  # but for what a reduction asks of algorithms, which is known where hiercoll is set up
-        return cls(nbytes, wanted, wanted.key, operation, (*like, None if operation is None else operation.name))
+        kind = (ranks, *like, None if operation is None else operation.name)
+        return cls(ranks, nbytes, wanted, wanted.key, operation, kind)
 
 
 class Call(NamedTuple):
@@ -197,7 +199,8 @@ class Recorder:
             self.budgets[id(budget)] = budget
             if not call.is_set_up:
                 return
-        kind = site.kind(call.asked)
+        # One rank by itself has nothing to choose.
+        kind = site.kind(call.asked) if call.asked.ranks > 1 else None
         if kind is not None:
             is_trial = learner is not None and learner.trials != call.trials
             kind.add(ran, call.asked.wanted.size, seconds, is_trial)
@@ -310,7 +313,7 @@ def _alike(collective: Collective, comm: Any, session: Session | None, args: tup
 
 def _asked(collective: Collective, comm: Any, session: Session | None, args: tuple[Any, ...]) -> Asked:
     if not args:  # objects, whose bytes mpi4py alone knows
-        return Asked.of(0, Wanted(collective, 0, False), None)
+        return Asked.of(comm.size, 0, Wanted(collective, 0, False), None)
     try:
         matter = _that_matter(collective, comm, args)
         total = message_bytes(collective, comm.size, matter)
@@ -319,7 +322,7 @@ def _asked(collective: Collective, comm: Any, session: Session | None, args: tup
     except UNREADABLE:  # mpi4py says what is wrong
         total, operation, wanted = 0, None, Wanted(collective, 0, False)
     nbytes = total if is_due(collective, comm.size, comm.rank, args) else 0
-    return Asked.of(nbytes, wanted, operation)
+    return Asked.of(comm.size, nbytes, wanted, operation)
 
 
 def _that_matter(record: Collective, comm: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -399,8 +402,8 @@ def _why(call: Call) -> str:
     if session is not None and session.refused:
         return f"{Reason.REFUSED.value}: {session.refused}"
     wanted = _asking(call.asked.wanted, session, call.asked.operation)
-    unmet = {"is_settled": is_settled(call.comm), "is_disabled": settings.is_disabled() or is_disabled(call.comm)}
-    return reason(session, call.comm.size, wanted, call.mode, **unmet).value
+    unmet = Unmet(settings.is_disabled() or is_disabled(call.comm), is_settled(call.comm), is_at_bound(call.comm))
+    return reason(session or unmet, call.comm.size, wanted, call.mode).value
 
 
 def _asking(wanted: Wanted, session: Session | None, operation: Operation | None) -> Wanted:

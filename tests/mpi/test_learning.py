@@ -27,11 +27,13 @@ from hiercoll.collectives import ALLGATHER, ALLTOALL, ALLTOALLV, BCAST, Collecti
 from hiercoll.errors import BufferSizeError, CommunicatorError, LearnedWarning
 from hiercoll.learned import Lesson, known_ranks, read_all
 from hiercoll.model.cost import DEFAULT_LINKS, Link, Links
-from hiercoll.runtime import beginning, compiled, lifetime, progress
+from hiercoll.runtime import beginning, bound, compiled, lifetime, progress
+from hiercoll.runtime.arguments import Arguments
 from hiercoll.runtime.library import may_copy, mpi_library
 from hiercoll.runtime.lifetime import first_calls, get_session, known_session
 from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Variant
+from hiercoll.topology import Surroundings, Topology
 from hiercoll.tuning import policy
 from hiercoll.tuning.budget import FIRST
 from hiercoll.tuning.learning import FEWER, Finding, Learner
@@ -752,6 +754,76 @@ def test_where_nothing_was_found_before(comm: MPI.Intracomm, monkeypatch: pytest
     assert state.goes_on(paid)
     state.tally[:] = calls
     assert not state.goes_on(1.9 * paid / beginning.PATIENCE)
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it is asked what links need, the first rank has a node of its own."""
+    nodes = Topology((0, *[1] * (SIZE - 1)))
+    monkeypatch.setattr(bound, "discover", lambda comm: Surroundings(nodes, 1.0, []))
+
+
+def look(state: beginning.Beginning, seconds: float, nbytes: int) -> bool:
+    """A look, and if it is a closer one those at the calls that follow, which take so many seconds each and send so
+    many bytes to each rank: what the last one says."""
+    paid = 0.9 * beginning.SHARE * state._calls * seconds
+    state.tally[:] = array("q", (0, int(state._calls * seconds * 1e9)))
+    goes_on = state.goes_on(paid, ALLTOALL, given := Arguments(np.zeros(SIZE * nbytes, np.int8), None))
+    for call in range(1, bound.SAMPLES + 1) if state.tally[0] == 1 else ():
+        state.tally[:] = array("q", (0, int(call * seconds * 1e9)))
+        assert goes_on
+        goes_on = state.goes_on(paid, ALLTOALL, given)
+    return goes_on
+
+
+@several
+@pytest.mark.parametrize(("ratio", "waits"), [(0.5, False), (1.1, True), (1.5, False)])
+def test_calls_that_take_as_long_as_links_need(
+    ratio: float, waits: bool, comm: MPI.Intracomm, two_nodes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more of them are left to the MPI library. Not of those that take longer, nor where it makes no sense."""
+    monkeypatch.setattr(bound, "seconds_per_byte", lambda comm, topology: 1e-3)
+    exchange(comm)
+    state = first_calls(comm)
+    assert state is not None
+    seconds = 1e-3 * 100 * (SIZE - 1)  # of what leaves a node: so many bytes to all other nodes' ranks
+    assert look(state, ratio * seconds, 100) == waits == state.is_at_bound
+    if waits:
+        assert state.tally[0] <= state._served and lifetime.is_at_bound(comm)
+        assert look(state, ratio * seconds, 100) and state.is_at_bound
+        assert not look(state, 3 * seconds, 100) and not state.is_at_bound
+    assert not is_set_up(comm)
+
+
+@several
+def test_calls_of_other_kinds_are_no_transfers(
+    comm: MPI.Intracomm, two_nodes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are set up for as ever; nor are links measured where there are none, or something is known."""
+    measured: list[Topology] = []
+    monkeypatch.setattr(bound, "seconds_per_byte", lambda comm, topology: (measured.append(topology), 1e-3)[1])
+    exchange(comm)
+    state = first_calls(comm)
+    assert state is not None
+    assert not look(state, 1.0, 0) and len(measured) == 1
+    other = hiercoll.Intracomm(comm).Dup()
+    exchange(other)
+    state = first_calls(other)
+    assert state is not None
+    state.is_informed = True
+    assert not look(state, 1.0, 100) and len(measured) == 1
+    other.Free()
+
+
+@several
+def test_links_are_measured(comm: MPI.Intracomm, two_nodes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks know the same, and no message is left over; one node has none."""
+    made = bound.Bound(comm)
+    found = WORLD.allgather((made._beta, made.cost, made.has_links))
+    assert len(set(found)) == 1 and made.cost > 0.0 and made.has_links == (made._beta > 0.0)
+    assert not comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+    monkeypatch.setattr(bound, "discover", lambda comm: Surroundings(Topology((0,) * SIZE), 1.0, []))
+    assert not bound.Bound(comm).has_links
 
 
 @several

@@ -25,6 +25,7 @@ from hiercoll.runtime.session import Session
 from hiercoll.tables import NATIVE_VARIANT, Choice, Entry, Table, Variant
 from hiercoll.tools.reasons import Reason
 from hiercoll.tools.report import Recorder, received
+from hiercoll.topology import Topology
 from hiercoll.tuning.learning import Finding, Learner
 from hiercoll.tuning.policy import Policy, Wanted
 
@@ -397,6 +398,11 @@ def call_integers(comm: MPI.Intracomm) -> None:
     comm.Allreduce(np.ones(3, int), np.empty(3, int))
 
 
+def one_node(comm: MPI.Intracomm) -> None:
+    """As far as it matters for objects."""
+    get_session(comm).topology = Topology((0,) * SIZE)
+
+
 def threadless(comm: MPI.Intracomm) -> None:
     get_session(comm).threadless = True
 
@@ -413,6 +419,9 @@ LEFT: dict[str, tuple[Reason, Callable[[MPI.Intracomm], None], Callable[[MPI.Int
     "not learning": (Reason.NOT_LEARNING, lambda comm: get_session(comm).policy.learn(0.0), call_alltoall),
     "background": (Reason.BLOCKING_ONLY, learns, wait_alltoall),
     "root": (Reason.ROOT_SIZES, learns, call_gatherv),
+    "bcast of objects": (Reason.OBJECTS_OF_NODE, one_node, lambda comm: comm.bcast(RANK)),
+    "allgather of objects": (Reason.OBJECTS_OF_NODE, one_node, lambda comm: comm.allgather(RANK)),
+    "alltoall of objects": (Reason.OBJECTS_OF_NODE, one_node, lambda comm: comm.alltoall([1] * SIZE)),
     "gather of objects": (Reason.OBJECTS, learns, lambda comm: comm.gather(RANK)),
     "scatter of objects": (Reason.OBJECTS, learns, lambda comm: comm.scatter([1] * SIZE)),
     "operation": (Reason.ORDER, learns, call_own_operation),
@@ -560,17 +569,52 @@ def test_arguments_that_the_library_alone_takes(
 
 
 @several
+def test_calls_among_different_ranks_are_apart(
+    comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder]
+) -> None:
+    """On communicators of different sizes; of one rank by itself nothing is compared."""
+    alone, everyone = hiercoll.Intracomm(comm).Split(RANK), hiercoll.Intracomm(comm)
+    for each in (alone, everyone):
+        get_session(each)
+    recorder = recorders()
+    for each in (everyone, alone, everyone):
+        each.Allreduce(np.ones(3, int), np.empty(3, int))
+    record, kind = only_record(recorder)
+    assert record["calls"] == 3 and kind["ranks"] == SIZE and kind["ran"][NATIVE]["calls"] == 2
+    alone.Free()
+
+
+@several
+def test_objects_before_a_set_up(comm: MPI.Intracomm, newcomer: None, recorders: Callable[..., Recorder]) -> None:
+    """Are seen, once, whatever keeps their buffers."""
+    for made in (hiercoll.Intracomm(comm), hiercoll.Pkl5Intracomm(comm)):
+        recorder = recorders()
+        made.bcast(RANK)
+        made.allgather(RANK)
+        made.alltoall([RANK] * SIZE)
+        found = {key[1]: dict(site.left) for key, site in recorder.sites.items() if "objects" in key[1]}
+        names = ("bcast", "allgather", "alltoall")
+        assert found == {f"{name} of objects": {Reason.TOO_SHORT.value: 1} for name in names}
+        recorder.remove()
+
+
+@several
 def test_a_new_communicator(
     newcomer: None, comm: MPI.Intracomm, recorders: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On which nothing is set up, for want of time, or since earlier jobs have found nothing."""
+    """On which nothing is set up, for want of time, since earlier jobs have found nothing, or since links are what
+    takes long."""
     monkeypatch.setattr(lifetime, "_set_up", 1e6)
     monkeypatch.setattr(beginning, "_is_settled", lambda size: True)
     recorder, ours = recorders(), hiercoll.Intracomm(comm)
     for _ in range(beginning.FIRST + 2):  # ranks look at it once
         call_alltoall(ours)
+    state = lifetime.first_calls(comm)
+    assert state is not None
+    state.is_at_bound = True
+    call_alltoall(ours)
     left: Counter[str] = sum((Counter(site.left) for site in recorder.sites.values()), Counter())
-    assert left == {Reason.TOO_SHORT.value: beginning.FIRST, Reason.EARLIER_JOB.value: 2}
+    assert left == {Reason.TOO_SHORT.value: beginning.FIRST, Reason.EARLIER_JOB.value: 2, Reason.AT_BOUND.value: 1}
 
 
 def test_one_rank(newcomer: None, recorders: Callable[..., Recorder]) -> None:

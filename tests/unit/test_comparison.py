@@ -40,7 +40,7 @@ def test_a_sample_is_bounded_even_and_the_same_again() -> None:
 
 def kind(**seconds: list[float]) -> Kind:
     """Calls with blocks of 64 bytes, by what ran."""
-    made = Kind(64, 64)
+    made = Kind(4, 64, 64)
     for name, values in seconds.items():
         for value in values:
             made.add(name, 64, value, is_trial=False)
@@ -80,7 +80,7 @@ def test_the_slowest_ranks_medians() -> None:
 def test_words(native: float, words: str) -> None:
     record = compared([kind(native=spread(native, 60, 1), bruck=spread(1e-4, 60, 2))])
     said = list(lines("alltoall", "program.py:3", record))
-    assert said[0] == "program.py:3, alltoall, blocks of 64"
+    assert said[0] == "program.py:3, alltoall, blocks of 64, 4 ranks"
     assert said[1].startswith("    native: 60 calls, median ") and " us to " in said[1]
     assert said[3].startswith("    native / bruck: ") and said[3].endswith(f": {words}")
 
@@ -94,12 +94,26 @@ def test_short_calls_get_no_verdict() -> None:
     )
 
 
+def test_calls_are_those_of_the_rank_that_made_most() -> None:
+    """Whichever was slowest."""
+    slow, many = kind(native=[3e-4] * 2, bruck=[1e-5] * 9), kind(native=[1e-4] * 7, bruck=[2e-5] * 3, ring=[1e-5] * 5)
+    found = compared([slow, many])
+    assert {name: each["calls"] for name, each in found["ran"].items()} == {"native": 7, "bruck": 9, "ring": 5}
+    assert {name: each["median"] for name, each in found["ran"].items()} == {
+        "native": 3e-4,
+        "bruck": 2e-5,
+        "ring": 1e-5,
+    }
+    assert found["gain"]["algorithm"] == "bruck"
+
+
 def test_reductions_are_told_apart_by_what_combines() -> None:
-    found = Kind(8, 8, "SUM of float64")
+    found = Kind(4, 8, 8, "SUM of float64")
     found.add(NATIVE, 8, 1.0, is_trial=False)
     record = compared([found])
     assert record["operation"] == "SUM of float64" and compared([kind(native=[1.0])])["operation"] == ""
-    assert next(lines("allreduce", "program.py:3", record)) == "program.py:3, allreduce by SUM of float64, blocks of 8"
+    said = "program.py:3, allreduce by SUM of float64, blocks of 8, 4 ranks"
+    assert next(lines("allreduce", "program.py:3", record)) == said
 
 
 def test_few_calls_show_nothing() -> None:
