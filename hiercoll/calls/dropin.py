@@ -398,6 +398,17 @@ def _returning(collective: Collective, name: str, mode: Mode) -> Method:
     return _method(collective, serve)
 
 
+def _with_words(method: Method, native: Native, least: int) -> Method:
+    """A method that lets mpi4py's own say that arguments are missing."""
+
+    def checked(self: Any, *given: Any, **options: Any) -> Any:
+        if len(given) + len(options) < least:
+            native(self, *given, **options)
+        return method(self, *given, **options)
+
+    return checked
+
+
 def _add_methods() -> None:
     """Give drop-in communicators the methods of all collectives, in their three forms, with mpi4py's words."""
     for collective in called():
@@ -406,8 +417,11 @@ def _add_methods() -> None:
             collective.nonblocking: _returning(collective, collective.nonblocking, Mode.BACKGROUND),
             collective.persistent: _returning(collective, collective.persistent, Mode.HELD),
         }
-        for name, method in methods.items():
-            _describe(method, name, getattr(MPI.Comm, name))
+        for name, served_method in methods.items():
+            native = getattr(MPI.Comm, name)
+            method = _with_words(served_method, native, collective.buffers)
+            for each in (served_method, method):
+                _describe(each, name, native)
             forms = {collective.native: collective, collective.nonblocking: collective.in_background}
             if name in forms:
                 more, begun = (collective.buffers, collective.more), requests.begun

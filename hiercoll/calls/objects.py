@@ -49,20 +49,20 @@ class ObjectMessages:
             return _left(self, BCAST, super().bcast, obj, root)  # type: ignore[misc]
         root = place
         is_root = self.rank == root
-        data = np.frombuffer(MPI.pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
+        data = np.frombuffer(_dumped(obj), np.uint8) if is_root else np.empty(0, np.uint8)
         first = _first(data)
         self.Bcast(first, root)
         size = _sizes(first)[0]
         rest = data[FIRST - 8 :] if is_root else np.empty(max(size - FIRST + 8, 0), np.uint8)
         if rest.size:
             self.Bcast(rest, root)
-        return MPI.pickle.loads(data if is_root else _joined(first, rest, size))
+        return _loaded(data if is_root else _joined(first, rest, size))
 
     def allgather(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
             return _left(self, ALLGATHER, super().allgather, sendobj)  # type: ignore[misc, no-any-return]
-        data = np.frombuffer(MPI.pickle.dumps(sendobj), np.uint8)
+        data = np.frombuffer(_dumped(sendobj), np.uint8)
         firsts = np.empty((self.size, FIRST), np.uint8)
         self.Allgather(_first(data), firsts)
         sizes = _sizes(firsts)
@@ -71,7 +71,7 @@ class ObjectMessages:
         if rests.size:
             self.Allgatherv(data[FIRST - 8 :], [rests, lengths])
         parts = np.split(rests, np.cumsum(lengths)[:-1])
-        return [MPI.pickle.loads(_joined(*each)) for each in zip(firsts, parts, sizes.tolist(), strict=True)]
+        return [_loaded(_joined(*each)) for each in zip(firsts, parts, sizes.tolist(), strict=True)]
 
     def gather(self: Any, sendobj: Any, root: int = 0) -> list[Any] | None:
         """mpi4py's."""
@@ -85,13 +85,13 @@ class ObjectMessages:
         """As mpi4py's."""
         if not _is_served(self):
             return _left(self, ALLTOALL, super().alltoall, sendobj)  # type: ignore[misc, no-any-return]
-        pieces = [b""] * self.size if sendobj is None else [MPI.pickle.dumps(each) for each in _items(self, sendobj)]
+        pieces = [b""] * self.size if sendobj is None else [_dumped(each) for each in _items(self, sendobj)]
         sizes, theirs = np.array([len(each) for each in pieces], np.int64), np.empty(self.size, np.int64)
         self.Alltoall(sizes, theirs)
         found = np.empty(theirs.sum(), np.uint8)
         self.Alltoallv([np.frombuffer(b"".join(pieces), np.uint8), sizes], [found, theirs])
         parts = np.split(found, np.cumsum(theirs)[:-1])
-        return [MPI.pickle.loads(each) if each.size else None for each in parts]
+        return [_loaded(each) if each.size else None for each in parts]
 
 
 class BuffersOutOfBand(ObjectMessages):
@@ -149,6 +149,19 @@ def _left(comm: Any, collective: Collective, native: Callable[..., Any], *given:
     return found
 
 
+def _dumped(obj: Any) -> bytes:
+    """An object, pickled. Raises TypeError, as mpi4py does, where the program's own way gives something else."""
+    data = MPI.pickle.dumps(obj)
+    if type(data) is not bytes:
+        raise TypeError(f"expected bytes, {type(data).__name__} found")
+    return data
+
+
+def _loaded(data: Bytes) -> Any:
+    """The object; the program's own way gets what mpi4py gives it."""
+    return MPI.pickle.loads(MPI.buffer(data))
+
+
 def _items(comm: Any, objects: Any) -> list[Any]:
     """As many as there are ranks. Raises ValueError, as mpi4py does."""
     items = list(objects)
@@ -164,7 +177,10 @@ def _is_served(comm: Any) -> bool:
 
 
 def _rank(root: Any, size: int) -> int | None:
-    """However it is spelled: ranks may do so in different ways. None: it is none."""
+    """However it is spelled: ranks may do so in different ways. None: it is none, or no more than an index, which
+    mpi4py refuses."""
+    if not hasattr(root, "__int__"):
+        return None
     try:
         place = index(root)
     except TypeError:

@@ -7,7 +7,8 @@ datatypes and pairs, and operations that programs define.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -163,8 +164,25 @@ def _go_together(op: int, datatype: int) -> bool:
     """Whether the MPI library combines elements of that type so: it does, or says that it does not, on one of each."""
     kind = MPI.Datatype.fromhandle(datatype)
     room = np.zeros((2, max(kind.Get_extent()[1], 1)), np.uint8)
-    try:
-        MPI.Op.fromhandle(op).Reduce_local([room[0], 1, kind], [room[1], 1, kind])
-    except MPI.Exception:
-        return False
+    with _errors_raised():
+        try:
+            MPI.Op.fromhandle(op).Reduce_local([room[0], 1, kind], [room[1], 1, kind])
+        except MPI.Exception:
+            return False
     return True
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """Let errors in calls without a communicator be exceptions, whatever the program has asked for: they are those of
+    MPI_COMM_SELF, in older libraries of MPI_COMM_WORLD (MPI 4.1, 9.3)."""
+    asked = [(comm, MPI.Comm.Get_errhandler(comm)) for comm in (MPI.COMM_SELF, MPI.COMM_WORLD)]
+    try:
+        for comm, _ in asked:
+            MPI.Comm.Set_errhandler(comm, MPI.ERRORS_RETURN)
+        yield
+    finally:
+        for comm, handler in asked:
+            MPI.Comm.Set_errhandler(comm, handler)
+            if handler not in (MPI.ERRORS_RETURN, MPI.ERRORS_ARE_FATAL, MPI.ERRORS_ABORT):
+                handler.Free()  # this reference

@@ -204,9 +204,11 @@ def _use(collective: Collective, size: int, rank: int, root: int) -> tuple[bool,
 
 
 def _root(session: Session | Beginning, root: Any, strict: bool) -> int:
-    """The root as a number; True is none for functions (``strict``), but one for mpi4py. Raises ParameterError."""
+    """The root as a number; True is none for functions (``strict``), but one for mpi4py, and what is no more than an
+    index is one for them, but none for mpi4py. Raises ParameterError."""
+    is_refused = isinstance(root, bool) if strict else not hasattr(root, "__int__")
     try:
-        number = -1 if strict and isinstance(root, bool) else index(root)
+        number = -1 if is_refused else index(root)
     except TypeError:
         number = -1
     if not 0 <= number < session.size:

@@ -139,6 +139,8 @@ def _main_module(path: str) -> ModuleType:
     made = ModuleType("__main__")
     made.__file__, made.__loader__, made.__package__ = path, SourceFileLoader("__main__", path), None
     made.__dict__.update(__builtins__=builtins, __cached__=None)
+    if sys.version_info < (3, 14):
+        made.__annotations__ = {}
     sys.modules["__main__"] = made
     return made
 

@@ -222,7 +222,14 @@ def test_roots_are_mpi4pys_on_a_drop_in_communicator(comm: MPI.Intracomm) -> Non
         buf = mine(root, 40)
         ours.Bcast(buf, bool(root) if RANK % 2 else root)
         assert np.array_equal(buf, vector(root, 40))
-    for wrong in (SIZE, -1, "0", None):
+
+    class Index:
+        """No more than that."""
+
+        def __index__(self) -> int:
+            return 0
+
+    for wrong in (SIZE, -1, "0", None, Index()):
         with pytest.raises(Exception) as theirs:  # noqa: PT011
             comm.Bcast(buf, wrong)
         with pytest.raises(Exception) as its:  # noqa: PT011

@@ -329,6 +329,20 @@ def test_arguments_that_are_too_many(comm: MPI.Intracomm, collective: Collective
                 getattr(ours, name)(*most, *more, **options)
 
 
+@pytest.mark.parametrize("collective", [each for each in called() if each.buffers], ids=str)
+def test_arguments_that_are_missing(comm: MPI.Intracomm, collective: Collective) -> None:
+    """mpi4py says so, in its words."""
+    ours = hiercoll.Intracomm(comm)
+    for name in (collective.native, collective.nonblocking, collective.persistent):
+        for given in ((), (np.zeros(SIZE),))[: collective.buffers]:
+            said = []
+            for each in (comm, ours):
+                with pytest.raises(TypeError) as caught:
+                    getattr(each, name)(*given)
+                said.append(str(caught.value))
+            assert said[0] == said[1]
+
+
 @pytest.mark.mpi(min_size=2)  # calls of one rank are MPI's
 def test_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``--algorithm`` says is what runs."""

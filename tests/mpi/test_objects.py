@@ -166,6 +166,29 @@ def test_large_buffers_are_not_pickled(pkl5s: pkl5.Intracomm, calls: dropin.Call
     assert total(calls, "alltoall") == 1 and total(calls, "alltoallv") == 2
 
 
+def test_pickles_of_the_programs_own(ours: hiercoll.Intracomm) -> None:
+    """What unpickles gets what mpi4py gives it; what pickles gives bytes, or is refused as by mpi4py."""
+    types = set()
+
+    def loads(data: Any) -> Any:
+        types.add(type(data))
+        return pickle.loads(data) if data else None
+
+    MPI.pickle.__init__(pickle.dumps, loads)  # type: ignore[misc]
+    try:
+        assert ours.allgather(RANK) == ours.alltoall([RANK] * SIZE) == list(range(SIZE)) and ours.bcast("x") == "x"
+        assert types <= {MPI.buffer, bytes}
+        MPI.pickle.__init__(lambda obj, protocol=None: bytearray(pickle.dumps(obj)), loads)  # type: ignore[misc]
+        for call in (lambda: ours.allgather(RANK), lambda: ours.alltoall([RANK] * SIZE)):
+            with pytest.raises(TypeError, match="expected bytes, bytearray found"):
+                call()
+    finally:
+        MPI.pickle.__init__(pickle.dumps, pickle.loads)  # type: ignore[misc]
+    with pytest.raises(Exception) as its:  # noqa: PT011
+        ours.bcast(RANK, type("Index", (), {"__index__": lambda self: 0})())
+    assert type(its.value) is TypeError
+
+
 def test_other_pickles(ours: hiercoll.Intracomm) -> None:
     """As the program has configured them."""
     seen: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import hiercoll
 from hiercoll.algorithms import REGISTRY
 from hiercoll.calls import dropin
 from hiercoll.collectives import Order, fixed_tree
-from hiercoll.runtime import binding, programs
+from hiercoll.runtime import binding, operations, programs
 from hiercoll.runtime.lifetime import get_session
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -245,6 +246,30 @@ def test_what_is_refused(comm: MPI.Intracomm, how: Any, error: type[Exception], 
         hiercoll.allreduce(comm, np.ones(4), result, **how)
     assert (result == -1).all()
     assert (hiercoll.allreduce(comm, np.ones(4)) == SIZE).all()
+
+
+@pytest.mark.parametrize("drops_in", [False, True])
+def test_what_is_refused_is_the_programs_to_handle(comm: MPI.Intracomm, drops_in: bool) -> None:
+    """Whatever it has asked for where there is no communicator."""
+    seen: list[int] = []
+    handler = MPI.Comm.Create_errhandler(lambda comm, error: seen.append(error))
+    before = MPI.COMM_SELF.Get_errhandler(), WORLD.Get_errhandler()
+    operations._go_together.cache_clear()
+    try:
+        MPI.COMM_SELF.Set_errhandler(handler)
+        WORLD.Set_errhandler(MPI.ERRORS_ARE_FATAL)
+        error: type[Exception] = MPI.Exception if drops_in else hiercoll.BufferTypeError
+        reduce = hiercoll.Intracomm(comm).Allreduce if drops_in else partial(hiercoll.allreduce, comm)
+        get_session(comm)
+        with pytest.raises(error):
+            reduce(np.ones(4), np.ones(4), op=MPI.BAND)
+        assert not seen
+        after = MPI.COMM_SELF.Get_errhandler(), WORLD.Get_errhandler()
+        assert after == (handler, MPI.ERRORS_ARE_FATAL)
+    finally:
+        MPI.COMM_SELF.Set_errhandler(before[0])
+        WORLD.Set_errhandler(before[1])
+        handler.Free()
 
 
 @several
