@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from mpi4py import MPI
@@ -401,6 +401,7 @@ def _returning(collective: Collective, name: str, mode: Mode) -> Method:
 def _with_words(method: Method, native: Native, least: int) -> Method:
     """A method that lets mpi4py's own say that arguments are missing."""
 
+    @wraps(method)
     def checked(self: Any, *given: Any, **options: Any) -> Any:
         if len(given) + len(options) < least:
             native(self, *given, **options)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Bytes: TypeAlias = "npt.NDArray[np.float64]"
-SAMPLES = 8  # calls, one after the other, that are looked at: programs make calls of several kinds in turns
+# Calls, one after the other, that are looked at, since programs make calls of several kinds in turns: most and fewest,
+# and seconds that they may take.
+MOST, FEWEST, LONGEST = 8, 2, 1.0
 NEAR = 1.35  # times as long as links need at most, that calls take which hardly anything makes faster
 FAR = 0.7  # times as long, below which what is known of links, or of what passes them, must be wrong
 SMALL, SIZES = 8, (64 << 10, 256 << 10)  # bytes of messages whose time is latency, and of those that show the rate
@@ -51,13 +53,14 @@ class Bound:
     def begin(self, seconds: float, collective: Collective | None, given: Arguments | None) -> int:
         """Look at calls from this one on; one of those before took so many seconds. Returns how many. Local."""
         self._before = seconds
-        self._sample = Sample(self._topology.size)
+        wanted = max(FEWEST, int(min(LONGEST / seconds, MOST))) if seconds else MOST
+        self._sample = Sample(self._topology.size, wanted)
         self._sample.add(collective, given)
-        return SAMPLES
+        return wanted
 
     def takes(self, collective: Collective | None, given: Arguments | None) -> bool:
         """Whether this call is one that is looked at. Local."""
-        if self._sample is None or self._sample.calls >= SAMPLES:
+        if self._sample is None or self._sample.calls >= self._sample.wanted:
             return False
         self._sample.add(collective, given)
         return True
@@ -86,8 +89,8 @@ class Bound:
 class Sample:
     """Bytes to each rank, in some calls of this one; none of calls of which that is not known."""
 
-    def __init__(self, size: int) -> None:
-        self.calls, self.sent = 0, np.zeros(size)
+    def __init__(self, size: int, wanted: int) -> None:
+        self.calls, self.wanted, self.sent = 0, wanted, np.zeros(size)
 
     def add(self, collective: Collective | None, given: Arguments | None) -> None:
         """A call comes next."""

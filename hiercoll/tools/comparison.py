@@ -168,7 +168,8 @@ def lines(collective: str, site: str, kind: dict[str, Any]) -> Iterator[str]:
     size = format_size(most) if least == most else f"{format_size(least)} to {format_size(most)}"
     blocks = f", blocks of {size if most else 'any sizes'}" if COLLECTIVES[collective].buffers else ""
     operation = f" by {kind['operation']}" if kind["operation"] else ""
-    yield f"{site}, {collective}{operation}{blocks}, {kind['ranks']} ranks"
+    ranks = "one rank" if kind["ranks"] == 1 else f"{kind['ranks']} ranks"
+    yield f"{site}, {collective}{operation}{blocks}, {ranks}"
     for name, found in sorted(kind["ran"].items(), key=lambda item: (item[0] != NATIVE, -item[1]["calls"])):
         yield f"    {name}: {found['calls']} calls, median {format_time(found['median'])}{_between(found['interval'])}"
     if gain := kind["gain"]:

@@ -199,8 +199,7 @@ class Recorder:
             self.budgets[id(budget)] = budget
             if not call.is_set_up:
                 return
-        # One rank by itself has nothing to choose.
-        kind = site.kind(call.asked) if call.asked.ranks > 1 else None
+        kind = site.kind(call.asked)
         if kind is not None:
             is_trial = learner is not None and learner.trials != call.trials
             kind.add(ran, call.asked.wanted.size, seconds, is_trial)

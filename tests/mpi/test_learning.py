@@ -769,10 +769,12 @@ def look(state: beginning.Beginning, seconds: float, nbytes: int) -> bool:
     paid = 0.9 * beginning.SHARE * state._calls * seconds
     state.tally[:] = array("q", (0, int(state._calls * seconds * 1e9)))
     goes_on = state.goes_on(paid, ALLTOALL, given := Arguments(np.zeros(SIZE * nbytes, np.int8), None))
-    for call in range(1, bound.SAMPLES + 1) if state.tally[0] == 1 else ():
-        state.tally[:] = array("q", (0, int(call * seconds * 1e9)))
-        assert goes_on
+    calls = 0
+    while goes_on and state.tally[0] == 1:
+        calls += 1
+        state.tally[:] = array("q", (0, int(calls * seconds * 1e9)))
         goes_on = state.goes_on(paid, ALLTOALL, given)
+    assert calls in (0, max(bound.FEWEST, min(bound.MOST, int(bound.LONGEST / seconds + 1e-6))))
     return goes_on
 
 

@@ -68,7 +68,7 @@ def test_bytes_to_each_rank(how: str) -> None:
 def test_what_cannot_be_told_counts_as_nothing(how: str) -> None:
     """The MPI library will say what is wrong, if it is."""
     collective, spec = LEFT[how]
-    sample = Sample(3)
+    sample = Sample(3, 3)
     sample.add(collective, Arguments(spec, None))
     sample.add(ALLTOALL, Arguments(NUMBERS, None))
     sample.add(None, None)
