@@ -206,13 +206,16 @@ class Beginning:
             self._calls = self._bound.begin(-least / self._calls, collective, given)
             self.tally[:] = array("q", (1, 0))
             return True
-        share /= AT_BOUND if self.is_at_bound else 1
+        self._plan_next(needed, share / AT_BOUND if self.is_at_bound else share, part)
+        return True
+
+    def _plan_next(self, needed: float, share: float, part: float) -> None:
+        """Look again when this share of the time of calls may pay for so many seconds."""
         # That this one will have cost, and the next one; nothing is known yet at the first one.
         look = max(self.agreed, median(self._looks) if len(self._looks) > 1 else LOOKS * self.agreed)
         lacking = (needed + 2 * look) / share - self.seconds
         self._calls = self._until_next(look, lacking, part)
         self.tally[:] = array("q", (self._calls, 0))
-        return True
 
     def _looks_closer(self) -> bool:
         """Whether calls are to be looked at before a set-up: there are links between nodes, and they have not just
