@@ -46,7 +46,8 @@ class ObjectMessages:
     def bcast(self: Any, obj: Any, root: int = 0) -> Any:
         """As mpi4py's."""
         if not _is_served(self) or (place := _rank(root, self.size)) is None:
-            return _left(self, BCAST, super().bcast, obj, root)  # type: ignore[misc]
+            native = super().bcast  # type: ignore[misc]
+            return _left(self, BCAST, native, obj, root) if observers else native(obj, root)
         root = place
         is_root = self.rank == root
         data = np.frombuffer(_dumped(obj), np.uint8) if is_root else np.empty(0, np.uint8)
@@ -61,7 +62,8 @@ class ObjectMessages:
     def allgather(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
-            return _left(self, ALLGATHER, super().allgather, sendobj)  # type: ignore[misc, no-any-return]
+            native = super().allgather  # type: ignore[misc]
+            return _left(self, ALLGATHER, native, sendobj) if observers else native(sendobj)  # type: ignore[no-any-return]
         data = np.frombuffer(_dumped(sendobj), np.uint8)
         firsts = np.empty((self.size, FIRST), np.uint8)
         self.Allgather(_first(data), firsts)
@@ -84,7 +86,8 @@ class ObjectMessages:
     def alltoall(self: Any, sendobj: Any) -> list[Any]:
         """As mpi4py's."""
         if not _is_served(self):
-            return _left(self, ALLTOALL, super().alltoall, sendobj)  # type: ignore[misc, no-any-return]
+            native = super().alltoall  # type: ignore[misc]
+            return _left(self, ALLTOALL, native, sendobj) if observers else native(sendobj)  # type: ignore[no-any-return]
         pieces = [b""] * self.size if sendobj is None else [_dumped(each) for each in _items(self, sendobj)]
         sizes, theirs = np.array([len(each) for each in pieces], np.int64), np.empty(self.size, np.int64)
         self.Alltoall(sizes, theirs)
@@ -140,8 +143,6 @@ class BuffersOutOfBand(ObjectMessages):
 
 def _left(comm: Any, collective: Collective, native: Callable[..., Any], *given: Any) -> Any:
     """A call that is left to mpi4py; observers see it."""
-    if not observers:
-        return native(*given)
     begun = [observer.begin(comm, collective, Mode.OBJECTS, ()) for observer in observers]
     found = native(*given)
     for observer, each in zip(observers, begun, strict=True):
