@@ -129,7 +129,7 @@ class Beginning:
     is_settled = False  # whether it is known that nothing is faster on so many ranks, likewise
     since = 0.0  # when the call began in which ranks have agreed last; 0: it is over
     is_at_bound = False  # whether links between nodes need nearly as long as calls take, likewise
-    _bound: Bound | None = None  # where there are such links, once it matters
+    _bound: Bound | None = None  # what calls take at least, once they could pay for a set-up
     _usual = 0.0  # seconds of a call of this rank
     _aside = 0.0  # seconds that such calls took this rank longer, which have not been agreed on
     _served = 0
@@ -184,7 +184,7 @@ class Beginning:
             return True
         self.since = perf_counter()
         mine = [-self.tally[1] * 1e-9, -self.meeting, self._aside, -self._aside, known, loading.to_pay(), *self._news]
-        found = _largest(self.comm, [*mine, "numpy" not in sys.modules])
+        found = largest(self.comm, [*mine, "numpy" not in sys.modules])
         least, meeting, slowest, negated, known, importing, part, gains, settled, lacks_numpy = found
         self.is_settled = bool(settled)
         aside = in_common(slowest, -negated, self.agreed) if self._served else 0.0
@@ -351,7 +351,8 @@ def _cannot_fail(*_: object) -> None:
     """No programs are run here."""
 
 
-def _largest(comm: MPI.Intracomm, values: Sequence[float]) -> list[float]:
+def largest(comm: MPI.Intracomm, values: Sequence[float]) -> list[float]:
+    """The largest of all ranks' values, each of several. Collective."""
     mine = array("d", values)
     most = array("d", mine)
     MPI.Comm.Allreduce(comm, mine, most, op=MPI.MAX)

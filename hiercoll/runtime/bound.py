@@ -15,6 +15,7 @@ from mpi4py import MPI
 from hiercoll.collectives import Collective, Holds
 from hiercoll.loading import is_array
 from hiercoll.runtime.arguments import Arguments
+from hiercoll.runtime.beginning import largest
 from hiercoll.topology import Topology, discover
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Bytes: TypeAlias = "npt.NDArray[np.float64]"
 # and seconds that they may take.
 MOST, FEWEST, LONGEST = 8, 2, 1.0
 NEAR = 1.35  # times as long as links need at most, that calls take which hardly anything makes faster
-FAR = 0.7  # times as long, below which what is known of links, or of what passes them, must be wrong
+UNLIKELY = 0.7  # times as long, below which what is known of links, or of what passes them, must be wrong
 SMALL, SIZES = 8, (64 << 10, 256 << 10)  # bytes of messages whose time is latency, and of those that show the rate
 TIMES = 2  # that they are sent
 CLEARLY = 4.0  # times as long as small ones, that large ones take which show the rate
@@ -43,7 +44,7 @@ class Bound:
         self._seconds = 0.0  # that links need for a call; 0: not known
         self._before = 0.0  # of a call before the sample, equal on all ranks
         self.is_fresh = False  # whether the calls that `is_near` was last asked about are those of a sample
-        self.cost = float(_most(comm, [perf_counter() - begin])[0])  # seconds, equal on all ranks
+        self.cost = largest(comm, [perf_counter() - begin])[0]  # seconds, equal on all ranks
 
     @property
     def has_links(self) -> bool:
@@ -73,7 +74,7 @@ class Bound:
         self.is_fresh = sample is not None
         if sample is not None:
             self._seconds = self._needed(sample.sent) / sample.calls
-        low, high = FAR * self._seconds, NEAR * self._seconds
+        low, high = UNLIKELY * self._seconds, NEAR * self._seconds
         return low < seconds / calls <= high and (sample is None or low < self._before <= high)
 
     def _needed(self, sent: Bytes) -> float:
@@ -151,15 +152,7 @@ def _slowest(comm: MPI.Intracomm, topology: Topology, size: int) -> float:
         # As a collective, so that no message is taken for one of the program's.
         MPI.Comm.Alltoallv(comm, [data, counts], [place, received])
         times.append(perf_counter() - begin)
-    return float(_most(comm, times).min())
-
-
-def _most(comm: MPI.Intracomm, seconds: list[float]) -> Bytes:
-    """Of all ranks, of each."""
-    mine = np.array(seconds)
-    most = np.empty_like(mine)
-    MPI.Comm.Allreduce(comm, mine, most, op=MPI.MAX)
-    return most
+    return min(largest(comm, times))
 
 
 def neighbour(topology: Topology, rank: int) -> int:
